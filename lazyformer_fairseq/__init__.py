@@ -1,0 +1,15 @@
+"""LazyFormer and PAR encoders for fairseq: what ``fairseq-train --user-dir lazyformer_fairseq`` loads.
+
+Importing the package registers its models, tasks, criterions, optimizer and schedule with fairseq.
+"""
+
+from lazyformer_fairseq import fairseq_compat
+from lazyformer_fairseq.criterions import masked_lm
+from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.optim import fused_adam, linear_warmup
+from lazyformer_fairseq.tasks import full_sentences_masked_lm
+
+fairseq_compat.install()
+
+__version__ = "0.1.0"
+__all__ = ["LazyFormerModel", "fused_adam", "full_sentences_masked_lm", "linear_warmup", "masked_lm"]

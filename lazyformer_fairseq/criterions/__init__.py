@@ -1,0 +1,1 @@
+"""fairseq criterions: masked LM with accuracy, and GLUE."""

@@ -1,0 +1,58 @@
+"""Criterion ``masked_lm_accuracy``: cross-entropy, perplexity and accuracy at the masked positions."""
+
+import math
+from dataclasses import dataclass
+
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass
+class MaskedLMAccuracyConfig(FairseqDataclass):
+    pass
+
+
+@register_criterion("masked_lm_accuracy", dataclass=MaskedLMAccuracyConfig)
+class MaskedLMAccuracyCriterion(FairseqCriterion):
+    """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made."""
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
+        """Loss of one batch.
+
+        Returns:
+            The summed loss in nats, the number of masked tokens (the gradient's denominator), and what to log.
+        """
+        is_masked = sample["target"].ne(self.padding_idx)
+        logits, _ = model(**sample["net_input"], masked_tokens=is_masked)
+        targets = sample["target"][is_masked]
+        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+        sample_size = is_masked.sum()
+        return (
+            loss,
+            sample_size,
+            {
+                "loss": loss.detach(),
+                "ncorrect": (logits.detach().argmax(dim=-1) == targets).sum(),
+                "ntokens": sample["ntokens"],
+                "nsentences": sample["nsentences"],
+                "sample_size": sample_size,
+            },
+        )
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Logs loss (bits a masked token), perplexity and accuracy (percent) over all workers."""
+        loss, ncorrect, sample_size = (
+            sum(log.get(key, 0) for log in logging_outputs) for key in ("loss", "ncorrect", "sample_size")
+        )
+        metrics.log_scalar("loss", loss / sample_size / math.log(2), sample_size, round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
+        metrics.log_scalar("accuracy", 100 * ncorrect / sample_size, sample_size, round=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

@@ -1,0 +1,109 @@
+"""FULL-SENTENCES packing (RoBERTa, Liu et al. 2019, section 4.2): whole sentences, across document boundaries.
+
+Input is fairseq-preprocess's format: one sentence an item, ending ``</s>``; a document boundary is an item of ``</s>``
+alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``: the extra ``</s>`` stands between
+documents, so never at a block's start or end.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where each block starts and ends: arrays of one number a block.
+
+    Attributes:
+        first_item, first_offset: item and token in it at which the block starts.
+        last_item, last_end: last item, and the end (exclusive) of what the block takes of it.
+        sizes: tokens in the block, ``<s>`` and a ``</s>`` that closes a cut sentence included.
+    """
+
+    first_item: np.ndarray
+    first_offset: np.ndarray
+    last_item: np.ndarray
+    last_end: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
+    """Fills blocks greedily with whole sentences.
+
+    A sentence that does not fit the rest of a block starts the next one. One that fits no block is cut into pieces of
+    `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of its last
+    piece. Every token of every sentence is in exactly one block. Runs of several boundaries count as one.
+
+    Args:
+        item_sizes: tokens an item, its ``</s>`` included; 1 for a document boundary.
+        tokens_per_sample: the longest block, ``<s>`` and ``</s>`` included; at least 3.
+
+    Raises:
+        ValueError: for `tokens_per_sample` below 3.
+    """
+    if tokens_per_sample < 3:
+        raise ValueError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
+    pieces = _cut_pieces(np.asarray(item_sizes, dtype=np.int64), tokens_per_sample - 2)
+    first, last = _greedy_runs(pieces.sizes, pieces.is_text, tokens_per_sample - 1)
+    ends_in_piece = pieces.is_cut[last]
+    end_of_tokens = np.cumsum(pieces.sizes)
+    sizes = 1 + end_of_tokens[last] - end_of_tokens[first] + pieces.sizes[first]
+    return Blocks(
+        first_item=pieces.item[first],
+        first_offset=pieces.offset[first],
+        last_item=pieces.item[last],
+        last_end=pieces.offset[last] + pieces.sizes[last] - ends_in_piece,
+        sizes=sizes,
+    )
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What is packed: items, over-long ones cut. `sizes` counts the ``</s>`` that is added after a cut piece."""
+
+    item: np.ndarray
+    offset: np.ndarray
+    sizes: np.ndarray
+    is_cut: np.ndarray
+    is_text: np.ndarray
+
+
+def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
+    is_text = item_sizes > 1
+    repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
+    # An item of piece_size + 1 tokens, its own </s> among them, still fills a block exactly and stays whole.
+    counts = np.where(item_sizes > piece_size + 1, -(-(item_sizes - 1) // piece_size), 1)
+    counts[repeated_boundary] = 0
+    item = np.repeat(np.arange(len(item_sizes)), counts)
+    number = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the piece in its item
+    offset = number * piece_size
+    is_cut = number < counts[item] - 1
+    sizes = np.where(is_cut, piece_size + 1, item_sizes[item] - offset)
+    return _Pieces(item, offset, sizes, is_cut, is_text[item])
+
+
+def _greedy_runs(sizes: np.ndarray, is_text: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and last piece of each run of at most `capacity` tokens; both are text, boundaries at the ends drop out.
+
+    The step from one run to the next depends on its start alone, so all steps are found at once (a binary search for
+    every piece) and Python only follows them, one a block.
+    """
+    text = np.flatnonzero(is_text)
+    if not len(text):
+        return text, text
+    assert sizes.max() <= capacity
+    end_of_tokens = np.cumsum(sizes)
+    start_of_tokens = end_of_tokens - sizes
+    stop = np.searchsorted(end_of_tokens, start_of_tokens[text] + capacity, side="right")  # exclusive, piece number
+    after = np.searchsorted(text, stop)  # the run's end as a number among text pieces
+    steps = after.tolist()
+    starts = []
+    position = 0
+    while position < len(text):
+        starts.append(position)
+        position = steps[position]
+    starts = np.array(starts)
+    return text[starts], text[after[starts] - 1]

@@ -1,0 +1,152 @@
+"""The only place that changes what fairseq and torch do around the plugin. Each function says what and why."""
+
+import argparse
+import functools
+import logging
+import math
+import os
+import pickle
+import sys
+import warnings
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+)
+from fairseq.trainer import Trainer
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Applies all of it; called once, when the package is imported."""
+    silence_warnings_nobody_can_act_on()
+    allow_fairseq_checkpoints()
+    name_broken_checkpoints()
+    train_on_cpu_under_torchrun()
+    tell_schedules_the_length_of_an_epoch()
+    print_user_errors_plainly()
+
+
+def release_arch_name(name: str) -> None:
+    """Frees an arch name that fairseq has taken: its legacy masked_lm model calls a preset ``bert_base``.
+
+    Called by our own registration, which would else be refused.
+    """
+    model = ARCH_MODEL_NAME_REGISTRY.pop(name, None)
+    if model is not None:
+        del ARCH_MODEL_REGISTRY[name], ARCH_CONFIG_REGISTRY[name]
+        ARCH_MODEL_INV_REGISTRY[model].remove(name)
+
+
+def silence_warnings_nobody_can_act_on() -> None:
+    """fairseq calls hydra and torch in ways they deprecate; each run would start with a page of warnings about it."""
+    for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
+        for category in (UserWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=module)
+    warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
+
+
+def allow_fairseq_checkpoints() -> None:
+    """Lets torch's safe unpickler read what fairseq puts into checkpoints, and nothing that could run code.
+
+    torch >= 2.6 loads with ``weights_only=True`` and then knows tensors and containers alone.
+    """
+    torch.serialization.add_safe_globals([argparse.Namespace])
+
+
+def name_broken_checkpoints() -> None:
+    """Turns what torch says of truncated and unsafe checkpoints into an error that names the file and what to do."""
+    original = checkpoint_utils.load_checkpoint_to_cpu
+
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        try:
+            return original(path, *args, **kwargs)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: no such checkpoint") from error
+        except pickle.UnpicklingError as error:
+            raise UserError(_unreadable(path, error)) from error
+        except (RuntimeError, EOFError, KeyError, UnicodeDecodeError, AttributeError) as error:
+            raise UserError(f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})") from error
+
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+def _unreadable(path, error: Exception) -> str:
+    """torch's own message recommends to switch the protection off; this one does not."""
+    refused = "GLOBAL" in str(error) or "Unsupported" in str(error)
+    if refused:
+        return (
+            f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
+            f"run code when loaded ({_first_line(error.__context__ or error)}). Do not use it if you do not trust "
+            "where it comes from; save weights and plain settings alone if it is yours"
+        )
+    return f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def train_on_cpu_under_torchrun() -> None:
+    """Lets torchrun start processes on machines without a GPU, where fairseq divides by the number of GPUs."""
+    original = distributed_utils._infer_torch_distributed_launch_init
+
+    @functools.wraps(original)
+    def infer(cfg):
+        if torch.cuda.device_count() > 0:
+            return original(cfg)
+        cfg.distributed_init_method = "env://"
+        cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        cfg.distributed_rank = int(os.environ["RANK"])
+        cfg.device_id = 0
+        cfg.distributed_no_spawn = True
+
+    distributed_utils._infer_torch_distributed_launch_init = infer
+
+
+def tell_schedules_the_length_of_an_epoch() -> None:
+    """fairseq builds schedules before data; ``linear_warmup`` with ``--max-epoch`` needs the updates of an epoch."""
+    original = Trainer.get_train_iterator
+
+    @functools.wraps(original)
+    def get_train_iterator(self, epoch, *args, **kwargs):
+        iterator = original(self, epoch, *args, **kwargs)
+        if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
+            frequencies = self.cfg.optimization.update_freq
+            frequency = frequencies[min(epoch, len(frequencies)) - 1]
+            self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
+        return iterator
+
+    Trainer.get_train_iterator = get_train_iterator
+
+
+def print_user_errors_plainly() -> None:
+    """A user's mistake ends a command line with its message and exit code 1, without a traceback.
+
+    fairseq wraps some errors in its own, so the whole chain is searched. All else goes to the hook that was there.
+    """
+    original = sys.excepthook
+
+    def hook(kind, error, traceback):
+        user_error = _find_user_error(error)
+        if user_error is None:
+            return original(kind, error, traceback)
+        sys.stdout.flush()
+        print(f"error: {user_error}", file=sys.stderr)
+
+    sys.excepthook = hook
+
+
+def _find_user_error(error):
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error

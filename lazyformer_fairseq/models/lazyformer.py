@@ -1,0 +1,212 @@
+"""The fairseq model: every ``--arch`` of ours is this class with another sublayer pattern."""
+
+import hashlib
+import logging
+from typing import Any, Optional
+
+import torch
+from fairseq.models import (
+    BaseFairseqModel,
+    FairseqEncoder,
+    FairseqEncoderModel,
+    register_model,
+    register_model_architecture,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.architectures import ARCHITECTURES, Architecture
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_compat import release_arch_name
+from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.modules.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.heads import ClassificationHead, MaskedLMHead
+from lazyformer_fairseq.modules.layer_norm import layer_norm_class
+
+logger = logging.getLogger(__name__)
+
+_ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
+
+
+@register_model("lazyformer", dataclass=LazyFormerConfig)
+class LazyFormerModel(FairseqEncoderModel):
+    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classification."""
+
+    def __init__(self, cfg: LazyFormerConfig, dictionary):
+        super().__init__(_EncoderWithHead(cfg, dictionary))
+        self.cfg = cfg
+        self.classification_heads = nn.ModuleDict()
+        self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
+        self.apply(init_bert_weights)
+
+    @classmethod
+    def build_model(cls, cfg: LazyFormerConfig, task) -> "LazyFormerModel":
+        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        try:
+            model = cls(cfg, task.source_dictionary)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
+        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`models.hub.load`."""
+        from lazyformer_fairseq.models import hub
+
+        return hub.load(folder, checkpoint_file)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        features_only: bool = False,
+        masked_tokens: Optional[Tensor] = None,
+        classification_head_name: Optional[str] = None,
+        return_all_hiddens: bool = False,
+        has_padding: Optional[bool] = None,
+        **unused,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Encodes, and applies the head asked for.
+
+        Args:
+            src_tokens: ids (B, T), padded on the right.
+            src_lengths: unused; fairseq's tasks pass it.
+            features_only: return the encoder's output.
+            masked_tokens: boolean (B, T); logits at these positions alone.
+            classification_head_name: return this head's logits.
+            return_all_hiddens: also return what every sublayer returned.
+            has_padding: whether any sequence is padded. Whoever made the batch knows; without it a GPU must be waited
+                for to find out.
+
+        Returns:
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
+            ``{"inner_states": list of (B, T, C)}``.
+        """
+        features_only = features_only or classification_head_name is not None
+        output, extra = self.encoder(
+            src_tokens,
+            features_only=features_only,
+            masked_tokens=masked_tokens,
+            return_all_hiddens=return_all_hiddens,
+            has_padding=has_padding,
+        )
+        if classification_head_name is not None:
+            output = self.classification_heads[classification_head_name](output)
+        return output, extra
+
+    def register_classification_head(self, name: str, num_classes: int) -> None:
+        """Adds the head `name` with fresh weights, or replaces one of another size."""
+        previous = self.classification_heads[name].out_proj.out_features if name in self.classification_heads else None
+        if previous == num_classes:
+            return
+        if previous is not None:
+            logger.warning(
+                "classification head %s: %d outputs replace its %d, weights start anew", name, num_classes, previous
+            )
+        head = ClassificationHead(self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head.apply(init_bert_weights)
+        self.classification_heads[name] = head
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Lets a checkpoint with other classification heads than the model's load; says which are new or left out."""
+        super().upgrade_state_dict_named(state_dict, name)
+        match_classification_heads(state_dict, self.classification_heads)
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; weights of another shape or encoder give a UserError that names them."""
+        self.upgrade_state_dict(state_dict)
+        check_same_encoder(state_dict, self.state_dict())
+        return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
+
+
+class _EncoderWithHead(FairseqEncoder):
+    """The encoder and its masked-LM head behind fairseq's encoder interface."""
+
+    def __init__(self, cfg: LazyFormerConfig, dictionary):
+        super().__init__(dictionary)
+        self.sentence_encoder = Encoder(
+            pattern=cfg.sublayer_pattern,
+            vocab_size=len(dictionary),
+            embed_dim=cfg.encoder_embed_dim,
+            ffn_embed_dim=cfg.encoder_ffn_embed_dim,
+            num_heads=cfg.encoder_attention_heads,
+            max_positions=cfg.max_positions,
+            padding_idx=dictionary.pad(),
+            dropout=cfg.dropout,
+            attention_dropout=cfg.attention_dropout,
+            activation_dropout=cfg.activation_dropout,
+            activation=_ACTIVATIONS[str(cfg.activation_fn)],
+            normalize_before=cfg.encoder_normalize_before,
+            relative_position_buckets=cfg.relative_position_buckets,
+            relative_position_max_distance=cfg.relative_position_max_distance,
+        )
+        self.lm_head = MaskedLMHead(cfg.encoder_embed_dim, self.sentence_encoder.embed_tokens)
+
+    def forward(
+        self, src_tokens, features_only=False, masked_tokens=None, return_all_hiddens=False, has_padding=None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
+        if has_padding is None:
+            has_padding = bool(padding_mask.any())
+        features, inner_states = self.sentence_encoder(
+            src_tokens, padding_mask if has_padding else None, return_all=return_all_hiddens
+        )
+        output = features if features_only else self.lm_head(features, masked_tokens)
+        return output, {"inner_states": inner_states}
+
+    def max_positions(self) -> int:
+        return self.sentence_encoder.max_positions
+
+
+def dictionary_hash(dictionary) -> Tensor:
+    """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under another dictionary.
+
+    Counts do not matter: they are statistics of a corpus.
+    """
+    digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
+    return torch.tensor(list(digest), dtype=torch.uint8)
+
+
+def check_same_encoder(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raises a UserError that names the first difference between a checkpoint's weights and dictionary and the model's.
+
+    Without it fairseq says "please ensure that the architectures match" and nothing more.
+    """
+    embedding = "encoder.sentence_encoder.embed_tokens.weight"
+    if embedding in loaded and loaded[embedding].size(0) != own[embedding].size(0):
+        raise UserError(
+            f"the checkpoint was trained with a dictionary of {loaded[embedding].size(0)} symbols, this run's has "
+            f"{own[embedding].size(0)}; use the tokenizer and data that the checkpoint was trained with"
+        )
+    if not torch.equal(loaded.get("dictionary_sha256", own["dictionary_sha256"]), own["dictionary_sha256"]):
+        raise UserError(
+            "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
+            "order; use the tokenizer and data that the checkpoint was trained with"
+        )
+    advice = "give the --arch, --sublayer-pattern and sizes that the checkpoint was trained with"
+    for name, weight in own.items():
+        if name not in loaded:
+            raise UserError(f"the checkpoint has no weight {name}; {advice}")
+        if loaded[name].shape != weight.shape:
+            raise UserError(
+                f"the checkpoint's {name} is {tuple(loaded[name].shape)}, the model's {tuple(weight.shape)}; {advice}"
+            )
+    for name in loaded:
+        if name not in own:
+            raise UserError(f"the checkpoint has a weight {name} that this model lacks; {advice}")
+
+
+def _register_preset(name: str, row: Architecture) -> None:
+    release_arch_name(name)
+
+    @register_model_architecture("lazyformer", name)
+    def preset(args):
+        for option, value in row.options().items():
+            if getattr(args, option, None) is None:
+                setattr(args, option, value)
+
+
+for _name, _row in ARCHITECTURES.items():
+    _register_preset(_name, _row)

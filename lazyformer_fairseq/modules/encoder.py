@@ -1,0 +1,142 @@
+"""The encoder: embeddings, then one loop over the sublayers of the pattern."""
+
+from collections.abc import Callable
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.feed_forward import FeedForward
+from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.lazy_attention import LazyAttention
+from lazyformer_fairseq.modules.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.self_attention import SelfAttention
+from lazyformer_fairseq.modules.sublayer import ResidualSublayer
+from lazyformer_fairseq.sublayer_pattern import PlannedSublayer, plan
+
+
+class Encoder(nn.Module):
+    """Token and learned absolute position embeddings, T5's relative bias, and the sublayers of a pattern.
+
+    Post-norm encoders normalise the embeddings, pre-norm ones the output (as fairseq's roberta and roberta_prenorm).
+
+    Args:
+        pattern: see :mod:`lazyformer_fairseq.sublayer_pattern`.
+        vocab_size: V.
+        embed_dim: C.
+        ffn_embed_dim: width of the feed-forward sublayers.
+        num_heads: N; must divide C (ValueError).
+        max_positions: longest sequence.
+        padding_idx: id of the padding symbol.
+        dropout: on embeddings and on every sublayer's output.
+        attention_dropout: on attention distributions.
+        activation_dropout: after the activation of the feed-forward sublayers.
+        activation: of the feed-forward sublayers.
+        normalize_before: pre-norm.
+        relative_position_buckets: of the relative bias; 0 for none.
+        relative_position_max_distance: from which on all distances share a bucket.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        vocab_size: int,
+        embed_dim: int,
+        ffn_embed_dim: int,
+        num_heads: int,
+        max_positions: int = 512,
+        padding_idx: int = 1,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        normalize_before: bool = False,
+        relative_position_buckets: int = 32,
+        relative_position_max_distance: int = 128,
+    ):
+        super().__init__()
+        self.padding_idx = padding_idx
+        self.max_positions = max_positions
+        self.dropout = dropout
+        self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
+        self.embed_positions = nn.Embedding(max_positions, embed_dim)
+        self.relative_position_bias = (
+            RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
+            if relative_position_buckets
+            else None
+        )
+
+        def inner(planned: PlannedSublayer) -> nn.Module:
+            if planned.kind == "s":
+                return SelfAttention(embed_dim, num_heads, attention_dropout, keeps_distribution=planned.is_read)
+            if planned.kind == "l":
+                return LazyAttention(embed_dim, num_heads, attention_dropout)
+            return FeedForward(embed_dim, ffn_embed_dim, activation, activation_dropout)
+
+        self.sublayers = nn.ModuleList(
+            ResidualSublayer(inner(planned), embed_dim, dropout, normalize_before) for planned in plan(pattern)
+        )
+        self.embedding_layer_norm = None if normalize_before else layer_norm(embed_dim)
+        self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
+
+    def forward(
+        self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None, return_all: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Encodes.
+
+        Args:
+            tokens_BT: ids, padded on the right.
+            padding_mask_BT: True at padding; None where there is none, which is cheaper.
+            return_all: also return the embeddings and the output of each sublayer.
+
+        Returns:
+            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
+
+        Raises:
+            ValueError: where T exceeds `max_positions`.
+        """
+        time = tokens_BT.size(1)
+        if time > self.max_positions:
+            raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
+        x = self.embed_tokens(tokens_BT) + self.embed_positions.weight[:time]
+        if self.embedding_layer_norm is not None:
+            x = self.embedding_layer_norm(x)
+        x = F.dropout(x, self.dropout, self.training)
+
+        bias = self.attention_bias(time, padding_mask_BT, x.dtype)
+        all_states = [x] if return_all else []
+        distribution: Optional[Tensor] = None
+        for sublayer in self.sublayers:
+            x, distribution = sublayer(x, distribution, bias)
+            if return_all:
+                all_states.append(x)
+        return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
+
+    def attention_bias(self, time: int, padding_mask_BT: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+        """What is added to every ``s`` sublayer's scores: relative bias and -inf at padding; None where neither is."""
+        bias = None if self.relative_position_bias is None else self.relative_position_bias(time)
+        if padding_mask_BT is not None:
+            at_padding = torch.zeros_like(padding_mask_BT, dtype=dtype).masked_fill(padding_mask_BT, float("-inf"))
+            at_padding = at_padding[:, None, None, :]
+            bias = at_padding if bias is None else bias + at_padding
+        return bias
+
+
+def init_bert_weights(module: nn.Module) -> None:
+    """BERT's initialisation, for ``module.apply``.
+
+    | parameter | value |
+    |---|---|
+    | weights of linear maps and embeddings | N(0, 0.02) |
+    | their biases, the padding symbol's embedding, the relative bias table | 0 |
+    | LayerNorm | weight 1, bias 0 (torch's own) |
+    """
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        nn.init.zeros_(module.weight[module.padding_idx])
+    if isinstance(module, RelativePositionBias):
+        nn.init.zeros_(module.table)

@@ -1,0 +1,34 @@
+"""The ``f`` sublayer: two linear maps and an activation."""
+
+from collections.abc import Callable
+from typing import Optional
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class FeedForward(nn.Module):
+    """W2 activation(W1 x); 2 C W + W + C parameters.
+
+    Args:
+        embed_dim: C.
+        ffn_embed_dim: W.
+        activation: elementwise.
+        dropout: after the activation.
+    """
+
+    def __init__(
+        self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
+    ):
+        super().__init__()
+        self.activation = activation
+        self.dropout = dropout
+        self.fc1 = nn.Linear(embed_dim, ffn_embed_dim)
+        self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
+
+    def forward(
+        self, x_BTC: Tensor, distribution: Optional[Tensor], bias: Optional[Tensor]
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """Returns the output (B, T, C) and `distribution` unchanged, for a lazy sublayer further up."""
+        hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
+        return self.fc2(hidden), distribution

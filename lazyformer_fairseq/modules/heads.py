@@ -1,0 +1,51 @@
+"""What stands on the encoder: BERT's masked-LM head and a classification head."""
+
+from typing import Optional
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.layer_norm import layer_norm
+
+
+class MaskedLMHead(nn.Module):
+    """Dense, GELU, LayerNorm, then a decoder tied to the token embedding, with bias: C^2 + 3 C + V parameters.
+
+    Args:
+        embed_dim: C.
+        embed_tokens: the embedding whose weight (V, C) is the decoder.
+    """
+
+    def __init__(self, embed_dim: int, embed_tokens: nn.Embedding):
+        super().__init__()
+        self.dense = nn.Linear(embed_dim, embed_dim)
+        self.layer_norm = layer_norm(embed_dim)
+        self.weight = embed_tokens.weight
+        self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
+
+    def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
+        """Logits (B, T, V), or (M, V) at the M positions that `masked_tokens`, a boolean (B, T), names."""
+        if masked_tokens is not None:
+            features = features[masked_tokens]
+        return F.linear(self.layer_norm(F.gelu(self.dense(features))), self.weight, self.bias)
+
+
+class ClassificationHead(nn.Module):
+    """RoBERTa's head on the first token: dropout, dense, tanh, dropout, projection.
+
+    Args:
+        embed_dim: C.
+        num_classes: outputs; 1 for regression.
+        dropout: before both linear maps.
+    """
+
+    def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(embed_dim, embed_dim)
+        self.out_proj = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """Logits (B, num_classes) from the features of the first token, ``<s>``."""
+        x = self.dropout(features_BTC[:, 0])
+        return self.out_proj(self.dropout(self.dense(x).tanh()))

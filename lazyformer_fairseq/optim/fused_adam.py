@@ -1,0 +1,100 @@
+"""Optimizer ``fused_adam``: Adam with decoupled weight decay in one fused kernel, by apex or torch.
+
+fairseq's own ``adam`` is fused with apex alone and otherwise loops over the weights in Python.
+"""
+
+import ast
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, List
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from omegaconf import II
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FusedAdamConfig(FairseqDataclass):
+    adam_betas: Any = field(default="(0.9, 0.999)", metadata={"help": "decay of the running means, as '(b1, b2)'"})
+    adam_eps: float = field(default=1e-6, metadata={"help": "epsilon"})
+    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay"})
+    no_decay_bias_and_norm: bool = field(
+        default=False,
+        metadata={"help": "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"},
+    )
+    lr: List[float] = II("optimization.lr")
+
+
+@register_optimizer("fused_adam", dataclass=FusedAdamConfig)
+class FusedAdam(FairseqOptimizer):
+    """Adam in the paper's setting by default (LazyFormer, Table 5)."""
+
+    def __init__(self, cfg: FusedAdamConfig, params):
+        super().__init__(cfg)
+        params = list(params)
+        groups = self._groups(params) if cfg.no_decay_bias_and_norm else [{"params": params}]
+        self._optimizer = _fused_adam(groups, self.optimizer_config)
+        if cfg.no_decay_bias_and_norm:
+            self._optimizer.param_groups[1]["weight_decay"] = 0.0
+
+    @staticmethod
+    def _groups(params: list[torch.Tensor]) -> list[dict]:
+        """Matrices, and vectors: of this package's modules biases and LayerNorms are all the vectors there are."""
+        if len(params) == 1 and params[0].dim() == 1:
+            raise UserError(
+                "--no-decay-bias-and-norm: --fp16 joins all weights to one vector, in which biases cannot be told "
+                "apart; add --fp16-no-flatten-grads"
+            )
+        return [
+            {"params": [p for p in params if p.dim() > 1]},
+            {"params": [p for p in params if p.dim() <= 1]},
+        ]
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """What fairseq also sets anew on a loaded optimizer state."""
+        return {
+            "lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr,
+            "betas": _betas(self.cfg.adam_betas),
+            "eps": self.cfg.adam_eps,
+            "weight_decay": self.cfg.weight_decay,
+        }
+
+    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        super().load_state_dict(state_dict, optimizer_overrides)
+        if self.cfg.no_decay_bias_and_norm:  # fairseq has just set every group's to the configured one
+            self._optimizer.param_groups[1]["weight_decay"] = 0.0
+
+    @property
+    def supports_flat_params(self) -> bool:
+        return not self.cfg.no_decay_bias_and_norm
+
+
+def _fused_adam(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
+    if torch.cuda.is_available():
+        try:
+            from apex.optimizers import FusedAdam as ApexFusedAdam
+
+            logger.info("optimizer: apex.optimizers.FusedAdam")
+            return ApexFusedAdam(groups, adam_w_mode=True, **options)
+        except ImportError:
+            pass
+    logger.info("optimizer: torch.optim.AdamW(fused=True)")
+    return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def _betas(value) -> tuple[float, float]:
+    """Two numbers in [0, 1), given as a pair or as text."""
+    try:
+        first, second = (float(beta) for beta in (ast.literal_eval(value) if isinstance(value, str) else value))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise UserError(f"--adam-betas {value!r}: give two numbers, as '(0.9, 0.999)'") from error
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UserError(f"--adam-betas {value!r}: both must lie in [0, 1)")
+    return first, second

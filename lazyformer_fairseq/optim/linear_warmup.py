@@ -1,0 +1,86 @@
+"""Schedule ``linear_warmup``: linear warm-up over a share of all updates, then linear decay to zero (Table 5)."""
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import List, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import II
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LinearWarmupConfig(FairseqDataclass):
+    warmup_ratio: float = field(
+        default=0.01, metadata={"help": "share of all updates over which the rate grows linearly from zero"}
+    )
+    max_update: int = II("optimization.max_update")
+    max_epoch: int = II("optimization.max_epoch")
+    lr: List[float] = II("optimization.lr")
+
+
+@register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)
+class LinearWarmupSchedule(FairseqLRScheduler):
+    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W).
+
+    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first (see
+    ``fairseq_compat``, which tells them), whichever is smaller. It is kept in the checkpoint, so that a resumed run
+    goes on as it would have. Shards of unequal size need ``--max-update``.
+    """
+
+    def __init__(self, cfg: LinearWarmupConfig, optimizer):
+        super().__init__(cfg, optimizer)
+        if not 0 <= cfg.warmup_ratio <= 1:
+            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
+        if not cfg.max_update and not cfg.max_epoch:
+            raise UserError("--lr-scheduler linear_warmup needs --max-update or --max-epoch to know where zero is")
+        self.peak = cfg.lr[0]
+        self.num_updates = 0
+        self.updates_from_epochs: Optional[int] = None
+
+    @property
+    def total_updates(self) -> Optional[int]:
+        """T, or None as long as only a number of epochs is known."""
+        known = [updates for updates in (self.cfg.max_update, self.updates_from_epochs) if updates]
+        if self.cfg.max_epoch and self.updates_from_epochs is None:
+            return None
+        return min(known)
+
+    def set_updates_per_epoch(self, updates: int) -> None:
+        """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
+        if self.cfg.max_epoch and self.updates_from_epochs is None:
+            self.updates_from_epochs = updates * self.cfg.max_epoch
+            logger.info(
+                "linear_warmup: %d updates in all, %d of them warm-up", self.total_updates, self.warmup_updates
+            )
+            self.step_update(self.num_updates)
+
+    @property
+    def warmup_updates(self) -> int:
+        return math.ceil(self.cfg.warmup_ratio * self.total_updates)
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        total, warmup = self.total_updates, self.warmup_updates
+        if update <= warmup:
+            return self.peak * update / warmup
+        return self.peak * max(0, total - update + 1) / (total - warmup)
+
+    def step_update(self, num_updates: int) -> float:
+        """Sets the rate of the update that follows `num_updates` finished ones."""
+        self.num_updates = num_updates
+        if self.total_updates is not None:
+            self.optimizer.set_lr(self.rate(num_updates + 1))
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict:
+        return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self.updates_from_epochs = state_dict.get("updates_from_epochs")

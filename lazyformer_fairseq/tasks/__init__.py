@@ -1,0 +1,1 @@
+"""fairseq tasks: masked-LM pre-training and GLUE fine-tuning."""

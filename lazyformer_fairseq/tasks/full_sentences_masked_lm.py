@@ -1,0 +1,127 @@
+"""Task ``full_sentences_masked_lm``: masked language modelling on FULL-SENTENCES blocks (LazyFormer, appendix A)."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fairseq import utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from lazyformer_fairseq.data.full_sentences_dataset import FullSentencesDataset
+from lazyformer_fairseq.data.masking import Masking
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class FullSentencesMaskedLMConfig(FairseqDataclass):
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder of binarised data, or several as a:b:c, one an epoch in turn; the first has dict.txt"},
+    )
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "longest block of sentences in tokens, <s> and </s> included"}
+    )
+    mask_prob: float = field(default=0.15, metadata={"help": "share of tokens to predict"})
+    leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of these that stay as they are"})
+    random_token_prob: float = field(default=0.1, metadata={"help": "share of these that become another word"})
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+
+
+@register_task("full_sentences_masked_lm", dataclass=FullSentencesMaskedLMConfig)
+class FullSentencesMaskedLMTask(FairseqTask):
+    """Packs, masks and batches; see :mod:`lazyformer_fairseq.data`."""
+
+    cfg: FullSentencesMaskedLMConfig
+
+    def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        mask_index = dictionary.add_symbol("<mask>")
+        try:
+            self.masking = Masking(
+                vocab_size=len(dictionary),
+                mask_index=mask_index,
+                pad_index=dictionary.pad(),
+                special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
+                probability=cfg.mask_prob,
+                keep=cfg.leave_unmasked_prob,
+                random=cfg.random_token_prob,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    @classmethod
+    def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
+        path = Path(data_folders(cfg.data)[0]) / "dict.txt"
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; give the folder that preprocessing wrote, with dict.txt in it")
+        try:
+            dictionary = Dictionary.load(str(path))
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"{path}: not a dictionary of lines 'symbol count': {error}") from error
+        logger.info("dictionary: %d symbols from %s", len(dictionary), path)
+        return cls(cfg, dictionary)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints."""
+        folders = data_folders(self.cfg.data)
+        path = str(Path(folders[(epoch - 1) % len(folders)]) / split)
+        items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if items is None:
+            raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
+        try:
+            dataset = FullSentencesDataset(
+                items,
+                items.sizes,
+                self.cfg.tokens_per_sample,
+                bos=self.dictionary.bos(),
+                eos=self.dictionary.eos(),
+                masking=self.masking,
+                seed=self.cfg.seed,
+                shuffle=split == "train",
+                name=path,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self.datasets[split] = dataset
+        logger.info(
+            "%s: %d items packed into %d blocks of at most %d tokens, packing efficiency %.1f%%",
+            path,
+            len(items),
+            len(dataset),
+            self.cfg.tokens_per_sample,
+            100 * dataset.packing_efficiency(self.cfg.tokens_per_sample),
+        )
+        if split == "train" and not self.cfg.no_save:
+            keep_tokenizer_with_checkpoints(Path(folders[0]) / "tokenizer", Path(self.cfg.save_dir))
+
+    def has_sharded_data(self, split: str) -> bool:
+        return len(data_folders(self.cfg.data)) > 1
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def max_positions(self) -> int:
+        return self.cfg.tokens_per_sample
+
+
+def data_folders(data: str) -> list[str]:
+    """The folders of ``a:b:c``, all of which must exist (UserError)."""
+    folders = utils.split_paths(data)
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise UserError(f"--data {data}: {folder} is no folder")
+    return folders

@@ -35,3 +35,13 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
 
 def _head(name: str) -> str:
     return name[len(PREFIX) :].split(".")[0]
+
+
+def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, int]:
+    """Names of the classification heads among the weights, and how many outputs each has."""
+    suffix = ".out_proj.weight"
+    return {
+        _head(name): weight.size(0)
+        for name, weight in state_dict.items()
+        if name.startswith(PREFIX) and name.endswith(suffix)
+    }

@@ -58,7 +58,7 @@ class FusedAdam(FairseqOptimizer):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """What fairseq also sets anew on a loaded optimizer state."""
+        """Options of the torch optimizer."""
         return {
             "lr": self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr,
             "betas": _betas(self.cfg.adam_betas),
@@ -68,7 +68,7 @@ class FusedAdam(FairseqOptimizer):
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
         super().load_state_dict(state_dict, optimizer_overrides)
-        if self.cfg.no_decay_bias_and_norm:  # fairseq has just set every group's to the configured one
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
             self._optimizer.param_groups[1]["weight_decay"] = 0.0
 
     @property

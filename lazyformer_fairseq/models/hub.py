@@ -1,0 +1,131 @@
+"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, used from raw text."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple, Optional, Union
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")
+
+
+class Filling(NamedTuple):
+    """One answer of :meth:`LazyFormerHub.fill_mask`: the text, its probability, and the word that fills the mask."""
+
+    text: str
+    probability: float
+    word: str
+
+
+def load(folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
+    """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
+
+    Args:
+        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both.
+        checkpoint_file: name in `folder`; by default the best, else the last.
+
+    Raises:
+        UserError: where a file is missing, damaged, unsafe or does not belong to the others.
+    """
+    folder = Path(folder)
+    names = [checkpoint_file] if checkpoint_file else list(CHECKPOINTS)
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if not found:
+        raise UserError(f"{folder}: holds no {' or '.join(names)}")
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(found[0]))
+    model = _build(state, tokenizer.dictionary, found[0])
+    logger.info("loaded %s", found[0])
+    return LazyFormerHub(model, tokenizer)
+
+
+def _build(state: dict, dictionary: Dictionary, path: Path) -> LazyFormerModel:
+    """The model that a checkpoint's settings describe, with its weights."""
+    try:
+        options, weights = state["cfg"]["model"], state["model"]
+        cfg = OmegaConf.merge(
+            OmegaConf.structured(LazyFormerConfig),
+            {name: value for name, value in options.items() if name in LazyFormerConfig.__dataclass_fields__},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+    model = LazyFormerModel(cfg, dictionary)
+    for name, num_classes in heads_in_checkpoint(weights).items():
+        model.register_classification_head(name, num_classes)
+    model.load_state_dict(weights)
+    return model.float()
+
+
+class LazyFormerHub(nn.Module):
+    """A trained model with its tokenizer: raw text in.
+
+    Attributes:
+        model: the LazyFormerModel.
+        tokenizer: the Tokenizer.
+    """
+
+    def __init__(self, model: LazyFormerModel, tokenizer: Tokenizer):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.dictionary_sha256.device
+
+    def encode(self, *texts: str) -> Tensor:
+        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence."""
+        longest = self.model.max_positions()
+        rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
+        return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
+
+    @torch.no_grad()
+    def extract_features(self, *texts: str) -> Tensor:
+        """The encoder's output (B, T, C) for raw texts; rows are padded on the right."""
+        features, _ = self.model(self.encode(*texts), features_only=True)
+        return features
+
+    @torch.no_grad()
+    def predict(self, head: str, *texts: str) -> Tensor:
+        """Logits (B, classes) of a classification head for raw texts.
+
+        Raises:
+            UserError: where the checkpoint has no such head.
+        """
+        if head not in self.model.classification_heads:
+            known = ", ".join(self.model.classification_heads) or "none"
+            raise UserError(f"no classification head {head!r}; the checkpoint has: {known}")
+        logits, _ = self.model(self.encode(*texts), classification_head_name=head)
+        return logits
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
+        """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
+
+        Raises:
+            UserError: where the text has no ``<mask>`` or several.
+        """
+        ids = self.encode(text)[0]
+        at_mask = ids.eq(self.tokenizer.mask_index)
+        if at_mask.sum() != 1:
+            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")
+        logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
+        probabilities, words = logits.softmax(dim=-1)[0].topk(topk)
+        fillings = []
+        for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True):
+            filled = torch.where(at_mask, word, ids).tolist()
+            fillings.append(Filling(self.tokenizer.decode(filled), probability, self.tokenizer.decode([word])))
+        return fillings

@@ -1,0 +1,70 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.optim.fused_adam import FusedAdam
+
+
+def config(**changes) -> SimpleNamespace:
+    options = dict(lr=[0.1], adam_betas="(0.9, 0.999)", adam_eps=1e-6, weight_decay=0.5, no_decay_bias_and_norm=False)
+    return SimpleNamespace(**{**options, **changes})
+
+
+def make_parameters() -> list[torch.nn.Parameter]:
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (3,), (2, 2))]
+
+
+def step(optimizer: FusedAdam, parameters: list[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+
+def test_steps_are_adams_with_decoupled_decay():
+    parameters = make_parameters()
+    optimizer = FusedAdam(config(), parameters)
+    for _ in range(3):
+        before = [parameter.detach().clone() for parameter in parameters]
+        step(optimizer, parameters)
+        for old, new in zip(before, parameters, strict=True):
+            # With a constant gradient of 1 both bias-corrected means are 1.
+            torch.testing.assert_close(new, old * (1 - 0.1 * 0.5) - 0.1 / (1 + 1e-6))
+
+
+def test_biases_and_layer_norms_are_exempt_from_decay_by_option():
+    parameters = make_parameters()
+    optimizer = FusedAdam(config(no_decay_bias_and_norm=True), parameters)
+    before = [parameter.detach().clone() for parameter in parameters]
+    step(optimizer, parameters)
+    for old, new in zip(before, parameters, strict=True):
+        decay = 0.5 if old.dim() > 1 else 0
+        torch.testing.assert_close(new, old * (1 - 0.1 * decay) - 0.1 / (1 + 1e-6))
+
+
+def test_loading_a_state_keeps_the_exemption():
+    parameters = make_parameters()
+    optimizer = FusedAdam(config(no_decay_bias_and_norm=True), parameters)
+    step(optimizer, parameters)
+    again = FusedAdam(config(no_decay_bias_and_norm=True), parameters)
+    again.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.25})
+    assert [group["weight_decay"] for group in again.param_groups] == [0.25, 0.0]
+
+
+def test_the_exemption_is_refused_where_weights_are_one_vector():
+    with pytest.raises(UserError, match="--fp16-no-flatten-grads"):
+        FusedAdam(config(no_decay_bias_and_norm=True), [torch.nn.Parameter(torch.zeros(10))])
+
+
+@pytest.mark.parametrize("betas", ["(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"])
+def test_impossible_betas_are_user_errors(betas):
+    with pytest.raises(UserError, match="--adam-betas"):
+        FusedAdam(config(adam_betas=betas), make_parameters())
+
+
+def test_betas_may_be_a_pair_or_text():
+    for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
+        optimizer = FusedAdam(config(adam_betas=betas), make_parameters())
+        assert optimizer.param_groups[0]["betas"] == (0.9, 0.98)

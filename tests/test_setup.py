@@ -1,0 +1,203 @@
+"""What of the set-up can be checked without installing anything."""
+
+import importlib.util
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import setuptools
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_choose_torch():
+    spec = importlib.util.spec_from_file_location("choose_torch", ROOT / "scripts" / "choose_torch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+choose_torch = load_choose_torch()
+
+
+@pytest.fixture
+def setup_py(monkeypatch):
+    """The globals of setup.py, which is kept from installing anything."""
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+def run(*command, **environment):
+    """The command from the repository's root, without the settings of a make that runs these tests."""
+    inherited = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "PYTEST_ARGS"}}
+    return subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, timeout=60)
+
+
+# --- setup.py
+
+
+def test_bounds_allow_what_is_installed(setup_py):
+    for line in setup_py["INSTALL_REQUIRES"] + setup_py["EXTRAS_REQUIRE"]["test"]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), line
+
+
+def test_versions_that_stand_in_two_places_agree(setup_py):
+    requirements = {Requirement(line).name: line for line in setup_py["INSTALL_REQUIRES"]}
+    assert requirements["fairseq-fixed"] in (ROOT / "scripts" / "setup.sh").read_text()
+    ruff = next(Requirement(line) for line in setup_py["EXTRAS_REQUIRE"]["test"] if line.startswith("ruff"))
+    hook = re.search(r"ruff-pre-commit\n\s+rev: v([\d.]+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert ruff.specifier.contains(hook[1])
+    torch = Requirement(requirements["torch"])
+    tried, anything = (Requirement(wish) for wish in choose_torch.WISHES)
+    assert torch.specifier == anything.specifier
+    assert torch.specifier.contains(str(tried.specifier).removeprefix("=="))
+
+
+# --- which torch
+
+CUDA = [
+    'nvidia-cudnn-cu13==9.20.0.48; platform_system != "Nowhere"',
+    'triton==3.7.1; platform_system != "Nowhere"',
+]
+OTHERS = ["filelock", "typing-extensions>=4.10.0", 'cuda-toolkit[cublas]==13.0.3; platform_system == "Nowhere"']
+
+
+@pytest.mark.parametrize(
+    ("offered", "requires", "gpu", "macos", "wanted"),
+    [
+        ("2.13.0+cpu", OTHERS, False, False, "torch==2.13.0+cpu"),
+        ("2.13.0", OTHERS, False, False, "torch==2.13.0"),
+        ("2.13.0", OTHERS + CUDA, False, False, "torch==2.13.0"),
+        ("2.13.0", OTHERS + CUDA, True, False, "torch==2.13.0"),
+        ("2.13.0+cu126", OTHERS + CUDA, True, False, "torch==2.13.0+cu126"),
+        ("2.13.0+cpu", OTHERS, True, False, "torch===2.13.0"),
+        ("2.13.0", OTHERS, False, True, "torch==2.13.0"),
+    ],
+)
+def test_choice_of_torch(offered, requires, gpu, macos, wanted):
+    requirement, why = choose_torch.decide({"version": offered, "requires_dist": requires}, gpu, macos)
+    assert requirement == wanted
+    assert "\n" not in why
+    assert ("several GB" in why) == (not macos and (gpu or CUDA[0] in requires))
+
+
+def test_a_distribution_without_requirements_is_a_cpu_build():
+    assert choose_torch.is_cpu_build({"version": "2.13.0"})
+
+
+def test_range_is_asked_for_where_the_tried_version_is_not_offered(monkeypatch):
+    offers = {"torch>=2.6,<3": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
+    monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
+    monkeypatch.setattr(choose_torch, "pip_report", offers.get)
+    monkeypatch.setattr(choose_torch, "has_gpu", lambda: False)
+    assert choose_torch.choose().startswith("torch==2.9.0\n")
+    offers.clear()
+    with pytest.raises(SystemExit, match="finds no torch"):
+        choose_torch.choose()
+
+
+@given(
+    release=st.tuples(st.integers(1, 4), st.integers(0, 14)),
+    tail=st.sampled_from(["", ".0", ".1", ".0a0+git12ab", ".0rc2", ".0.dev20260101+cpu", ".0+cpu", ".1.post2", ".0b1"]),
+)
+def test_a_torch_is_kept_exactly_when_setup_py_allows_it(release, tail):
+    version = f"{release[0]}.{release[1]}{tail}"
+    allowed = Requirement(choose_torch.WISHES[1]).specifier
+    assert choose_torch.fits(version) == allowed.contains(Version(version), prereleases=True)
+
+
+def test_older_torch_is_refused_not_replaced(monkeypatch):
+    monkeypatch.setattr(choose_torch, "installed_version", lambda package: "2.4.1")
+    assert choose_torch.installed() is None
+    with pytest.raises(SystemExit, match=r"2\.4\.1"):
+        choose_torch.choose()
+
+
+def test_constraints_hold_what_is_there(monkeypatch):
+    monkeypatch.setattr(choose_torch, "installed_version", {"torch": "2.7.0a0+nv25"}.get)
+    assert choose_torch.constrain() == "torch==2.7.0a0+nv25\ntorchaudio==2.11.0"
+    monkeypatch.setattr(choose_torch, "installed_version", {"torch": "2.6.0", "torchaudio": "2.6.0"}.get)
+    assert choose_torch.constrain().endswith("torchaudio==2.6.0")
+
+
+@pytest.mark.parametrize(("script", "gpu"), [("echo 'GPU 0: some'", True), ("exit 9", False), ("echo none", False)])
+def test_gpu_is_one_that_the_driver_lists(tmp_path, monkeypatch, script, gpu):
+    make_command(tmp_path / "nvidia-smi", script)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert choose_torch.has_gpu() is gpu
+
+
+# --- the scripts
+
+
+def make_command(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_python_that_exists_but_fails_is_passed_over(tmp_path):
+    for folder, script in (("shims", "exit 127"), ("real", f'exec "{sys.executable}" "$@"')):
+        (tmp_path / folder).mkdir()
+        make_command(tmp_path / folder / "python3.11", script)
+    path = f"{tmp_path / 'shims'}:{tmp_path / 'real'}:{os.environ['PATH']}"
+    found = run("scripts/find_python.sh", PATH=path, PYTHON="")
+    assert found.stdout.strip() == str(tmp_path / "real" / "python3.11")
+
+
+def test_given_python_that_fails_is_an_error(tmp_path):
+    make_command(tmp_path / "python", "exit 127")
+    answer = run("scripts/setup.sh", str(tmp_path / "venv"), PYTHON=str(tmp_path / "python"))
+    assert answer.returncode != 0
+    assert f"PYTHON={tmp_path}/python" in answer.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_folder_of_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    answer = run("scripts/setup.sh", str(tmp_path))
+    assert answer.returncode != 0
+    assert "give another VENV" in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+# --- the Makefile
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def plan(tmp_path, *arguments):
+    """What make would run, with an environment that is filled already."""
+    (tmp_path / "setup.stamp").touch()
+    answer = run("make", "--dry-run", f"VENV={tmp_path}", *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["setup", "test", "test-all", "demo", "lint", "format", "clean"])
+def test_second_make_does_not_set_up_again(tmp_path, target):
+    assert "setup.sh" not in plan(tmp_path, target)
+
+
+@needs_make
+@pytest.mark.parametrize("target", ["setup", "test", "demo", "lint", "format"])
+@pytest.mark.parametrize("changed", ["setup.py", "pyproject.toml", "scripts/setup.sh", "scripts/choose_torch.py"])
+def test_set_up_follows_what_it_depends_on(tmp_path, target, changed):
+    assert "setup.sh" in plan(tmp_path, target, "-W", changed)
+
+
+@needs_make
+def test_slow_tests_are_run_on_demand(tmp_path):
+    assert "not slow" in plan(tmp_path, "test")
+    assert "not slow" not in plan(tmp_path, "test-all")

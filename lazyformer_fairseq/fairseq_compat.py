@@ -10,7 +10,7 @@ import sys
 import warnings
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, options
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -18,6 +18,7 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
 )
+from fairseq.optim import FP16Optimizer
 from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.errors import UserError
@@ -31,6 +32,8 @@ def install() -> None:
     allow_fairseq_checkpoints()
     name_broken_checkpoints()
     train_on_cpu_under_torchrun()
+    let_bf16_run_on_gpus_and_cpus()
+    let_fp16_run_on_cpus()
     tell_schedules_the_length_of_an_epoch()
     print_user_errors_plainly()
 
@@ -74,7 +77,7 @@ def name_broken_checkpoints() -> None:
             raise UserError(f"{path}: no such checkpoint") from error
         except pickle.UnpicklingError as error:
             raise UserError(_unreadable(path, error)) from error
-        except (RuntimeError, EOFError, KeyError, UnicodeDecodeError, AttributeError) as error:
+        except (OSError, RuntimeError, EOFError, KeyError, UnicodeDecodeError, AttributeError) as error:
             raise UserError(f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})") from error
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
@@ -113,6 +116,34 @@ def train_on_cpu_under_torchrun() -> None:
     distributed_utils._infer_torch_distributed_launch_init = infer
 
 
+def let_bf16_run_on_gpus_and_cpus() -> None:
+    """fairseq takes ``--bf16`` on the command line for the wish to run on a TPU, and then looks for one."""
+    original = options.parse_args_and_arch
+
+    @functools.wraps(original)
+    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
+        parsed = original(parser, input_args, *args, **kwargs)
+        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+        if "--tpu" not in (sys.argv if input_args is None else input_args):
+            namespace.tpu = False
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def let_fp16_run_on_cpus() -> None:
+    """Joining all weights to one vector, fairseq asks for the current GPU; without one they stay apart."""
+    original = FP16Optimizer.build_optimizer.__func__
+
+    @functools.wraps(original)
+    def build_optimizer(cls, cfg, params, **kwargs):
+        if not torch.cuda.is_available():
+            cfg.common.fp16_no_flatten_grads = True
+        return original(cls, cfg, params, **kwargs)
+
+    FP16Optimizer.build_optimizer = classmethod(build_optimizer)
+
+
 def tell_schedules_the_length_of_an_epoch() -> None:
     """fairseq builds schedules before data; ``linear_warmup`` with ``--max-epoch`` needs the updates of an epoch."""
     original = Trainer.get_train_iterator
@@ -137,7 +168,7 @@ def print_user_errors_plainly() -> None:
     original = sys.excepthook
 
     def hook(kind, error, traceback):
-        user_error = _find_user_error(error)
+        user_error = find_user_error(error)
         if user_error is None:
             return original(kind, error, traceback)
         sys.stdout.flush()
@@ -146,7 +177,8 @@ def print_user_errors_plainly() -> None:
     sys.excepthook = hook
 
 
-def _find_user_error(error):
+def find_user_error(error):
+    """The UserError that led to `error`, itself included, or None."""
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error

@@ -1,17 +1,23 @@
 """Fixtures that several test files share."""
 
 import os
-import random
+import shlex
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
+from fairseq_cli.train import cli_main
+from helpers import ROOT, toy_documents
 
 import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
+from lazyformer_fairseq.corpus.binarise import prepare_corpus
 
-ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 
 
@@ -24,23 +30,39 @@ def real_data() -> Path:
     return folder
 
 
-NAMES = "anna ben cara dan eva finn gina hugo ida jan kim lea max nina otto".split()
-VERBS = "sees likes calls hears helps finds meets knows thanks asks".split()
-THINGS = "house garden river letter window bridge market forest island mirror".split()
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory) -> Path:
+    """A folder of binarised data with its tokenizer, as the corpus code writes it."""
+    folder = tmp_path_factory.mktemp("corpus") / "data"
+    prepare_corpus(toy_documents(150), folder, vocab_size=160, valid_share=0.1)
+    return folder
 
 
-def toy_documents(count: int, seed: int = 1) -> list[list[str]]:
-    """Documents of short sentences that a tiny model can learn a little of."""
-    rng = random.Random(seed)
+@pytest.fixture
+def fairseq_train(monkeypatch) -> Callable[..., dict]:
+    """``fairseq_train(data, "options ...", save_dir=...)``: fairseq-train in this process, as the command would run it.
 
-    def sentence() -> str:
-        first, second = rng.sample(NAMES, 2)
-        return rng.choice(
-            [
-                f"{first.title()} {rng.choice(VERBS)} {second.title()} near the {rng.choice(THINGS)}.",
-                f"The {rng.choice(THINGS)} of {first.title()} is behind the old {rng.choice(THINGS)}.",
-                f"{first.title()} and {second.title()} walk to the {rng.choice(THINGS)} together.",
-            ]
+    Returns the last checkpoint.
+    """
+
+    def run(data: Path, options: str, save_dir: Path, task: str = "full_sentences_masked_lm --tokens-per-sample 32"):
+        command = (
+            f"fairseq-train {shlex.quote(str(data))} --user-dir {ROOT / 'lazyformer_fairseq'} --task {task} --cpu "
+            f"--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --save-dir {shlex.quote(str(save_dir))} "
+            f"--num-workers 0 --log-format simple --log-interval 100 --no-epoch-checkpoints {options}"
         )
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
+            del checkpoint_utils.save_checkpoint.best
+        cli_main()
+        return torch.load(save_dir / "checkpoint_last.pt")
 
-    return [[sentence() for _ in range(rng.randint(1, 9))] for _ in range(count)]
+    with mock.patch("fairseq_cli.train.logger.info"):  # the model and the config, printed whole
+        yield run
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -171,6 +171,15 @@ def test_folder_of_other_things_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_environment_of_another_python_is_refused(tmp_path):
+    (tmp_path / "bin").mkdir()
+    version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
+    make_command(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
+    answer = run("scripts/setup.sh", str(tmp_path))
+    assert answer.returncode != 0
+    assert "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
+
+
 # --- the Makefile
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

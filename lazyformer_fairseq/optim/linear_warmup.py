@@ -69,7 +69,9 @@ class LinearWarmupSchedule(FairseqLRScheduler):
         total, warmup = self.total_updates, self.warmup_updates
         if update <= warmup:
             return self.peak * update / warmup
-        return self.peak * max(0, total - update + 1) / (total - warmup)
+        if update > total:
+            return 0.0
+        return self.peak * (total - update + 1) / (total - warmup)
 
     def step_update(self, num_updates: int) -> float:
         """Sets the rate of the update that follows `num_updates` finished ones."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from lazyformer_fairseq.data.text_normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.tokenizer import FORMAT_VERSION, Tokenizer
+from lazyformer_fairseq.data.tokenizer import FORMAT_VERSION, Tokenizer, draw_sample
 from lazyformer_fairseq.errors import UserError
 
 SENTENCES = [
@@ -175,9 +175,11 @@ def test_same_text_same_bytes(tmp_path):
     assert sample != bytes_of("other sample", sample_size=120, seed=2)
 
 
-def test_sample_too_small(tmp_path):
-    with pytest.raises(UserError, match="sample_size = 40"):
-        train(tmp_path / "t", sample_size=40)
+@given(st.integers(1, 30), st.integers(0, 40), st.integers())
+def test_sample_is_drawn_from_all(size, count, seed):
+    sample = draw_sample(map(str, range(count)), size, seed)
+    assert len(set(sample)) == len(sample) == min(size, count)
+    assert set(sample) <= set(map(str, range(count)))
 
 
 def test_already_normalised_text_gives_the_same_model(tmp_path):

@@ -53,6 +53,11 @@ def test_a_resumed_schedule_keeps_its_length():
     assert rates(resumed, 20) == rates(schedule, 20)
 
 
+def test_a_single_update_is_at_the_peak_and_the_rate_stays_zero_after_the_end():
+    schedule = schedule_of(max_update=1)
+    assert [schedule.step_update(done) for done in range(3)] == [0.5, 0, 0]
+
+
 @pytest.mark.parametrize("warmup_ratio", [0, 1])
 def test_no_warmup_and_nothing_but_warmup(warmup_ratio):
     found = rates(schedule_of(max_update=10, warmup_ratio=warmup_ratio), 10)

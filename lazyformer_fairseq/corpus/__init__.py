@@ -1,0 +1,1 @@
+"""Text -> documents -> sentences -> the folder of binarised data that ``fairseq-train`` reads."""

@@ -1,0 +1,161 @@
+"""Pre-training through fairseq-train, as a user runs it: what is promised of whole runs."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from helpers import ROOT
+from fairseq.trainer import Trainer
+
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
+
+
+class Batches:
+    """Records the input ids of every update of a run."""
+
+    def __init__(self):
+        self.of_update: dict[int, list[torch.Tensor]] = {}
+        original = Trainer.train_step
+
+        def train_step(trainer, samples, *args, **kwargs):
+            self.of_update[trainer.get_num_updates()] = [sample["net_input"]["src_tokens"] for sample in samples]
+            return original(trainer, samples, *args, **kwargs)
+
+        self.patch = mock.patch.object(Trainer, "train_step", train_step)
+
+    def __enter__(self):
+        self.patch.start()
+        return self.of_update
+
+    def __exit__(self, *_):
+        self.patch.stop()
+
+
+def assert_equal_state(one, other, name="checkpoint"):
+    assert type(one) is type(other), name
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal_state(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), name
+        for number, (part, other_part) in enumerate(zip(one, other, strict=True)):
+            assert_equal_state(part, other_part, f"{name}[{number}]")
+    else:
+        assert one == other, name
+
+
+def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
+    # Dropout on, gradients of two batches an update, masks anew in each epoch, killed within the second epoch.
+    options = f"{TINY} --max-epoch 3 --save-interval-updates 51 --update-freq 2 --dropout 0.2 --attention-dropout 0.1"
+    with Batches() as uninterrupted:
+        whole = fairseq_train(data_folder, options, tmp_path / "whole")
+    updates = len(uninterrupted)
+    per_epoch = updates // 3
+    assert per_epoch < 51 < 2 * per_epoch, "the test's data should put update 51 into the second epoch"
+
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *"--task full_sentences_masked_lm --tokens-per-sample 32 --cpu --optimizer fused_adam --lr 1e-3".split(),
+        *"--lr-scheduler linear_warmup --num-workers 0 --log-format simple --no-epoch-checkpoints".split(),
+        *("--save-dir", str(tmp_path / "killed"), *options.split()),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        for line in run.stdout:
+            if re.search(r"Saved checkpoint .* @ 51 updates", line):
+                run.send_signal(signal.SIGKILL)
+                break
+        run.stdout.read()
+    assert run.returncode == -signal.SIGKILL
+
+    saved = torch.load(tmp_path / "killed" / "checkpoint_last.pt")
+    assert saved["optimizer_history"][-1]["num_updates"] == 51
+    with Batches() as resumed_batches:
+        resumed = fairseq_train(data_folder, options, tmp_path / "killed")
+    assert sorted(resumed_batches) == list(range(51, updates))
+    for update, batches in resumed_batches.items():
+        assert_equal_state(batches, uninterrupted[update], f"batches of update {update}")
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(resumed[part], whole[part], part)
+
+    # It is no equality of things that stand still: weights moved, and the epochs' masks differ.
+    moved = [name for name, weight in whole["model"].items() if not torch.equal(weight, saved["model"][name])]
+    assert len(moved) == len(whole["model"]) - 1  # all but the dictionary's hash
+    blocks_of_epoch = [
+        {tuple(row.tolist()) for update in range(start, start + per_epoch) for batch in uninterrupted[update] for row in batch}
+        for start in (0, per_epoch)
+    ]
+    assert len(blocks_of_epoch[0] & blocks_of_epoch[1]) < len(blocks_of_epoch[0]) / 20
+
+
+def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_path, fairseq_train, free_port):
+    options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0"
+    alone = fairseq_train(data_folder, f"{options} --update-freq 2 --required-batch-size-multiple 1", tmp_path / "alone")
+    command = [
+        *("bash", str(ROOT / "scripts" / "pretrain.sh"), "lazyformer_m2x6_s_tiny", str(data_folder)),
+        *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}"),
+        *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0 --adam-betas".split(),
+        *("(0.9, 0.999)", "--save-dir", str(tmp_path / "two")),
+    ]
+    environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    assert "2 processes x 4 sequences x update-freq 1" in run.stderr
+    two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
+    assert two["optimizer_history"][-1]["num_updates"] == 6
+    for name, weight in alone["model"].items():
+        torch.testing.assert_close(two["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp16 --fp16-no-flatten-grads --no-decay-bias-and-norm"])
+def test_half_precision_trains_close_to_full(data_folder, tmp_path, fairseq_train, precision):
+    options = f"{TINY} --max-update 8 --dropout 0"
+    full = fairseq_train(data_folder, options, tmp_path / "full")
+    half = fairseq_train(data_folder, f"{options} {precision}", tmp_path / "half")
+    start = fairseq_train(data_folder, f"{options} --lr 0", tmp_path / "start")
+    name = "encoder.sentence_encoder.embed_tokens.weight"
+    moved = (full["model"][name] - start["model"][name]).norm()
+    apart = (half["model"][name].float() - full["model"][name]).norm()
+    assert moved > 0 and apart < 0.3 * moved
+
+
+def test_shards_are_read_one_an_epoch_in_turn(data_folder, tmp_path, fairseq_train):
+    second = tmp_path / "second"
+    second.mkdir()
+    for split in ("train", "valid"):  # the other way round
+        for ending in ("bin", "idx"):
+            other = "valid" if split == "train" else "train"
+            (second / f"{split}.{ending}").write_bytes((data_folder / f"{other}.{ending}").read_bytes())
+    with Batches() as batches:
+        fairseq_train(
+            f"{data_folder}:{second}", f"{TINY} --max-epoch 3 --max-update 500 --disable-validation", tmp_path / "run"
+        )
+    with Batches() as of_first:
+        fairseq_train(data_folder, f"{TINY} --max-epoch 1", tmp_path / "first")
+    with Batches() as of_second:
+        dictionary = (data_folder / "dict.txt").read_bytes()
+        (second / "dict.txt").write_bytes(dictionary)
+        fairseq_train(second, f"{TINY} --max-epoch 1", tmp_path / "second run")
+    assert len(batches) == 2 * len(of_first) + len(of_second)
+
+
+def test_the_tokenizer_is_kept_with_the_checkpoints(data_folder, tmp_path, fairseq_train):
+    fairseq_train(data_folder, f"{TINY} --max-update 1", tmp_path / "run")
+    for file in (data_folder / "tokenizer").iterdir():
+        assert (tmp_path / "run" / "tokenizer" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_the_log_reports_packing_accuracy_and_the_kernels(data_folder, tmp_path, fairseq_train, caplog, capfd):
+    with caplog.at_level("INFO"):
+        fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "run")
+    assert re.search(r"packing efficiency \d\d\.\d%", caplog.text)
+    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ \| accuracy [\d.]+ \| ppl [\d.]+", caplog.text)
+    assert "optimizer: torch.optim.AdamW(fused=True)" in caplog.text or "apex" in caplog.text
+    assert re.search(r"LayerNorm: (torch|apex)", caplog.text)

@@ -1,0 +1,133 @@
+"""A user's mistake ends a run with a message that names it, and loses nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import ROOT, toy_documents
+
+from lazyformer_fairseq.corpus.binarise import prepare_corpus
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_compat import find_user_error
+from lazyformer_fairseq.models import LazyFormerModel
+
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
+
+
+def message_of(run, *arguments, **options) -> str:
+    """The user error that a run ends with, found as the command line finds it."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  fairseq wraps some in an Exception of its own
+        run(*arguments, **options)
+    error = find_user_error(caught.value)
+    assert isinstance(error, UserError), repr(caught.value)
+    return str(error)
+
+
+def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_path):
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
+        *("--sublayer-pattern", "(sf)x2 qf"),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr + run.stdout and "Warning" not in run.stderr
+    assert "error: sublayer pattern '(sf)x2 qf', character 8: unknown letter 'q'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--sublayer-pattern lf", "character 1: this l has no s below it"),
+        ("--encoder-attention-heads 5", "5 attention heads do not divide an embedding dimension of 32"),
+        ("--tokens-per-sample 2", "tokens_per_sample is 2"),
+        ("--mask-prob 1.5", "mask_prob 1.5"),
+        ("--warmup-ratio 3", "--warmup-ratio 3.0"),
+        ("--relative-position-buckets 7", "7 buckets"),
+        ("--adam-betas 5", "--adam-betas"),
+    ],
+)
+def test_impossible_options(data_folder, tmp_path, fairseq_train, options, words):
+    assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path)
+
+
+def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
+    missing = tmp_path / "missing"
+    assert f"{missing} is no folder" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    assert f"{missing} is no folder" in message_of(fairseq_train, f"{data_folder}:{missing}", TINY, tmp_path / "run")
+
+    missing.mkdir()
+    assert "dict.txt: no such file" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    (missing / "dict.txt").write_text("a 1\nb\n")
+    assert "not a dictionary" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+    (missing / "dict.txt").write_bytes((data_folder / "dict.txt").read_bytes())
+    assert "valid.bin" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
+
+
+@pytest.fixture
+def trained(data_folder, tmp_path, fairseq_train):
+    fairseq_train(data_folder, TINY, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_of_another_dictionary(data_folder, tmp_path, fairseq_train, trained):
+    for vocab_size, words in ((150, "160 symbols, this run's has 150"), (160, "another dictionary, of the same size")):
+        other = tmp_path / f"other {vocab_size}"
+        prepare_corpus(toy_documents(150, seed=7), other, vocab_size, valid_share=0.1)
+        assert words in message_of(fairseq_train, other, f"{TINY} --max-update 2", trained)
+
+
+def test_a_checkpoint_of_another_arch(data_folder, fairseq_train, trained):
+    kept = (trained / "checkpoint_last.pt").read_bytes()
+    for options, words in (
+        ("--sublayer-pattern M3", "the checkpoint has no weight encoder.sentence_encoder.sublayers.4"),
+        ("--sublayer-pattern sf", "sublayers.2.inner.v_proj.weight that this model lacks"),
+        ("--encoder-ffn-embed-dim 48", "(64, 32), the model's (48, 32)"),
+    ):
+        message = message_of(fairseq_train, data_folder, f"{TINY} {options} --max-update 2", trained)
+        assert words in message and "--arch" in message
+    assert (trained / "checkpoint_last.pt").read_bytes() == kept
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+def test_a_truncated_checkpoint(data_folder, fairseq_train, trained, share):
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        content = (trained / name).read_bytes()
+        (trained / name).write_bytes(content[: int(len(content) * share)])
+    message = message_of(fairseq_train, data_folder, f"{TINY} --max-update 2", trained)
+    assert "checkpoint_last.pt: truncated, damaged or no checkpoint" in message
+    assert "checkpoint_best.pt: truncated" in message_of(LazyFormerModel.from_pretrained, trained)
+
+
+class Malicious:
+    """Unpickled without protection it makes a file."""
+
+    def __init__(self, victim):
+        self.victim = victim
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.victim),)
+
+
+@pytest.mark.parametrize("where", ["whole", "model", "cfg", "extra_state"])
+def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_path, fairseq_train, trained, where):
+    victim = tmp_path / "made by the checkpoint"
+    state = torch.load(trained / "checkpoint_last.pt")
+    state = Malicious(victim) if where == "whole" else {**state, where: Malicious(victim)}
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        torch.save(state, trained / name)
+    for run in (
+        lambda: fairseq_train(data_folder, f"{TINY} --max-update 2", trained),
+        lambda: LazyFormerModel.from_pretrained(trained),
+        lambda: fairseq_train(
+            data_folder, f"{TINY} --finetune-from-model {trained / 'checkpoint_best.pt'}", tmp_path / "fine-tuned"
+        ),
+    ):
+        message = message_of(run)
+        assert "refused, nothing of it was run" in message and "mkdir" in message
+        assert "weights_only" not in message, "do not teach to switch the protection off"
+    assert not victim.exists()
+    torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    assert victim.exists(), "the trap of this test does not work"

@@ -4,12 +4,22 @@ Importing the package registers its models, tasks, criterions, optimizer and sch
 """
 
 from lazyformer_fairseq import fairseq_compat
+from lazyformer_fairseq.criterions import glue as glue_criterion
 from lazyformer_fairseq.criterions import masked_lm
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.optim import fused_adam, linear_warmup
 from lazyformer_fairseq.tasks import full_sentences_masked_lm
+from lazyformer_fairseq.tasks import glue as glue_task
 
 fairseq_compat.install()
 
 __version__ = "0.1.0"
-__all__ = ["LazyFormerModel", "fused_adam", "full_sentences_masked_lm", "linear_warmup", "masked_lm"]
+__all__ = [
+    "LazyFormerModel",
+    "full_sentences_masked_lm",
+    "fused_adam",
+    "glue_criterion",
+    "glue_task",
+    "linear_warmup",
+    "masked_lm",
+]

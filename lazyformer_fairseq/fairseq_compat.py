@@ -32,6 +32,7 @@ def install() -> None:
     allow_fairseq_checkpoints()
     name_broken_checkpoints()
     train_on_cpu_under_torchrun()
+    share_objects_between_processes()
     let_bf16_run_on_gpus_and_cpus()
     let_fp16_run_on_cpus()
     tell_schedules_the_length_of_an_epoch()
@@ -101,19 +102,43 @@ def _first_line(error: BaseException) -> str:
 
 def train_on_cpu_under_torchrun() -> None:
     """Lets torchrun start processes on machines without a GPU, where fairseq divides by the number of GPUs."""
-    original = distributed_utils._infer_torch_distributed_launch_init
+    original = distributed_utils.infer_init_method
 
     @functools.wraps(original)
-    def infer(cfg):
-        if torch.cuda.device_count() > 0:
-            return original(cfg)
+    def infer_init_method(cfg, *args, **kwargs):
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if torch.cuda.device_count() > 0 or cfg.distributed_init_method is not None or world_size == 1:
+            return original(cfg, *args, **kwargs)
         cfg.distributed_init_method = "env://"
-        cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
+        cfg.distributed_world_size = world_size
         cfg.distributed_rank = int(os.environ["RANK"])
-        cfg.device_id = 0
         cfg.distributed_no_spawn = True
 
-    distributed_utils._infer_torch_distributed_launch_init = infer
+    distributed_utils.infer_init_method = infer_init_method
+
+
+def share_objects_between_processes() -> None:
+    """Lets the processes of one run exchange what is no tensor: a loaded checkpoint's settings, GLUE's predictions.
+
+    fairseq sends the former through ``torch.load``, which since torch 2.6 refuses them, so that no run of several
+    processes could be resumed; the latter through GPU memory, even where there is no GPU.
+    """
+
+    def broadcast_object(obj, src_rank, group, dist_device):
+        objects = [obj]
+        torch.distributed.broadcast_object_list(objects, src=src_rank, group=group, device=dist_device)
+        return objects[0]
+
+    distributed_utils._broadcast_object_slow = broadcast_object
+
+    def all_gather_list(data, group=None, max_size=None):
+        group = group or distributed_utils.get_global_group()
+        gathered = [None] * distributed_utils.get_world_size(group)
+        torch.distributed.all_gather_object(gathered, data, group=group)
+        return gathered
+
+    if not torch.cuda.is_available():
+        distributed_utils.all_gather_list = all_gather_list
 
 
 def let_bf16_run_on_gpus_and_cpus() -> None:
@@ -164,7 +189,9 @@ def print_user_errors_plainly() -> None:
     """A user's mistake ends a command line with its message and exit code 1, without a traceback.
 
     fairseq wraps some errors in its own, so the whole chain is searched. All else goes to the hook that was there.
+    hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
     """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     original = sys.excepthook
 
     def hook(kind, error, traceback):

@@ -143,6 +143,5 @@ class _Parser:
 
     def fail(self, position: int, why: str) -> None:
         raise UserError(
-            f"sublayer pattern {self.pattern!r}, character {position + 1}: {why}\n"
-            f"  {self.pattern}\n  {' ' * position}^"
+            f"sublayer pattern {self.pattern!r}, character {position + 1}: {why}\n  {self.pattern}\n  {' ' * position}^"
         )

@@ -7,9 +7,9 @@ from lazyformer_fairseq.corpus.documents import Document
 
 ROOT = Path(__file__).resolve().parent.parent
 
-NAMES = "anna ben cara dan eva finn gina hugo ida jan kim lea max nina otto".split()
-VERBS = "sees likes calls hears helps finds meets knows thanks asks".split()
-THINGS = "house garden river letter window bridge market forest island mirror".split()
+NAMES = ["anna", "ben", "cara", "dan", "eva", "finn", "gina", "hugo", "ida", "jan", "kim", "lea", "max", "nina", "otto"]
+VERBS = ["sees", "likes", "calls", "hears", "helps", "finds", "meets", "knows", "thanks", "asks"]
+THINGS = ["house", "garden", "river", "letter", "window", "bridge", "market", "forest", "island", "mirror"]
 
 
 def toy_documents(count: int, seed: int = 1) -> list[Document]:

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import ROOT
 from fairseq.trainer import Trainer
+from helpers import ROOT
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
 
@@ -63,8 +63,18 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
 
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
-        *"--task full_sentences_masked_lm --tokens-per-sample 32 --cpu --optimizer fused_adam --lr 1e-3".split(),
-        *"--lr-scheduler linear_warmup --num-workers 0 --log-format simple --no-epoch-checkpoints".split(),
+        *[
+            "--task",
+            "full_sentences_masked_lm",
+            "--tokens-per-sample",
+            "32",
+            "--cpu",
+            "--optimizer",
+            "fused_adam",
+            "--lr",
+            "1e-3",
+        ],
+        *["--lr-scheduler", "linear_warmup", "--num-workers", "0", "--log-format", "simple", "--no-epoch-checkpoints"],
         *("--save-dir", str(tmp_path / "killed"), *options.split()),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
@@ -89,7 +99,12 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
     moved = [name for name, weight in whole["model"].items() if not torch.equal(weight, saved["model"][name])]
     assert len(moved) == len(whole["model"]) - 1  # all but the dictionary's hash
     blocks_of_epoch = [
-        {tuple(row.tolist()) for update in range(start, start + per_epoch) for batch in uninterrupted[update] for row in batch}
+        {
+            tuple(row.tolist())
+            for update in range(start, start + per_epoch)
+            for batch in uninterrupted[update]
+            for row in batch
+        }
         for start in (0, per_epoch)
     ]
     assert len(blocks_of_epoch[0] & blocks_of_epoch[1]) < len(blocks_of_epoch[0]) / 20
@@ -97,21 +112,30 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
 
 def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_path, fairseq_train, free_port):
     options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0"
-    alone = fairseq_train(data_folder, f"{options} --update-freq 2 --required-batch-size-multiple 1", tmp_path / "alone")
-    command = [
-        *("bash", str(ROOT / "scripts" / "pretrain.sh"), "lazyformer_m2x6_s_tiny", str(data_folder)),
-        *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}"),
-        *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0 --adam-betas".split(),
-        *("(0.9, 0.999)", "--save-dir", str(tmp_path / "two")),
-    ]
+    alone = fairseq_train(
+        data_folder, f"{options} --update-freq 2 --required-batch-size-multiple 1", tmp_path / "alone"
+    )
     environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert "2 processes x 4 sequences x update-freq 1" in run.stderr
-    two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
+
+    def two_processes(more_options: str) -> dict:
+        command = [
+            *("bash", str(ROOT / "scripts" / "pretrain.sh"), "lazyformer_m2x6_s_tiny", str(data_folder)),
+            *("--gpus", "2", "--sequences-per-update", "8", "--master", f"127.0.0.1:{free_port}"),
+            *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0".split(),
+            *("--save-dir", str(tmp_path / "two"), *more_options.split()),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+        assert "2 processes x 4 sequences x update-freq 1" in run.stderr
+        return torch.load(tmp_path / "two" / "checkpoint_last.pt")
+
+    two = two_processes("")
     assert two["optimizer_history"][-1]["num_updates"] == 6
     for name, weight in alone["model"].items():
         torch.testing.assert_close(two["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+    resumed = two_processes("--max-update 8")
+    assert resumed["optimizer_history"][-1]["num_updates"] == 8
 
 
 @pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp16 --fp16-no-flatten-grads --no-decay-bias-and-norm"])

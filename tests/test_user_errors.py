@@ -13,12 +13,14 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_compat import find_user_error
 from lazyformer_fairseq.models import LazyFormerModel
 
-TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
+TINY = (
+    "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
+)
 
 
 def message_of(run, *arguments, **options) -> str:
     """The user error that a run ends with, found as the command line finds it."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  fairseq wraps some in an Exception of its own
+    with pytest.raises(Exception) as caught:
         run(*arguments, **options)
     error = find_user_error(caught.value)
     assert isinstance(error, UserError), repr(caught.value)

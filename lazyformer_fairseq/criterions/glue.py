@@ -81,7 +81,7 @@ class GlueCriterion(FairseqCriterion):
         """Summed loss, and predictions (B,): classes or scores, from logits (B, classes)."""
         if self.is_regression:
             scores = logits.squeeze(-1)
-            return F.mse_loss(scores, targets, reduction="sum"), scores.detach()
+            return F.mse_loss(scores, targets.float(), reduction="sum"), scores.detach()
         return F.cross_entropy(logits, targets, reduction="sum"), torch.argmax(logits.detach(), dim=-1)
 
     @staticmethod
@@ -90,9 +90,7 @@ class GlueCriterion(FairseqCriterion):
 
         In validation every metric of the task is logged, computed from all predictions of the split.
         """
-        totals = {
-            key: sum(log.get(key, 0) for log in logging_outputs) for key in ("loss", "ncorrect", "sample_size")
-        }
+        totals = {key: sum(log.get(key, 0) for log in logging_outputs) for key in ("loss", "ncorrect", "sample_size")}
         examples = totals["sample_size"]
         of_classes = "ncorrect" in logging_outputs[0]
         nats = math.log(2) if of_classes else 1.0

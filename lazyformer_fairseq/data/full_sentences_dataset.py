@@ -2,15 +2,16 @@
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import data_utils
 from torch import Tensor
 
 from lazyformer_fairseq.data.masking import Masking
 from lazyformer_fairseq.data.packing import Blocks, pack_full_sentences
+from lazyformer_fairseq.data.sized_dataset import SizedDataset
 from lazyformer_fairseq.errors import UserError
 
 
-class FullSentencesDataset(FairseqDataset):
+class FullSentencesDataset(SizedDataset):
     """Packs an indexed dataset of sentences and masks what it packs.
 
     Args:
@@ -47,19 +48,12 @@ class FullSentencesDataset(FairseqDataset):
         self.blocks: Blocks = pack_full_sentences(item_sizes, tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{name}: holds document boundaries but no sentence; was the corpus empty?")
+        self.sizes = self.blocks.sizes
         self.bos = bos
         self.eos = eos
         self.masking = masking
         self.seed = seed
         self.shuffle = shuffle
-        self.epoch = 1
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return self.blocks.sizes
-
-    def __len__(self) -> int:
-        return len(self.blocks)
 
     def block(self, index: int) -> np.ndarray:
         """Block `index` as ids (T,), before masking."""
@@ -101,15 +95,6 @@ class FullSentencesDataset(FairseqDataset):
             "target": pad("target"),
         }
 
-    def num_tokens(self, index: int) -> int:
-        return int(self.blocks.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.blocks.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.blocks.sizes[index])
-
     def ordered_indices(self) -> np.ndarray:
         """Another random order each epoch. Not by length: full blocks are nearly all of the same."""
         if not self.shuffle:
@@ -121,13 +106,6 @@ class FullSentencesDataset(FairseqDataset):
         """No: order and masks depend on the epoch, and a data worker that lives on would not hear of the next one."""
         return False
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @property
-    def supports_prefetch(self) -> bool:
-        return False
-
     def packing_efficiency(self, tokens_per_sample: int) -> float:
         """Share of the places of all blocks that hold tokens, the rest being padding."""
-        return float(self.blocks.sizes.sum() / (len(self) * tokens_per_sample))
+        return float(self.sizes.sum() / (len(self) * tokens_per_sample))

@@ -5,8 +5,10 @@ from typing import Optional
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data import data_utils
 from torch import Tensor
+
+from lazyformer_fairseq.data.sized_dataset import SizedDataset
 
 # A training batch holds texts whose lengths differ by about this share: with no jitter, long texts would meet in
 # nearly the same batches in every epoch. Batches of 32 of CoLA, RTE, STS-B, SST-2 and MRPC are then 7 to 10% padding;
@@ -14,12 +16,12 @@ from torch import Tensor
 LENGTH_JITTER = 0.1
 
 
-class LabelledTextsDataset(FairseqDataset):
+class LabelledTextsDataset(SizedDataset):
     """Ids of a text or pair, ready for the model, and its target.
 
     Args:
         inputs: ids of each example, 1-d integer arrays (T,).
-        targets: a class (int64) or a score (float32) an example, (N,); None where there are none.
+        targets: a class (int64) or a score (float64) an example, (N,); None where there are none.
         pad: id of ``<pad>``.
         shuffle: batches are composed anew in each epoch; else they are always the same, ordered by length alone.
         seed: the composition is a function of it and the epoch alone.
@@ -40,10 +42,6 @@ class LabelledTextsDataset(FairseqDataset):
         self.pad = pad
         self.shuffle = shuffle
         self.seed = seed
-        self.epoch = 1
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
     def __getitem__(self, index: int) -> dict:
         example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
@@ -71,15 +69,6 @@ class LabelledTextsDataset(FairseqDataset):
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch
 
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
     def ordered_indices(self) -> np.ndarray:
         """By length; where shuffled, by a length that a new random factor changes a little in each epoch.
 
@@ -91,18 +80,7 @@ class LabelledTextsDataset(FairseqDataset):
             lengths *= random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, size=len(self))
         return np.argsort(lengths, kind="stable")
 
-    def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
-        """Batches that hold every example, whatever `required_batch_size_multiple` says.
-
-        fairseq leaves out the last up to seven, the longest ones, where they do not fill a multiple of it (8 by
-        default); a metric over the whole split must not miss them.
-        """
-        return super().batch_by_size(indices, max_tokens, max_sentences)
-
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """Not where the composition of batches depends on the epoch."""
         return not self.shuffle
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch

@@ -1,6 +1,8 @@
 """Raw text -> the words that BPE sees: punctuation, case, Moses tokens, special tokens.
 
-The order is that of LazyFormer's appendix A: normalise, lower-case, tokenise (Moses); BPE follows in ``tokenizer.py``.
+LazyFormer's appendix A: normalise, lower-case, tokenise (Moses); BPE follows in ``tokenizer.py``. Here Moses sees the
+text cased: its rules for full stops read the case of what follows, and in lower-cased text of several sentences (a GLUE
+pair, say) would leave the stops inside on their words, as pre-training on single sentences never does.
 """
 
 import re
@@ -28,7 +30,7 @@ class TextSettings:
     """
 
     lower_case: bool = True
-    """Lower-case the text before it is tokenised (the paper's models are uncased)."""
+    """Lower-case the words (the paper's models are uncased)."""
 
     normalise_punctuation: bool = True
     """Moses punctuation normalisation: curly quotes, dashes, ellipses and the like become ASCII."""
@@ -119,10 +121,10 @@ class TextNormaliser:
     def _normalise_plain(self, text: str) -> str:
         if self.settings.normalise_punctuation:
             text = self._punctuation.normalize(text)
+        if self.settings.moses_tokenise:
+            text = self._moses.tokenize(text, escape=False, return_str=True)
         if self.settings.lower_case:
             text = text.lower()
-        if self.settings.moses_tokenise:
-            return self._moses.tokenize(text, escape=False, return_str=True)
         return " ".join(text.split())
 
     def readable(self, words: str) -> str:

@@ -17,9 +17,7 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
-    unfit = {
-        _head(name) for name in in_checkpoint if name not in own or state_dict[name].shape != own[name].shape
-    }
+    unfit = {_head(name) for name in in_checkpoint if name not in own or state_dict[name].shape != own[name].shape}
     for head in sorted(unfit):
         reason = "has another number of outputs there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)

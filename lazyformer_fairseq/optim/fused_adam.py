@@ -7,7 +7,7 @@ import ast
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, List
+from typing import Any
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -28,7 +28,7 @@ class FusedAdamConfig(FairseqDataclass):
         default=False,
         metadata={"help": "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"},
     )
-    lr: List[float] = II("optimization.lr")
+    lr: list[float] = II("optimization.lr")
 
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)

@@ -3,7 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass, field
-from typing import List, Optional
+from typing import Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
@@ -21,7 +21,7 @@ class LinearWarmupConfig(FairseqDataclass):
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")
-    lr: List[float] = II("optimization.lr")
+    lr: list[float] = II("optimization.lr")
 
 
 @register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)
@@ -55,9 +55,7 @@ class LinearWarmupSchedule(FairseqLRScheduler):
         """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
         if self.cfg.max_epoch and self.updates_from_epochs is None:
             self.updates_from_epochs = updates * self.cfg.max_epoch
-            logger.info(
-                "linear_warmup: %d updates in all, %d of them warm-up", self.total_updates, self.warmup_updates
-            )
+            logger.info("linear_warmup: %d updates in all, %d of them warm-up", self.total_updates, self.warmup_updates)
             self.step_update(self.num_updates)
 
     @property

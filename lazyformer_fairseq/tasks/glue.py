@@ -1,24 +1,23 @@
-"""Task ``glue``: fine-tuning on one GLUE task, from the official files (LazyFormer, section 4.1 and Table 5)."""
+"""Task ``glue``: fine-tuning on one GLUE task, from the official files (LazyFormer, appendix A and Table 5)."""
 
 import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Optional
 
 import numpy as np
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
-from tqdm import tqdm
 
 from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.task_table import TaskDescription, find_task
+from lazyformer_fairseq.glue.encode import encode_split
+from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription, find_task
 from lazyformer_fairseq.glue.tsv import Example, read_split
-from lazyformer_fairseq.tasks.dictionary_check import DictionaryCheck
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -28,12 +27,14 @@ logger = logging.getLogger(__name__)
 class GlueConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "folder of the task's official files, train.tsv and so on"})
     glue_task: Optional[str] = field(
-        default=None, metadata={"help": "CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI; default: folder's name"}
+        default=None, metadata={"help": f"one of {', '.join(TASKS)}; default: the data folder's name"}
     )
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = field(
         default=None,
-        metadata={"help": "tokenizer of the checkpoint; default: tokenizer/ beside the checkpoint, then beside the data"},
+        metadata={
+            "help": "the checkpoint's tokenizer; default: tokenizer/ beside the checkpoint, else in the data folder"
+        },
     )
     max_positions: int = field(default=512, metadata={"help": "longer inputs are cut to so many tokens, all counted"})
     glue_head_name: Optional[str] = field(
@@ -49,7 +50,7 @@ class GlueConfig(FairseqDataclass):
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(DictionaryCheck, FairseqTask):
+class GlueTask(FairseqTask):
     """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
 
     Attributes:
@@ -75,12 +76,16 @@ class GlueTask(DictionaryCheck, FairseqTask):
             UserError: an option that does not fit the task, or no tokenizer where it should be.
         """
         description = find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
-        check_options(cfg, description)
+        if not kwargs.get("from_checkpoint"):
+            check_options(cfg, description)
+            if not cfg.finetune_from_model:
+                logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
         folder = find_tokenizer(cfg)
         tokenizer = Tokenizer.load(folder)
         logger.info(
-            "%s: %s, metrics %s; dictionary of %d symbols from %s",
+            "%s: %s, %s, metrics %s; dictionary of %d symbols from %s",
             description.name,
+            "pairs" if description.is_pair else "single sentences",
             "scores" if description.is_regression else f"classes {', '.join(description.labels)}",
             ", ".join(description.metrics),
             len(tokenizer.dictionary),
@@ -111,9 +116,85 @@ class GlueTask(DictionaryCheck, FairseqTask):
     def load_dataset(self, split: str, **kwargs) -> None:
         """Reads and encodes a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
         file = read_split(self.description, self.cfg.data, split)
-        inputs = list(self._encode(file.examples, file.path))
-        truncated = [example.line for example, ids in zip(file.examples, inputs) if ids is None]
-        self.datasets[split] = file, inputs, truncated
+        encoded = encode_split(self.tokenizer, file, self.cfg.max_positions)
+        logger.info(
+            "%s: %d examples, %d rows with too few fields skipped, %d cut to %d tokens, %.2f%% of tokens unknown",
+            file.path,
+            len(file.examples),
+            len(file.short_lines),
+            encoded.truncated,
+            self.cfg.max_positions,
+            100 * encoded.unknown_share,
+        )
+        self.datasets[split] = LabelledTextsDataset(
+            encoded.inputs,
+            self._targets(file.examples),
+            pad=self.dictionary.pad(),
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+        )
+        if split == "train" and not self.cfg.no_save:
+            keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
 
-    def _encode(self, examples: List[Example], path: Path) -> Iterator[np.ndarray]:
-        raise NotImplementedError
+    def _targets(self, examples: list[Example]) -> Optional[np.ndarray]:
+        """Classes or scores (N,), None for a split without labels.
+
+        Scores are float64, which fairseq leaves alone: float32 becomes as coarse as the weights with fp16 and bf16.
+        """
+        if examples[0].target is None:
+            return None
+        kind = np.float64 if self.description.is_regression else np.int64
+        return np.array([example.target for example in examples], dtype=kind)
+
+    @property
+    def dictionary(self) -> Dictionary:
+        return self.tokenizer.dictionary
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+
+def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
+    """Raises a UserError for what would else fail late, or select the worst checkpoint."""
+    if not Path(cfg.data).is_dir():
+        raise UserError(f"{cfg.data}: is no folder; give the one with {description.name}'s official files")
+    if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
+        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
+    metric = cfg.best_checkpoint_metric
+    if metric not in ("loss", *description.metrics):
+        raise UserError(
+            f"--best-checkpoint-metric {metric}: {description.name} has loss, {', '.join(description.metrics)}"
+        )
+    if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
+        change = "drop" if metric == "loss" else "add"
+        raise UserError(
+            f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best; {change} "
+            "--maximize-best-checkpoint-metric"
+        )
+    for split in cfg.valid_subset.split(","):
+        if split in description.splits and description.splits[split].label is None:
+            raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")
+
+
+def find_tokenizer(cfg: GlueConfig) -> Path:
+    """The tokenizer's folder: the one given, else beside the checkpoint, else in the data folder.
+
+    Raises:
+        UserError: none is there.
+    """
+    if cfg.tokenizer_folder:
+        return Path(cfg.tokenizer_folder)
+    neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
+    candidates = [folder / "tokenizer" for folder in (*neighbours, Path(cfg.data))]
+    for folder in candidates:
+        if folder.is_dir():
+            return folder
+    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")

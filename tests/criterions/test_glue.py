@@ -1,6 +1,5 @@
 """The criterion with a model that answers what the test tells it to: losses, and metrics over the whole split."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,7 +34,7 @@ def make(name, count=19):
     task = TASKS[name]
     logits = torch.from_numpy(random.normal(size=(count, task.num_classes)).astype(np.float32))
     if task.is_regression:
-        targets = random.uniform(0, 5, count).astype(np.float32)
+        targets = random.uniform(0, 5, count)
         predictions = logits[:, 0].numpy()
     else:
         targets = random.integers(task.num_classes, size=count)
@@ -96,12 +95,17 @@ def test_loss_of_scores_is_the_squared_error():
     assert agg.get_smoothed_values()["loss"] == pytest.approx(loss.item() / sample_size, abs=1e-3)
 
 
-def test_half_precision_logits_give_a_float32_loss():
-    criterion, model, data, _, _ = make("CoLA")
-    model.logits = model.logits.to(torch.bfloat16)
-    loss, *_ = criterion(model, batches(data, size=8)[0])
+@pytest.mark.parametrize("name", ["CoLA", "STS-B"])
+def test_half_precision_logits_give_a_float32_loss(name):
+    criterion, model, data, *_ = make(name)
+    [batch] = batches(data, size=len(data))
+    in_full = criterion(model, batch)[0]
+    model.logits = model.logits.to(torch.bfloat16).requires_grad_()
+    loss, *_ = criterion(model, batch)
+    loss.backward()
     assert loss.dtype == torch.float32
-    assert math.isfinite(loss.item())
+    assert loss.item() == pytest.approx(in_full.item(), rel=1e-2)
+    assert model.logits.grad.dtype == torch.bfloat16
 
 
 def test_user_errors():

@@ -21,7 +21,7 @@ def batches(data, epoch=1, size=32):
 
 def test_a_batch_is_padded_on_the_right():
     data = LabelledTextsDataset(
-        [np.array([0, 5, 2]), np.array([0, 6, 7, 8, 2])], np.array([1.5, 4], dtype=np.float32), pad=PAD, shuffle=False
+        [np.array([0, 5, 2]), np.array([0, 6, 7, 8, 2])], np.array([1.5, 4.0]), pad=PAD, shuffle=False
     )
     batch = data.collater([data[1], data[0]])
     assert batch["id"].tolist() == [1, 0]

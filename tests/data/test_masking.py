@@ -59,7 +59,9 @@ def test_short_blocks_still_have_the_expected_share():
     assert set(counts) == {1, 2} and np.mean(counts) == pytest.approx(1.5, abs=0.05)
 
 
-@pytest.mark.parametrize("shares", [{"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}])
+@pytest.mark.parametrize(
+    "shares", [{"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}]
+)
 def test_impossible_shares_are_refused(shares):
     with pytest.raises(ValueError, match="mask_prob"):
         Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)

@@ -124,8 +124,16 @@ def test_normalise_is_sacremoses_on_wikitext(tokenizer, real_data):
 
 
 def by_sacremoses(text, protected_patterns=None):
-    text = MosesPunctNormalizer("en").normalize(text).lower()
-    return MosesTokenizer("en").tokenize(text, escape=False, return_str=True, protected_patterns=protected_patterns)
+    text = MosesPunctNormalizer("en").normalize(text)
+    tokens = MosesTokenizer("en").tokenize(text, escape=False, protected_patterns=protected_patterns)
+    return " ".join(" ".join(tokens).lower().split())
+
+
+def test_sentences_are_the_same_words_alone_and_together():
+    normalise = TextNormaliser(TextSettings())
+    first, second = "Mr. Smith died in No. 5.", "The king left."
+    assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
+    assert normalise(first) == "mr. smith died in no. 5 ."
 
 
 def test_settings_can_be_turned_off():

@@ -110,9 +110,10 @@ def naive_encoder(weights: dict[str, np.ndarray], letters: str, tokens: np.ndarr
     for number, kind in enumerate(letters):
 
         def linear(name: str, x: np.ndarray, number=number) -> np.ndarray:
-            return x @ weights[f"sublayers.{number}.inner.{name}.weight"].T + weights[
-                f"sublayers.{number}.inner.{name}.bias"
-            ]
+            return (
+                x @ weights[f"sublayers.{number}.inner.{name}.weight"].T
+                + weights[f"sublayers.{number}.inner.{name}.bias"]
+            )
 
         if kind == "f":
             hidden = F.relu(torch.from_numpy(linear("fc1", x))).numpy()

@@ -10,8 +10,12 @@ from lazyformer_fairseq.optim.linear_warmup import LinearWarmupSchedule
 
 
 def schedule_of(max_update=0, max_epoch=0, warmup_ratio=0.1) -> LinearWarmupSchedule:
-    cfg = OmegaConf.create({"lr": [0.5], "max_update": max_update, "max_epoch": max_epoch, "warmup_ratio": warmup_ratio})
-    adam = SimpleNamespace(lr=[0.5], adam_betas=(0.9, 0.98), adam_eps=1e-6, weight_decay=0, no_decay_bias_and_norm=False)
+    cfg = OmegaConf.create(
+        {"lr": [0.5], "max_update": max_update, "max_epoch": max_epoch, "warmup_ratio": warmup_ratio}
+    )
+    adam = SimpleNamespace(
+        lr=[0.5], adam_betas=(0.9, 0.98), adam_eps=1e-6, weight_decay=0, no_decay_bias_and_norm=False
+    )
     return LinearWarmupSchedule(cfg, FusedAdam(adam, [torch.nn.Parameter(torch.zeros(2, 2))]))
 
 

@@ -7,10 +7,9 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
+from fairseq.utils import apply_to_sample
 from helpers import NAMES, THINGS
 
-import lazyformer_fairseq.criterions.glue
-import lazyformer_fairseq.tasks.glue  # noqa: F401  both register themselves
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
@@ -24,7 +23,7 @@ def glue(tmp_path_factory):
     rows = [(number % 2, ("the " if number % 2 else "") + sentence) for number, sentence in enumerate(sentences)]
     for file, part in (("train.tsv", rows[:120]), ("dev.tsv", rows[120:160])):
         write(folder / "CoLA" / file, [f"toy\t{label}\t\t{text}" for label, text in part])
-        pairs = [f"{text}\t{text}\t{5 * label}.000" for label, text in part]
+        pairs = [f"{text}\t{text}\t{4.999 * label}" for label, text in part]
         write(folder / "STS-B" / file, ["sentence1\tsentence2\tscore", *pairs])
     write(folder / "CoLA" / "test.tsv", ["index\tsentence", "0\tthe garden sees Anna"])
     return folder
@@ -64,6 +63,14 @@ def test_splits_of_the_folder_s_own_task(config):
     assert task.dataset("train")[1]["source"].tolist()[0] == task.source_dictionary.bos()
 
 
+def test_scores_stay_exact_with_fp16(config):
+    task = setup_task(config("STS-B").task)
+    task.load_dataset("valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[1]])
+    in_half = apply_to_sample(lambda t: t.half() if t.dtype is torch.float32 else t, batch)  # as fairseq's trainer does
+    assert in_half["target"].tolist() == [4.999]
+
+
 def test_head_and_its_name(config):
     cfg = config("STS-B", "--glue-head-name", "similarity")
     model = setup_task(cfg.task).build_model(cfg.model)
@@ -95,6 +102,11 @@ def test_tokenizer_is_found_beside_the_checkpoint(glue, config, data_folder, tmp
 def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
     with pytest.raises(UserError, match=message):
         setup_task(config("CoLA", *arguments).task)
+
+
+def test_a_missing_folder_is_refused(config):
+    with pytest.raises(UserError, match="MRPC: is no folder"):
+        setup_task(config("MRPC").task)
 
 
 def test_another_criterion_is_refused(config):

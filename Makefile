@@ -1,0 +1,44 @@
+# make setup | test | test-all | demo | lint | format | clean
+#
+# VENV    the environment to fill and use: .venv, or one of yours: `make setup VENV=$CONDA_PREFIX`
+# PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
+# CORPUS  text for `make demo` (default: the English prose that Python itself carries)
+VENV ?= .venv
+PYTHON ?=
+CORPUS ?=
+PYTEST_ARGS ?= -m "not slow"
+
+RUN := $(VENV)/bin/python -m
+STAMP := $(VENV)/setup.stamp
+
+.PHONY: setup test test-all demo lint format clean
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+	@:
+
+$(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh scripts/choose_torch.py
+	@PYTHON="$(PYTHON)" exec scripts/setup.sh "$(VENV)"
+	@touch $@
+
+test: lint
+	@$(RUN) pytest $(PYTEST_ARGS)
+
+test-all: PYTEST_ARGS =
+test-all: test
+
+lint: $(STAMP)
+	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff format --check --quiet . || { echo 'Some files are not formatted: run "make format".'; exit 1; }
+
+format: $(STAMP)
+	@$(RUN) ruff check --quiet --fix --exit-zero .
+	@$(RUN) ruff format .
+
+demo: $(STAMP)
+	@$(RUN) lazyformer_fairseq.cli demo $(if $(CORPUS),--corpus "$(CORPUS)")
+
+# What was built or cached goes; the environment and your results stay.
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	@find lazyformer_fairseq tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

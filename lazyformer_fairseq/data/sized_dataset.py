@@ -1,0 +1,39 @@
+"""What the datasets share: examples of known size, in batches that leave none out."""
+
+import numpy as np
+from fairseq.data import FairseqDataset
+
+
+class SizedDataset(FairseqDataset):
+    """A dataset that knows the size of each example before it reads it.
+
+    Attributes:
+        sizes: tokens an example, (number of examples,).
+        epoch: as fairseq has set it; what is random is a function of it and a seed alone.
+    """
+
+    sizes: np.ndarray
+    epoch: int = 1
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
+        """Batches that hold every example, whatever `required_batch_size_multiple` says.
+
+        fairseq leaves out the last up to seven where they do not fill a multiple of it (8 by default). Text that is
+        never trained on would be a pity; a metric over the whole split must not miss them.
+        """
+        return super().batch_by_size(indices, max_tokens, max_sentences)

@@ -1,0 +1,50 @@
+"""Package metadata. `make setup` installs from here; lower bounds and pins are versions that were tried."""
+
+from setuptools import find_packages, setup
+
+INSTALL_REQUIRES = [
+    # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
+    "fairseq-fixed==0.12.3.1",
+    # From 2.6 on checkpoints load with weights_only=True, the protection that fairseq_compat.py is written for.
+    "torch>=2.6,<3",
+    # Only fairseq's speech tasks import it, but fairseq-fixed lists it. Up to 2.10 a torchaudio pins one torch;
+    # 2.11.0 pins none, so scripts/setup.sh installs that one where there is no other.
+    "torchaudio>=2.6,<3",
+    "click>=8.1,<9",
+    "matplotlib>=3.9,<4",
+    "numpy>=2.0,<3",
+    "sacremoses>=0.1.1,<0.3",
+    "scikit-learn>=1.5,<2",
+    "scipy>=1.14,<2",
+    "sentencepiece>=0.2.0,<0.3",
+    "spacy>=3.8.2,<4",
+    "tabulate>=0.9,<0.11",
+    "tqdm>=4.66.3,<5",
+]
+
+EXTRAS_REQUIRE = {
+    "test": [
+        "hypothesis>=6.100,<7",
+        "pytest>=8.3,<10",
+        "pytest-timeout>=2.3,<3",
+        # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
+        "ruff>=0.17,<0.18",
+    ],
+    # Nothing beyond the list above is needed yet: spacy splits sentences by rule and needs no model.
+    "corpus": [],
+    # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from
+    # NVIDIA's sources: the package that is called `apex` on the index is another one, so it is not listed.
+    "gpu": ["triton>=3.2; platform_system == 'Linux'"],
+}
+
+setup(
+    name="lazyformer_fairseq",
+    version="0.1.0",
+    description="A fairseq plugin to pre-train encoders that pay less for attention: LazyFormer, PAR, Sandwich, BERT",
+    license="MIT",
+    python_requires=">=3.11",
+    packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
+    install_requires=INSTALL_REQUIRES,
+    extras_require=EXTRAS_REQUIRE,
+    entry_points={"console_scripts": ["lazyformer = lazyformer_fairseq.cli:main"]},
+)

@@ -1,0 +1,108 @@
+import shutil
+
+import pytest
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
+
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture
+def trained(data_folder, run_folder, fairseq_train):
+    """A folder of checkpoints of a model that has learned the toy language a little."""
+    if not (run_folder / "checkpoint_last.pt").exists():
+        options = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 250 --dropout 0 --disable-validation"
+        fairseq_train(data_folder, options, run_folder)
+    return run_folder
+
+
+def test_fill_mask_from_raw_text(trained):
+    hub = LazyFormerModel.from_pretrained(trained)
+    answers = hub.fill_mask("The <mask> of Anna is behind the old garden.", topk=3)
+    assert len(answers) == 3
+    assert [answer.probability for answer in answers] == sorted(
+        (answer.probability for answer in answers), reverse=True
+    )
+    things = ["house", "garden", "river", "letter", "window", "bridge", "market", "forest", "island", "mirror"]
+    assert answers[0].word in things, "it should have learned what can stand there"
+    assert answers[0].text == f"the {answers[0].word} of anna is behind the old garden."
+    everything = hub.fill_mask("Anna <mask> Ben near the river.", topk=len(hub.tokenizer.dictionary))
+    assert sum(answer.probability for answer in everything) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("text", ["no mask at all", "<mask> and <mask>"])
+def test_fill_mask_wants_one_mask(trained, text):
+    with pytest.raises(UserError, match="<mask> in the text, must be once"):
+        LazyFormerModel.from_pretrained(trained).fill_mask(text)
+
+
+def test_features_of_a_text_do_not_depend_on_its_batch(trained):
+    hub = LazyFormerModel.from_pretrained(str(trained), "checkpoint_last.pt")
+    short, long = (
+        "Anna sees Ben near the house.",
+        "Anna and Ben walk to the river together, Cara and Dan to the market.",
+    )
+    alone = hub.extract_features(short)
+    together = hub.extract_features(short, long)
+    assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 64)
+    torch.testing.assert_close(together[:1, : alone.size(1)], alone)
+
+
+def test_text_longer_than_the_model_is_cut(trained):
+    hub = LazyFormerModel.from_pretrained(trained)
+    assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512
+
+
+def test_heads_of_the_checkpoint_come_with_it(trained, tmp_path):
+    hub = LazyFormerModel.from_pretrained(trained)
+    with pytest.raises(UserError, match="no classification head 'cola'; the checkpoint has: none"):
+        hub.predict("cola", "Anna sees Ben.")
+    hub.model.register_classification_head("cola", 2)
+    state = torch.load(trained / "checkpoint_last.pt")
+    state["model"] = hub.model.state_dict()
+    shutil.copytree(trained / "tokenizer", tmp_path / "tokenizer")
+    torch.save(state, tmp_path / "model.pt")
+    again = LazyFormerModel.from_pretrained(tmp_path)
+    texts = ("Anna sees Ben.", "The house.")
+    torch.testing.assert_close(again.predict("cola", *texts), hub.predict("cola", *texts))
+    assert again.predict("cola", *texts).shape == (2, 2)
+
+
+def test_missing_and_foreign_files_are_named(trained, tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoint_best.pt or checkpoint_last.pt or model.pt"):
+        LazyFormerModel.from_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds no other.pt"):
+        LazyFormerModel.from_pretrained(trained, "other.pt")
+    torch.save({"model": {}}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="tokenizer"):
+        LazyFormerModel.from_pretrained(tmp_path)
+    shutil.copytree(trained / "tokenizer", tmp_path / "tokenizer")
+    with pytest.raises(UserError, match=r"model\.pt: .*no(t a)? checkpoint"):
+        LazyFormerModel.from_pretrained(tmp_path)
+
+
+def test_missing_and_extra_heads_are_said_and_start_anew(caplog):
+    def head(outputs: int, value: float) -> torch.nn.Module:
+        module = torch.nn.ModuleDict({"out_proj": torch.nn.Linear(2, outputs)})
+        torch.nn.init.constant_(module["out_proj"].weight, value)
+        return module
+
+    ours = torch.nn.ModuleDict({"rte": head(2, 0.0), "stsb": head(1, 0.0), "cola": head(2, 0.0)})
+    theirs = torch.nn.ModuleDict({"rte": head(2, 9.0), "stsb": head(3, 9.0), "mnli": head(3, 9.0)})
+    state = {f"classification_heads.{name}": weight for name, weight in theirs.state_dict().items()}
+    with caplog.at_level("INFO"):
+        match_classification_heads(state, ours)
+    ours.load_state_dict({name.removeprefix("classification_heads."): weight for name, weight in state.items()})
+    assert ours["rte"]["out_proj"].weight.eq(9).all()
+    assert ours["stsb"]["out_proj"].weight.eq(0).all() and ours["cola"]["out_proj"].weight.eq(0).all()
+    assert "classification head mnli of the checkpoint is left out: it is none of this task's" in caplog.text
+    assert "classification head stsb of the checkpoint is left out: it has another number of outputs" in caplog.text
+    assert "classification head cola is not in the checkpoint and starts with fresh weights" in caplog.text

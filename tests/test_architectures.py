@@ -67,17 +67,8 @@ def test_arch_presets_are_the_rows(name):
 
 def test_options_override_a_preset():
     built_from = model_options(
-        *[
-            "--arch",
-            "par_bert_base",
-            "--sublayer-pattern",
-            "(sff)x2(f)x2",
-            "--encoder-embed-dim",
-            "64",
-            "--dropout",
-            "0.2",
-        ],
-        *["--max-positions", "1024", "--encoder-normalize-before", "--relative-position-buckets", "16"],
+        *"--arch par_bert_base --sublayer-pattern (sff)x2(f)x2 --encoder-embed-dim 64 --dropout 0.2".split(),
+        *"--max-positions 1024 --encoder-normalize-before --relative-position-buckets 16".split(),
     )
     assert built_from.sublayer_pattern == "(sff)x2(f)x2"
     assert (built_from.encoder_embed_dim, built_from.dropout, built_from.max_positions) == (64, 0.2, 1024)

@@ -63,18 +63,8 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
 
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
-        *[
-            "--task",
-            "full_sentences_masked_lm",
-            "--tokens-per-sample",
-            "32",
-            "--cpu",
-            "--optimizer",
-            "fused_adam",
-            "--lr",
-            "1e-3",
-        ],
-        *["--lr-scheduler", "linear_warmup", "--num-workers", "0", "--log-format", "simple", "--no-epoch-checkpoints"],
+        *"--task full_sentences_masked_lm --tokens-per-sample 32 --cpu --optimizer fused_adam --lr 1e-3".split(),
+        *"--lr-scheduler linear_warmup --num-workers 0 --log-format simple --no-epoch-checkpoints".split(),
         *("--save-dir", str(tmp_path / "killed"), *options.split()),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
@@ -98,23 +88,17 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
     # It is no equality of things that stand still: weights moved, and the epochs' masks differ.
     moved = [name for name, weight in whole["model"].items() if not torch.equal(weight, saved["model"][name])]
     assert len(moved) == len(whole["model"]) - 1  # all but the dictionary's hash
-    blocks_of_epoch = [
-        {
-            tuple(row.tolist())
-            for update in range(start, start + per_epoch)
-            for batch in uninterrupted[update]
-            for row in batch
-        }
-        for start in (0, per_epoch)
-    ]
-    assert len(blocks_of_epoch[0] & blocks_of_epoch[1]) < len(blocks_of_epoch[0]) / 20
+
+    def masked_blocks(epoch: int) -> set[tuple[int, ...]]:
+        updates_of_epoch = range((epoch - 1) * per_epoch, epoch * per_epoch)
+        return {tuple(row.tolist()) for update in updates_of_epoch for batch in uninterrupted[update] for row in batch}
+
+    assert len(masked_blocks(1) & masked_blocks(2)) < len(masked_blocks(1)) / 20
 
 
 def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_path, fairseq_train, free_port):
     options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0"
-    alone = fairseq_train(
-        data_folder, f"{options} --update-freq 2 --required-batch-size-multiple 1", tmp_path / "alone"
-    )
+    alone = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "alone")
     environment = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
 
     def two_processes(more_options: str) -> dict:

@@ -161,7 +161,7 @@ class _EncoderWithHead(FairseqEncoder):
 
 
 def dictionary_hash(dictionary) -> Tensor:
-    """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under another dictionary.
+    """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under other symbols.
 
     Counts do not matter: they are statistics of a corpus.
     """

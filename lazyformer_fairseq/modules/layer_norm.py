@@ -1,4 +1,4 @@
-"""LayerNorm: NVIDIA apex's fused one where apex is installed and a GPU is there, else torch's own (fused on GPUs too)."""
+"""LayerNorm: NVIDIA apex's fused one where apex and a GPU are there, else torch's own (fused on GPUs too)."""
 
 import torch
 from torch import nn

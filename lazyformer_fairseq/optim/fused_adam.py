@@ -7,7 +7,7 @@ import ast
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, List  # noqa: UP035
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -28,7 +28,7 @@ class FusedAdamConfig(FairseqDataclass):
         default=False,
         metadata={"help": "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"},
     )
-    lr: list[float] = II("optimization.lr")
+    lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
 
 
 @register_optimizer("fused_adam", dataclass=FusedAdamConfig)

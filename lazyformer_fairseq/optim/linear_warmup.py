@@ -3,7 +3,7 @@
 import logging
 import math
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import List, Optional  # noqa: UP035
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
@@ -21,7 +21,7 @@ class LinearWarmupConfig(FairseqDataclass):
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")
-    lr: list[float] = II("optimization.lr")
+    lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
 
 
 @register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)

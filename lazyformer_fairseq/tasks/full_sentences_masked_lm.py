@@ -22,9 +22,7 @@ logger = logging.getLogger(__name__)
 class FullSentencesMaskedLMConfig(FairseqDataclass):
     data: str = field(
         default=MISSING,
-        metadata={
-            "help": "folder of binarised data, or several as a:b:c, one an epoch in turn; the first has dict.txt"
-        },
+        metadata={"help": "folder of binarised data, or several as a:b:c, one an epoch in turn; dict.txt in the first"},
     )
     tokens_per_sample: int = field(
         default=512, metadata={"help": "longest block of sentences in tokens, <s> and </s> included"}

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,12 @@ from lazyformer_fairseq.optim.linear_warmup import LinearWarmupSchedule
 
 
 def schedule_of(max_update=0, max_epoch=0, warmup_ratio=0.1) -> LinearWarmupSchedule:
-    cfg = OmegaConf.create(
-        {"lr": [0.5], "max_update": max_update, "max_epoch": max_epoch, "warmup_ratio": warmup_ratio}
+    options = {"lr": [0.5], "max_update": max_update, "max_epoch": max_epoch, "warmup_ratio": warmup_ratio}
+    adam = {"lr": [0.5], "adam_betas": (0.9, 0.98), "adam_eps": 1e-6, "weight_decay": 0}
+    optimizer = FusedAdam(
+        SimpleNamespace(**adam, no_decay_bias_and_norm=False), [torch.nn.Parameter(torch.zeros(2, 2))]
     )
-    adam = SimpleNamespace(
-        lr=[0.5], adam_betas=(0.9, 0.98), adam_eps=1e-6, weight_decay=0, no_decay_bias_and_norm=False
-    )
-    return LinearWarmupSchedule(cfg, FusedAdam(adam, [torch.nn.Parameter(torch.zeros(2, 2))]))
+    return LinearWarmupSchedule(OmegaConf.create(options), optimizer)
 
 
 def rates(schedule: LinearWarmupSchedule, updates: int) -> list[float]:
@@ -26,7 +26,7 @@ def rates(schedule: LinearWarmupSchedule, updates: int) -> list[float]:
 def test_the_rate_grows_linearly_and_falls_linearly_to_zero():
     found = rates(schedule_of(max_update=20), 20)
     assert found[:3] == pytest.approx([0.25, 0.5, 0.5])  # updates 1 and 2 are the warm-up of 10%
-    steps = [before - after for before, after in zip(found[2:], found[3:], strict=False)]
+    steps = [before - after for before, after in pairwise(found[2:])]
     assert steps == pytest.approx([0.5 / 18] * len(steps))
     assert found[-1] == pytest.approx(0.5 / 18)
     assert schedule_of(max_update=20).step_update(20) == 0

@@ -1,0 +1,80 @@
+"""The demo's table, picture and answers."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot
+from tabulate import tabulate
+
+from lazyformer_fairseq.models.hub import LazyFormerHub
+
+WORD_TO_MASK = re.compile(r"\b[a-z]{4,}\b")
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """A Markdown table, one row a model."""
+    rows = [
+        [
+            name,
+            f"{result['parameters']:,}",
+            "{:.1f} ({:.1f} to {:.1f})".format(*result["milliseconds"]),
+            f"{result['loss']:.2f}",
+            f"{result['accuracy']:.1f}%",
+            f"{result['matthews']:.3f}",
+        ]
+        for name, result in results.items()
+    ]
+    headers = (
+        "model",
+        "parameters",
+        "ms per update (quartiles)",
+        "validation loss, bits",
+        "masked accuracy",
+        "acceptability, Matthews",
+    )
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, stralign="right")
+
+
+def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path) -> None:
+    """Validation loss against updates and against training time, with the text's unigram entropy, to a PNG."""
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axis, key, label in zip(axes, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
+        for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
+            axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
+        axis.axhline(unigram_entropy, color="grey", linestyle=":")
+        axis.annotate("unigram entropy of the text", (0.99, unigram_entropy), xycoords=("axes fraction", "data"),
+                      ha="right", va="bottom", color="grey")  # fmt: skip
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("validation loss, bits a masked token")
+    axes[0].legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def fill_masks(hub: LazyFormerHub, sentences: list[str], count: int, seed: int) -> list[list[str]]:
+    """Rows (text with a mask, the word that stood there, the model's three likeliest) for held-out sentences.
+
+    Words that the tokenizer splits are passed over: one mask stands for one piece.
+    """
+    rows: list[list[str]] = []
+    chance = random.Random(seed)
+    for sentence in chance.sample(sentences, len(sentences)):
+        whole_words = [
+            found for found in WORD_TO_MASK.finditer(sentence) if len(hub.tokenizer.encode(found.group())) == 1
+        ]
+        if len(whole_words) < 3 or len(sentence) > 90:
+            continue
+        word = chance.choice(whole_words)
+        text = f"{sentence[: word.start()]}<mask>{sentence[word.end() :]}"
+        answers = (f"{answer.word} ({answer.probability:.0%})" for answer in hub.fill_mask(text, topk=3))
+        rows.append([text, word.group(), ", ".join(answers)])
+        if len(rows) == count:
+            break
+    return rows

@@ -1,0 +1,135 @@
+"""The whole demo: text, two models side by side, fine-tuning, table and picture. What is done already is reused."""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from lazyformer_fairseq.corpus.binarise import prepare_corpus
+from lazyformer_fairseq.corpus.documents import Document, read_documents
+from lazyformer_fairseq.data.text_normalisation import TextSettings
+from lazyformer_fairseq.demo import report
+from lazyformer_fairseq.demo.acceptability import write_acceptability_task
+from lazyformer_fairseq.demo.finetune import finetune
+from lazyformer_fairseq.demo.python_prose import python_prose
+from lazyformer_fairseq.demo.settings import DemoSettings
+from lazyformer_fairseq.demo.side_by_side import pretrain
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.task_table import find_task
+from lazyformer_fairseq.glue.tsv import read_split
+from lazyformer_fairseq.models import LazyFormerModel
+
+WHOLE_SPLIT = 10**9
+ANSWERS = 5
+
+
+def run_demo(settings: DemoSettings, folder: Path) -> None:
+    """Runs the demo in `folder`, or goes on where an earlier run stopped.
+
+    Raises:
+        UserError: the folder holds a demo of other settings, or the text does not suffice.
+    """
+    logging.disable(logging.INFO)  # fairseq's
+    _claim(settings, folder)
+    data, task = folder / "data", folder / "acceptability"
+    _prepare(settings, data, task)
+    results = _pretrained(settings, data, folder)
+    _add_matthews(settings, task, folder, results)
+    _print_report(settings, data, task, folder, results)
+
+
+def _claim(settings: DemoSettings, folder: Path) -> None:
+    """Keeps the settings in the folder, so that results of other settings are never mixed in."""
+    path = folder / "settings.json"
+    if path.exists():
+        if json.loads(path.read_text()) != settings.as_json():
+            raise UserError(f"{folder} holds a demo of other settings (see {path}); remove it or give another --output")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_whole(path, settings.as_json())
+
+
+def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
+    if data.exists() and task.exists():
+        print(f"Reusing the text in {data} and {task}.")
+        return
+    print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
+    documents: list[Document] = list(read_documents(settings.corpus) if settings.corpus else python_prose())
+    if not data.exists():
+        prepare_corpus(
+            documents,
+            data,
+            settings.vocab_size,
+            settings.valid_share,
+            settings.seed,
+            TextSettings(character_coverage=1.0),  # the text is small: every character is worth a piece
+        )
+    if not task.exists():
+        write_acceptability_task(documents, task, settings.valid_share, settings.seed)
+
+
+def _pretrained(settings: DemoSettings, data: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """What pre-training came to, by model."""
+    path = folder / "pretraining.json"
+    if path.exists():
+        print(f"Reusing the models in {folder}.")
+        return json.loads(path.read_text())
+    torch.set_num_threads(os.cpu_count() or 1)
+    results = {}
+    for name, run in pretrain(settings, data, folder).items():
+        milliseconds = 1000 * np.array(run.seconds)
+        results[name] = {
+            "parameters": run.parameters,
+            "milliseconds": [float(np.percentile(milliseconds, share)) for share in (50, 25, 75)],
+            **run.validate(WHOLE_SPLIT),
+            "curve": run.curve,
+        }
+    _write_whole(path, results)
+    return results
+
+
+def _add_matthews(settings: DemoSettings, task: Path, folder: Path, results: dict[str, dict[str, Any]]) -> None:
+    path = folder / "finetuning.json"
+    if path.exists():
+        print(f"Reusing the fine-tuned models in {folder / 'finetuned'}.")
+    else:
+        _write_whole(path, finetune(settings, task, folder, folder / "finetuned"))
+    for name, score in json.loads(path.read_text()).items():
+        results[name]["matthews"] = score
+
+
+def _print_report(
+    settings: DemoSettings, data: Path, task: Path, folder: Path, results: dict[str, dict[str, Any]]
+) -> None:
+    manifest = json.loads((data / "manifest.json").read_text())
+    entropy = manifest["valid"]["unigram_entropy_bits"]
+    table = report.table(results)
+    (folder / "table.md").write_text(table + "\n")
+    report.draw(results, entropy, folder / "loss.png")
+    print(f"\n{table}\n")
+    for name, result in results.items():
+        print(
+            f"{name}: {result['loss']:.2f} bits a masked token; the held-out text's unigram entropy is {entropy:.2f}."
+        )
+    print(
+        f"Pre-trained on {manifest['train']['tokens']:,} tokens, {settings.updates} updates of {settings.sequences} "
+        f"blocks of at most {settings.tokens_per_sample} tokens, in turn in one process."
+    )
+    *_, lazy = results
+    hub = LazyFormerModel.from_pretrained(folder / lazy)
+    sentences = [row.texts[0] for row in read_split(find_task("CoLA"), task, "valid").examples if row.target == 1]
+    rows = report.fill_masks(hub, sentences, ANSWERS, settings.seed)
+    print(f"\n{lazy} fills masks in held-out sentences:\n")
+    print(tabulate(rows, ("text", "word", "answers"), maxcolwidths=[60, None, 40]))
+    print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
+
+
+def _write_whole(path: Path, content: Any) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(path)

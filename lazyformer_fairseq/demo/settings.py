@@ -1,0 +1,67 @@
+"""What the demo trains: two tiny models of the same size, on the same batches."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+# Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
+MODELS = {
+    "BERT M1x4": "--arch bert_tiny --sublayer-pattern M1x4 --encoder-ffn-embed-dim 256",
+    "LazyFormer M2x2": "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --encoder-ffn-embed-dim 320",
+}
+SIZES = "--encoder-embed-dim 128 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0"
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """All that decides the demo's result; kept in its folder, so that a second run knows what it may reuse.
+
+    Attributes:
+        corpus: text file or folder of the user's; None for the prose that Python carries.
+        vocab_size: all symbols included.
+        valid_share: of the documents; the acceptability task is made of these.
+        tokens_per_sample: longest block.
+        sequences: of an update.
+        updates: of pre-training.
+        rate: peak learning rate of pre-training.
+        finetuning_epochs: of the acceptability task.
+        seed: of everything.
+    """
+
+    corpus: Optional[str] = None
+    vocab_size: int = 4000
+    valid_share: float = 0.2
+    tokens_per_sample: int = 64
+    sequences: int = 16
+    updates: int = 2500
+    rate: float = 5e-3
+    finetuning_epochs: int = 10
+    seed: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def pretraining_command(self, model: str, data: Path, save_dir: Path) -> list[str]:
+        """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""
+        return [
+            *(str(data), "--user-dir", str(PACKAGE), "--task", "full_sentences_masked_lm"),
+            *("--tokens-per-sample", str(self.tokens_per_sample), "--criterion", "masked_lm_accuracy"),
+            *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
+            *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
+            *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.05", "--lr", str(self.rate)),
+            *("--max-update", str(self.updates), "--batch-size", str(self.sequences), "--num-workers", "0", "--cpu"),
+        ]
+
+    def finetuning_command(self, model: str, task: Path, checkpoint: Path, save_dir: Path) -> list[str]:
+        """Arguments of the fairseq-train that fine-tunes it on the acceptability task."""
+        return [
+            *(str(task), "--user-dir", str(PACKAGE), "--task", "glue", "--glue-task", "CoLA"),
+            *("--max-positions", "64", "--criterion", "glue", "--finetune-from-model", str(checkpoint)),
+            *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
+            *("--optimizer", "fused_adam", "--clip-norm", "1.0", "--lr-scheduler", "linear_warmup"),
+            *("--warmup-ratio", "0.06", "--lr", "1e-3", "--max-epoch", str(self.finetuning_epochs)),
+            *("--batch-size", "32", "--num-workers", "0", "--cpu", "--no-epoch-checkpoints"),
+            *("--best-checkpoint-metric", "matthews", "--maximize-best-checkpoint-metric", "--log-format", "simple"),
+        ]

@@ -1,0 +1,36 @@
+import pytest
+from click.testing import CliRunner
+from helpers import toy_documents
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+
+
+def test_help_names_commands_and_defaults():
+    assert {"corpus", "demo"} <= set(CliRunner().invoke(main, ["--help"]).output.split())
+    assert "[default: results/demo]" in CliRunner().invoke(main, ["demo", "--help"]).output
+    assert "[default: 32768" in CliRunner().invoke(main, ["corpus", "--help"]).output
+
+
+def test_corpus_writes_what_fairseq_train_reads(tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    for name, seed in (("a.txt", 1), ("b.txt", 2)):
+        (text / name).write_text("\n\n".join(" ".join(d.paragraphs) for d in toy_documents(60, seed)))
+    data = tmp_path / "data"
+    command = ["corpus", str(text), str(data), "--vocab-size", "160", "--valid-share", "0.1"]
+    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert result.exit_code == 0 and "documents" in result.output
+    assert {path.name for path in data.iterdir()} == {
+        *(f"{split}.{ending}" for split in ("train", "valid") for ending in ("bin", "idx")),
+        *("dict.txt", "tokenizer", "manifest.json"),
+    }
+    assert len(Tokenizer.load(data / "tokenizer").dictionary) == 160
+
+
+def test_corpus_names_what_is_wrong(tmp_path):
+    command = ["corpus", str(tmp_path / "missing"), str(tmp_path / "data")]
+    with pytest.raises(UserError, match="missing"):
+        CliRunner().invoke(main, command, catch_exceptions=False)
+    assert not (tmp_path / "data").exists()

@@ -3,6 +3,10 @@
 Importing the package registers its models, tasks, criterions, optimizer and schedule with fairseq.
 """
 
+import logging
+
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # on import it asks for tensorboardX
+
 from lazyformer_fairseq import fairseq_compat
 from lazyformer_fairseq.criterions import glue as glue_criterion
 from lazyformer_fairseq.criterions import masked_lm

@@ -1,5 +1,6 @@
 """The command ``lazyformer``."""
 
+import logging
 from pathlib import Path
 from typing import Optional
 
@@ -10,6 +11,7 @@ import click
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq. Pre-training and fine-tuning run through fairseq-train (see README)."""
+    logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library say everything
 
 
 @main.command()

@@ -3,7 +3,14 @@
 import random
 from pathlib import Path
 
+import torch
+from fairseq.data import Dictionary
+
+from lazyformer_fairseq.architectures import ARCHITECTURES
 from lazyformer_fairseq.corpus.documents import Document
+from lazyformer_fairseq.glue.task_table import TASKS, Split, TaskDescription
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,3 +34,49 @@ def toy_documents(count: int, seed: int = 1) -> list[Document]:
         )
 
     return [Document(f"toy:{n}", (" ".join(sentence() for _ in range(rng.randint(1, 9))),)) for n in range(count)]
+
+
+def write_toy_glue(folder: Path, train: int = 120, valid: int = 40) -> Path:
+    """Files of GLUE's official layout for every task that can be fine-tuned. Returns `folder`.
+
+    Classes take turns from sentence to sentence; a sentence of class 1 starts with "the". A score is 4.999 or 0.
+    """
+    sentences = [f"{name} sees the {thing}" for name in NAMES for thing in THINGS]
+    rows = {"train": sentences[:train], "valid": sentences[train : train + valid], "test": ["the garden sees Anna"]}
+    for task in TASKS.values():
+        if "train" in task.splits:
+            for name, split in task.splits.items():
+                write_lines(folder / task.folder / split.file, _lines(task, split, rows[name.rstrip("1")]))
+    return folder
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[str]:
+    """One a sentence; a pair is the sentence twice. Columns without a name (CoLA) stand at their numbers."""
+    labels = task.labels or ("0", "4.999")
+    columns = [*split.texts, *([split.label] if split.label is not None else [])]
+    lines = ["\t".join(columns)] if split.has_header else []
+    for number, sentence in enumerate(sentences):
+        which = number % len(labels)
+        text = f"the {sentence}" if which == 1 else sentence
+        fields = dict.fromkeys(columns, text)
+        if split.label is not None:
+            fields[split.label] = labels[which]
+        if not split.has_header:
+            fields = {column: fields.get(column, "") for column in range(max(columns) + 1)}
+        lines.append("\t".join(fields.values()))
+    return lines
+
+
+def count_parameters(arch: str, vocab_size: int = 32_768) -> int:
+    """Parameters of a named arch, counted without making them."""
+    dictionary = Dictionary()
+    while len(dictionary) < vocab_size:
+        dictionary.add_symbol(f"word{len(dictionary)}")
+    with torch.device("meta"):
+        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), dictionary)
+    return sum(parameter.numel() for parameter in model.parameters())

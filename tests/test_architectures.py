@@ -1,34 +1,13 @@
-from pathlib import Path
-
 import pytest
-import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from helpers import ROOT, count_parameters
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
 PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
-CONFIGS = Path(__file__).parent.parent / "configs" / "pretraining"
-
-
-def dictionary_of(size: int) -> Dictionary:
-    dictionary = Dictionary()
-    while len(dictionary) < size:
-        dictionary.add_symbol(f"word{len(dictionary)}")
-    return dictionary
-
-
-PAPER_DICTIONARY = dictionary_of(32_768)
-
-
-def count_parameters(name: str) -> int:
-    with torch.device("meta"):
-        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[name].options()), PAPER_DICTIONARY)
-    return sum(parameter.numel() for parameter in model.parameters())
+CONFIGS = ROOT / "configs" / "pretraining"
 
 
 @pytest.mark.parametrize("name", PAPER)

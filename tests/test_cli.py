@@ -7,10 +7,14 @@ from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 
 
+def help_of(*command: str) -> str:
+    return " ".join(CliRunner().invoke(main, [*command, "--help"]).output.split())
+
+
 def test_help_names_commands_and_defaults():
-    assert {"corpus", "demo"} <= set(CliRunner().invoke(main, ["--help"]).output.split())
-    assert "[default: results/demo]" in CliRunner().invoke(main, ["demo", "--help"]).output
-    assert "[default: 32768" in CliRunner().invoke(main, ["corpus", "--help"]).output
+    assert {"corpus", "demo"} <= set(help_of().split())
+    assert "[default: results/demo]" in help_of("demo")
+    assert "[default: 32768;" in help_of("corpus") and "[default: 0.005;" in help_of("corpus")
 
 
 def test_corpus_writes_what_fairseq_train_reads(tmp_path):

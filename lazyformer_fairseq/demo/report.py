@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from lazyformer_fairseq.models.hub import LazyFormerHub
 
-WORD_TO_MASK = re.compile(r"\b[a-z]{4,}\b")
+WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -38,7 +38,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "masked accuracy",
         "acceptability, Matthews",
     )
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, stralign="right")
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
 
 
 def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path) -> None:

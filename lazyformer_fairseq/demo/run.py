@@ -24,7 +24,6 @@ from lazyformer_fairseq.glue.task_table import find_task
 from lazyformer_fairseq.glue.tsv import read_split
 from lazyformer_fairseq.models import LazyFormerModel
 
-WHOLE_SPLIT = 10**9
 ANSWERS = 5
 
 
@@ -86,7 +85,8 @@ def _pretrained(settings: DemoSettings, data: Path, folder: Path) -> dict[str, d
         results[name] = {
             "parameters": run.parameters,
             "milliseconds": [float(np.percentile(milliseconds, share)) for share in (50, 25, 75)],
-            **run.validate(WHOLE_SPLIT),
+            "loss": run.curve["loss"][-1],
+            "accuracy": run.curve["accuracy"][-1],
             "curve": run.curve,
         }
     _write_whole(path, results)

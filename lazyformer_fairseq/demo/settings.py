@@ -8,10 +8,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {
-    "BERT M1x4": "--arch bert_tiny --sublayer-pattern M1x4 --encoder-ffn-embed-dim 256",
-    "LazyFormer M2x2": "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --encoder-ffn-embed-dim 320",
+    "bert_m1x4": "--arch bert_tiny --sublayer-pattern M1x4 --encoder-ffn-embed-dim 128",
+    "lazyformer_m2x2": "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --encoder-ffn-embed-dim 160",
 }
-SIZES = "--encoder-embed-dim 128 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0"
+SIZES = "--encoder-embed-dim 64 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0"
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class DemoSettings:
     corpus: Optional[str] = None
     vocab_size: int = 4000
     valid_share: float = 0.2
-    tokens_per_sample: int = 64
-    sequences: int = 16
-    updates: int = 2500
-    rate: float = 5e-3
+    tokens_per_sample: int = 32
+    sequences: int = 8
+    updates: int = 6000
+    rate: float = 2e-3
     finetuning_epochs: int = 10
     seed: int = 1
 
@@ -50,8 +50,9 @@ class DemoSettings:
             *("--tokens-per-sample", str(self.tokens_per_sample), "--criterion", "masked_lm_accuracy"),
             *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-            *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.05", "--lr", str(self.rate)),
-            *("--max-update", str(self.updates), "--batch-size", str(self.sequences), "--num-workers", "0", "--cpu"),
+            *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.2", "--lr", str(self.rate)),
+            *("--max-update", str(self.updates), "--batch-size", str(self.sequences)),
+            *("--batch-size-valid", "128", "--num-workers", "0", "--cpu"),
         ]
 
     def finetuning_command(self, model: str, task: Path, checkpoint: Path, save_dir: Path) -> list[str]:

@@ -18,8 +18,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
 
-VALIDATIONS = 12  # points of a curve
-BATCHES_OF_A_POINT = 8  # of a curve's validation; the table's is over the whole split
+VALIDATIONS = 12  # points of a curve beside the first
 SAVES = 6
 
 
@@ -29,7 +28,8 @@ class Run:
     Attributes:
         name: key of MODELS.
         save_dir: of its checkpoints; one that is there is resumed.
-        curve: validation loss by update: lists `updates`, `seconds` (of training alone), `loss` (bits a masked token).
+        curve: by validation, lists: `updates`, `seconds` (of training alone), `loss` (bits a masked token), `accuracy`
+            (percent).
         seconds: of each update.
     """
 
@@ -45,7 +45,7 @@ class Run:
         self.task.load_dataset("valid")
         self.trainer = Trainer(self.cfg, self.task, model, criterion)
         saved, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
-        self.curve = saved["curve"] if saved else {"updates": [], "seconds": [], "loss": []}
+        self.curve: dict[str, list[float]] = saved["curve"] if saved else {}
         self.seconds: list[float] = saved["seconds"] if saved else []
         self.batches = self._batches()
 
@@ -70,20 +70,15 @@ class Run:
             self.trainer.train_step(batch)
         self.seconds.append(time.perf_counter() - start)
 
-    def validate(self, most_batches: int) -> dict[str, float]:
-        """Loss (bits a masked token) and accuracy (percent) on the held-out documents."""
-        batches = self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False)
+    def validate(self) -> None:
+        """Adds a point to the curve: loss and accuracy on all held-out documents."""
         with metrics.aggregate(new_root=True) as found:
-            for number, batch in enumerate(batches):
-                if number == most_batches:
-                    break
+            for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
                 self.trainer.valid_step(batch)
-        return {name: float(found[name].avg) for name in ("loss", "accuracy")}
-
-    def add_point(self) -> None:
-        self.curve["updates"].append(self.updates)
-        self.curve["seconds"].append(sum(self.seconds))
-        self.curve["loss"].append(self.validate(BATCHES_OF_A_POINT)["loss"])
+        point = {"updates": self.updates, "seconds": sum(self.seconds)}
+        point |= {name: float(found[name].avg) for name in ("loss", "accuracy")}
+        for name, value in point.items():
+            self.curve.setdefault(name, []).append(value)
 
     def save(self) -> None:
         """Writes a checkpoint that fairseq-train could resume, with the curve and times beside."""
@@ -111,14 +106,14 @@ def pretrain(settings: DemoSettings, data: Path, folder: Path) -> dict[str, Run]
         print(f"Resuming pre-training at {', '.join(f'{run.name}: update {run.updates}' for run in runs)} of {total}.")
     with tqdm(total=total * len(runs), initial=done, desc="pre-training", unit=" updates") as progress:
         while (behind := min(runs, key=lambda run: run.updates)).updates < total:
-            if behind.updates == 0 and not behind.curve["updates"]:
-                behind.add_point()
+            if not behind.curve:
+                behind.validate()
             behind.update()
             progress.update()
             if behind.updates % point_every == 0 or behind.updates == total:
-                behind.add_point()
-                points = {run.name: f"{run.curve['loss'][-1]:.2f}" for run in runs if run.curve["loss"]}
-                progress.set_postfix_str(", ".join(f"{name} {loss} bits" for name, loss in points.items()))
+                behind.validate()
+                losses = (f"{run.name} {run.curve['loss'][-1]:.2f}" for run in runs if run.curve)
+                progress.set_postfix_str(f"bits: {', '.join(losses)}")
             if behind.updates % save_every == 0 or behind.updates == total:
                 behind.save()
     return {run.name: run for run in runs}

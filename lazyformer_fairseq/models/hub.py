@@ -65,7 +65,7 @@ def _build(state: dict, dictionary: Dictionary, path: Path) -> LazyFormerModel:
     for name, num_classes in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, num_classes)
     model.load_state_dict(weights)
-    return model.float()
+    return model
 
 
 class LazyFormerHub(nn.Module):

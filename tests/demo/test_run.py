@@ -43,7 +43,7 @@ def test_the_demo_from_an_interrupt_to_its_report_and_again(settings, tmp_path, 
     printed = capsys.readouterr().out
     assert "Reusing the text" in printed
     assert re.search(
-        r"Resuming pre-training at BERT M1x4: update 1[0-3], LazyFormer M2x2: update 1[0-3] of 24", printed
+        r"Resuming pre-training at bert_m1x4: update 1[0-3], lazyformer_m2x2: update 1[0-3] of 24", printed
     )
     assert_report_is_complete(printed, folder)
     results = json.loads((folder / "pretraining.json").read_text())

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 usage() {
-    cat <<'HELP'
+  cat <<'HELP'
 usage: scripts/pretrain.sh ARCH DATA [options of this script] [options of fairseq-train]
 
 Pre-trains ARCH (lazyformer_m2x6_s, bert_base, par_bert_base, ...) on DATA, a folder of binarised data or several as
@@ -25,8 +25,8 @@ HELP
 }
 
 fail() {
-    echo "error: $*" >&2
-    exit 2
+  echo "error: $*" >&2
+  exit 2
 }
 
 count_gpus() { if nvidia-smi -L >/dev/null 2>&1; then nvidia-smi -L | wc -l; else echo 0; fi; }
@@ -35,8 +35,8 @@ count_gpus() { if nvidia-smi -L >/dev/null 2>&1; then nvidia-smi -L | wc -l; els
 lowest_capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -V | head -n 1 | cut -d . -f 1; }
 
 if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
-    usage
-    exit 0
+  usage
+  exit 0
 fi
 [[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail "give ARCH and DATA first; see scripts/pretrain.sh --help"
 arch=$1 data=$2
@@ -45,37 +45,37 @@ shift 2
 gpus='' nodes=1 node_rank=0 master=127.0.0.1:29500 per_gpu='' per_update=256 dry_run=''
 fairseq_options=()
 while [[ $# -gt 0 ]]; do
+  case $1 in
+  --gpus | --nodes | --node-rank | --master | --sequences-per-gpu | --sequences-per-update)
+    [[ $# -ge 2 ]] || fail "$1 needs a value"
+    if [[ $1 != --master ]]; then [[ $2 =~ ^[0-9]+$ ]] || fail "$1 $2: give a whole number"; fi
     case $1 in
-    --gpus | --nodes | --node-rank | --master | --sequences-per-gpu | --sequences-per-update)
-        [[ $# -ge 2 ]] || fail "$1 needs a value"
-        if [[ $1 != --master ]]; then [[ $2 =~ ^[0-9]+$ ]] || fail "$1 $2: give a whole number"; fi
-        case $1 in
-        --gpus) gpus=$2 ;;
-        --nodes) nodes=$2 ;;
-        --node-rank) node_rank=$2 ;;
-        --master) master=$2 ;;
-        --sequences-per-gpu) per_gpu=$2 ;;
-        --sequences-per-update) per_update=$2 ;;
-        esac
-        shift 2
-        ;;
-    --dry-run) dry_run=yes && shift ;;
-    *) fairseq_options+=("$1") && shift ;;
+    --gpus) gpus=$2 ;;
+    --nodes) nodes=$2 ;;
+    --node-rank) node_rank=$2 ;;
+    --master) master=$2 ;;
+    --sequences-per-gpu) per_gpu=$2 ;;
+    --sequences-per-update) per_update=$2 ;;
     esac
+    shift 2
+    ;;
+  --dry-run) dry_run=yes && shift ;;
+  *) fairseq_options+=("$1") && shift ;;
+  esac
 done
 
 found=$(count_gpus)
 if [[ $found -gt 0 ]]; then
-    device_options=(--fp16)
-    [[ $(lowest_capability) -lt 8 ]] || device_options=(--bf16)
+  device_options=(--fp16)
+  [[ $(lowest_capability) -lt 8 ]] || device_options=(--bf16)
 else
-    device_options=(--cpu --distributed-backend gloo --ddp-backend legacy_ddp)
+  device_options=(--cpu --distributed-backend gloo --ddp-backend legacy_ddp)
 fi
 processes=${gpus:-$((found > 0 ? found : 1))}
 world=$((nodes * processes))
 [[ $world -gt 0 ]] || fail "--nodes $nodes --gpus $processes: at least one process is needed"
 [[ $per_update -gt 0 && $((per_update % world)) -eq 0 ]] ||
-    fail "$per_update sequences an update do not divide among $world processes; give --sequences-per-update N"
+  fail "$per_update sequences an update do not divide among $world processes; give --sequences-per-update N"
 share=$((per_update / world)) # of one process
 per_gpu=${per_gpu:-$((found > 0 ? 16 : 4))}
 [[ $per_gpu -gt 0 ]] || fail "--sequences-per-gpu 0: give at least 1"
@@ -87,22 +87,22 @@ python=python3
 [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
 
 command=(
-    "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node_rank" --nproc-per-node "$processes"
-    --master-addr "${master%:*}" --master-port "${master##*:}" -m fairseq_cli.train "$data"
-    --user-dir "$root/lazyformer_fairseq" --task full_sentences_masked_lm --tokens-per-sample 512
-    --arch "$arch" --criterion masked_lm_accuracy
-    --optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
-    --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --max-update 1000000
-    --batch-size "$per_gpu" --required-batch-size-multiple 1 --update-freq "$update_freq"
-    --distributed-world-size "$world" "${device_options[@]}"
-    --save-dir "checkpoints/$arch" --save-interval-updates 50000 --no-epoch-checkpoints
-    --num-workers 2 --log-format simple --log-interval 100 --seed 1
-    "${fairseq_options[@]}"
+  "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node_rank" --nproc-per-node "$processes"
+  --master-addr "${master%:*}" --master-port "${master##*:}" -m fairseq_cli.train "$data"
+  --user-dir "$root/lazyformer_fairseq" --task full_sentences_masked_lm --tokens-per-sample 512
+  --arch "$arch" --criterion masked_lm_accuracy
+  --optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+  --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --max-update 1000000
+  --batch-size "$per_gpu" --required-batch-size-multiple 1 --update-freq "$update_freq"
+  --distributed-world-size "$world" "${device_options[@]}"
+  --save-dir "checkpoints/$arch" --save-interval-updates 50000 --no-epoch-checkpoints
+  --num-workers 2 --log-format simple --log-interval 100 --seed 1
+  "${fairseq_options[@]}"
 )
 echo "an update is $per_update sequences: $world processes x $per_gpu sequences x update-freq $update_freq" >&2
 if [[ -n $dry_run ]]; then
-    printf '%q ' "${command[@]}"
-    echo
-    exit 0
+  printf '%q ' "${command[@]}"
+  echo
+  exit 0
 fi
 exec "${command[@]}"

@@ -46,17 +46,15 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
     """
     if tokens_per_sample < 3:
         raise ValueError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
-    pieces = _cut_pieces(np.asarray(item_sizes, dtype=np.int64), tokens_per_sample - 2)
-    first, last = _greedy_runs(pieces.sizes, pieces.is_text, tokens_per_sample - 1)
-    ends_in_piece = pieces.is_cut[last]
-    end_of_tokens = np.cumsum(pieces.sizes)
-    sizes = 1 + end_of_tokens[last] - end_of_tokens[first] + pieces.sizes[first]
+    pieces = _cut_pieces(np.asarray(item_sizes, dtype=np.int32), tokens_per_sample - 2)
+    end_of_tokens = np.cumsum(pieces.sizes, dtype=np.int64)
+    first, last = _greedy_runs(end_of_tokens, pieces.is_text, tokens_per_sample - 1)
     return Blocks(
         first_item=pieces.item[first],
         first_offset=pieces.offset[first],
         last_item=pieces.item[last],
-        last_end=pieces.offset[last] + pieces.sizes[last] - ends_in_piece,
-        sizes=sizes,
+        last_end=pieces.offset[last] + pieces.sizes[last] - pieces.is_cut[last],
+        sizes=1 + end_of_tokens[last] - end_of_tokens[first] + pieces.sizes[first],
     )
 
 
@@ -77,33 +75,31 @@ def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
     # An item of piece_size + 1 tokens, its own </s> among them, still fills a block exactly and stays whole.
     counts = np.where(item_sizes > piece_size + 1, -(-(item_sizes - 1) // piece_size), 1)
     counts[repeated_boundary] = 0
-    item = np.repeat(np.arange(len(item_sizes)), counts)
-    number = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)  # of the piece in its item
-    offset = number * piece_size
+    item = np.repeat(np.arange(len(item_sizes), dtype=np.int32), counts)
+    first_piece = np.cumsum(counts, dtype=np.int32) - counts
+    number = np.arange(len(item), dtype=np.int32) - first_piece[item]  # of the piece in its item
+    offset = number * np.int32(piece_size)
     is_cut = number < counts[item] - 1
-    sizes = np.where(is_cut, piece_size + 1, item_sizes[item] - offset)
+    sizes = np.where(is_cut, np.int32(piece_size + 1), item_sizes[item] - offset)
     return _Pieces(item, offset, sizes, is_cut, is_text[item])
 
 
-def _greedy_runs(sizes: np.ndarray, is_text: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def _greedy_runs(end_of_tokens: np.ndarray, is_text: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """First and last piece of each run of at most `capacity` tokens; both are text, boundaries at the ends drop out.
 
-    The step from one run to the next depends on its start alone, so all steps are found at once (a binary search for
-    every piece) and Python only follows them, one a block.
+    One step of Python a run, no larger array than the arguments: 16 GB of text have some 10^8 pieces and 10^7 runs.
     """
-    text = np.flatnonzero(is_text)
-    if not len(text):
-        return text, text
-    assert sizes.max() <= capacity
-    end_of_tokens = np.cumsum(sizes)
-    start_of_tokens = end_of_tokens - sizes
-    stop = np.searchsorted(end_of_tokens, start_of_tokens[text] + capacity, side="right")  # exclusive, piece number
-    after = np.searchsorted(text, stop)  # the run's end as a number among text pieces
-    steps = after.tolist()
-    starts = []
-    position = 0
-    while position < len(text):
-        starts.append(position)
-        position = steps[position]
-    starts = np.array(starts)
-    return text[starts], text[after[starts] - 1]
+    first, last = [], []
+    start = 0
+    while start < len(is_text):
+        if not is_text[start]:  # never two in a row
+            start += 1
+            continue
+        limit = (end_of_tokens[start - 1] if start else 0) + capacity
+        window = end_of_tokens[start : start + capacity + 1]  # a piece has a token at least
+        stop = start + int(window.searchsorted(limit, side="right"))
+        assert stop > start, "no piece is longer than a run"
+        first.append(start)
+        last.append(stop - 1 if is_text[stop - 1] else stop - 2)
+        start = stop
+    return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)

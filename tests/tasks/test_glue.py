@@ -8,7 +8,7 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
 from fairseq.utils import apply_to_sample
-from helpers import NAMES, THINGS
+from helpers import NAMES, THINGS, write_toy_glue
 
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -17,21 +17,8 @@ from lazyformer_fairseq.models import LazyFormerModel
 
 @pytest.fixture(scope="module")
 def glue(tmp_path_factory):
-    """A folder with a small CoLA, whose label says whether a sentence starts with "the", and a small STS-B."""
-    folder = tmp_path_factory.mktemp("glue")
-    sentences = [f"{name} sees the {thing}" for name in NAMES for thing in THINGS]
-    rows = [(number % 2, ("the " if number % 2 else "") + sentence) for number, sentence in enumerate(sentences)]
-    for file, part in (("train.tsv", rows[:120]), ("dev.tsv", rows[120:160])):
-        write(folder / "CoLA" / file, [f"toy\t{label}\t\t{text}" for label, text in part])
-        pairs = [f"{text}\t{text}\t{4.999 * label}" for label, text in part]
-        write(folder / "STS-B" / file, ["sentence1\tsentence2\tscore", *pairs])
-    write(folder / "CoLA" / "test.tsv", ["index\tsentence", "0\tthe garden sees Anna"])
-    return folder
-
-
-def write(path, lines):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    """A folder of small tasks: the label of CoLA says whether a sentence starts with "the"."""
+    return write_toy_glue(tmp_path_factory.mktemp("glue"))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from fairseq.models import (
 )
 from fairseq.optim import FP16Optimizer
 from fairseq.trainer import Trainer
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 
@@ -207,5 +208,13 @@ def print_user_errors_plainly() -> None:
 def find_user_error(error):
     """The UserError that led to `error`, itself included, or None."""
     while error is not None and not isinstance(error, UserError):
+        if isinstance(error, ProcessRaisedException):
+            return _user_error_in_text(str(error))
         error = error.__cause__ or error.__context__
     return error
+
+
+def _user_error_in_text(traceback: str):
+    """Where fairseq starts a process for each GPU, all that reaches the first one is a traceback's text."""
+    _, name, after = traceback.rpartition(f"{UserError.__module__}.{UserError.__qualname__}: ")
+    return UserError(after.split("\n\n")[0].rstrip()) if name else None

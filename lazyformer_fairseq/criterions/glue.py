@@ -9,7 +9,7 @@ import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.logging.meters import Meter, MetersDict
+from fairseq.logging.meters import MetersDict
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,14 +109,14 @@ class GlueCriterion(FairseqCriterion):
         return self.training
 
 
-class _SplitMeter(Meter):
-    """Gathers predictions and targets batch by batch. Its key starts with "_", so fairseq prints no value of it."""
+class _SplitMeter(MetersDict._DerivedMeter):
+    """Gathers predictions and targets batch by batch. Its key starts with "_", so fairseq prints no value of it.
+
+    fairseq saves meters with a checkpoint, and on resuming looks for their classes among its own. Those of derived
+    values it leaves out, and this one for the same reason: the next validation fills it anew.
+    """
 
     def __init__(self):
-        super().__init__()
-        self.reset()
-
-    def reset(self) -> None:
         self.predictions: list[np.ndarray] = []
         self.targets: list[np.ndarray] = []
 

@@ -3,6 +3,8 @@
 import numpy as np
 from fairseq.data import FairseqDataset
 
+from lazyformer_fairseq.errors import UserError
+
 
 class SizedDataset(FairseqDataset):
     """A dataset that knows the size of each example before it reads it.
@@ -29,6 +31,25 @@ class SizedDataset(FairseqDataset):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
+
+    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:
+        """All `indices`, and that none is left out.
+
+        Tasks cut their examples, so one that is too long for the model or a batch shows options that do not fit
+        together. fairseq would train without it, and stop at the first validation.
+
+        Raises:
+            UserError: an example has more than `max_sizes` tokens.
+        """
+        too_long = int((self.sizes[indices] > max_sizes).sum())
+        if too_long:
+            raise UserError(
+                f"{too_long} of {len(indices)} examples have more than {max_sizes} tokens, "
+                f"the longest {self.sizes.max()}; "
+                "give as many --max-positions (of the model) and --max-tokens (of a batch), or, in pre-training, fewer "
+                "--tokens-per-sample"
+            )
+        return indices, []
 
     def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
         """Batches that hold every example, whatever `required_batch_size_multiple` says.

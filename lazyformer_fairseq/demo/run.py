@@ -2,12 +2,10 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.corpus.binarise import prepare_corpus
@@ -78,7 +76,6 @@ def _pretrained(settings: DemoSettings, data: Path, folder: Path) -> dict[str, d
     if path.exists():
         print(f"Reusing the models in {folder}.")
         return json.loads(path.read_text())
-    torch.set_num_threads(os.cpu_count() or 1)
     results = {}
     for name, run in pretrain(settings, data, folder).items():
         milliseconds = 1000 * np.array(run.seconds)

@@ -35,7 +35,7 @@ class DemoSettings:
     valid_share: float = 0.2
     tokens_per_sample: int = 32
     sequences: int = 8
-    updates: int = 6000
+    updates: int = 5000
     rate: float = 2e-3
     finetuning_epochs: int = 10
     seed: int = 1

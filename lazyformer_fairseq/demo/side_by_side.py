@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
 
-VALIDATIONS = 12  # points of a curve beside the first
-SAVES = 6
+VALIDATIONS = 8  # points of a curve beside the first
+SAVES = 4
 
 
 class Run:

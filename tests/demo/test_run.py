@@ -50,7 +50,7 @@ def test_the_demo_from_an_interrupt_to_its_report_and_again(settings, tmp_path, 
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
     for result in results.values():
-        assert result["curve"]["updates"] == list(range(0, 25, 2))
+        assert result["curve"]["updates"] == list(range(0, 25, 3))
         assert result["curve"]["loss"][-1] < result["curve"]["loss"][0]
 
     run_demo(settings, folder)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pre-trains one arch by the paper's Table 5 (LazyFormer), on the GPUs there are, through torchrun.
+# Pre-trains one arch by the paper's Table 5 (LazyFormer), on the GPUs there are; several, or several nodes, through
+# torchrun.
 set -euo pipefail
 
 usage() {
@@ -19,6 +20,7 @@ options of this script (defaults in brackets)
   --master HOST:PORT      node 0 [127.0.0.1:29500]
   --sequences-per-gpu N   in one forward pass [16; 4 on a CPU]; as many as fit the memory
   --sequences-per-update N   [256]; must be a multiple of nodes x gpus
+  --fp16, --bf16, --fp32  [what the GPUs have, see above]
   --dry-run               print the command, run nothing
   --help
 HELP
@@ -29,10 +31,23 @@ fail() {
   exit 2
 }
 
-count_gpus() { if nvidia-smi -L >/dev/null 2>&1; then nvidia-smi -L | wc -l; else echo 0; fi; }
+# Those that torch will see: nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES.
+count_gpus() {
+  if ! nvidia-smi -L >/dev/null 2>&1; then
+    echo 0
+  elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c . || true
+  else
+    nvidia-smi -L | grep -c '^GPU'
+  fi
+}
 
-# bf16 came with compute capability 8.0
-lowest_capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sort -V | head -n 1 | cut -d . -f 1; }
+# bf16 came with compute capability 8.0. Old drivers cannot tell it.
+has_bf16() {
+  local lowest
+  lowest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | head -n 1 | cut -d . -f 1)
+  [[ $lowest =~ ^[0-9]+$ && $lowest -ge 8 ]]
+}
 
 if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
   usage
@@ -42,13 +57,17 @@ fi
 arch=$1 data=$2
 shift 2
 
-gpus='' nodes=1 node_rank=0 master=127.0.0.1:29500 per_gpu='' per_update=256 dry_run=''
+gpus='' nodes=1 node_rank=0 master=127.0.0.1:29500 per_gpu='' per_update=256 precision='' dry_run=''
 fairseq_options=()
 while [[ $# -gt 0 ]]; do
   case $1 in
   --gpus | --nodes | --node-rank | --master | --sequences-per-gpu | --sequences-per-update)
     [[ $# -ge 2 ]] || fail "$1 needs a value"
-    if [[ $1 != --master ]]; then [[ $2 =~ ^[0-9]+$ ]] || fail "$1 $2: give a whole number"; fi
+    if [[ $1 == --master ]]; then
+      [[ $2 =~ ^.+:[0-9]+$ ]] || fail "$1 $2: give HOST:PORT"
+    else
+      [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "$1 $2: give a whole number"
+    fi
     case $1 in
     --gpus) gpus=$2 ;;
     --nodes) nodes=$2 ;;
@@ -59,21 +78,25 @@ while [[ $# -gt 0 ]]; do
     esac
     shift 2
     ;;
+  --fp16 | --bf16 | --fp32) precision=${1#--} && shift ;;
   --dry-run) dry_run=yes && shift ;;
   *) fairseq_options+=("$1") && shift ;;
   esac
 done
 
 found=$(count_gpus)
+device_options=()
 if [[ $found -gt 0 ]]; then
-  device_options=(--fp16)
-  [[ $(lowest_capability) -lt 8 ]] || device_options=(--bf16)
+  if [[ -z $precision ]]; then if has_bf16; then precision=bf16; else precision=fp16; fi; fi
 else
   device_options=(--cpu --distributed-backend gloo --ddp-backend legacy_ddp)
 fi
+[[ ${precision:-fp32} == fp32 ]] || device_options+=("--$precision")
 processes=${gpus:-$((found > 0 ? found : 1))}
 world=$((nodes * processes))
 [[ $world -gt 0 ]] || fail "--nodes $nodes --gpus $processes: at least one process is needed"
+[[ $found -eq 0 || $processes -le $found ]] || fail "--gpus $processes: this node has $found; give as many at most"
+[[ $node_rank -lt $nodes ]] || fail "--node-rank $node_rank: --nodes $nodes are numbered from 0 to $((nodes - 1))"
 [[ $per_update -gt 0 && $((per_update % world)) -eq 0 ]] ||
   fail "$per_update sequences an update do not divide among $world processes; give --sequences-per-update N"
 share=$((per_update / world)) # of one process
@@ -86,9 +109,15 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 python=python3
 [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
 
+launch=("$python") # one process needs no launcher
+if [[ $world -gt 1 ]]; then
+  launch+=(
+    -m torch.distributed.run --nnodes "$nodes" --node-rank "$node_rank" --nproc-per-node "$processes"
+    --master-addr "${master%:*}" --master-port "${master##*:}"
+  )
+fi
 command=(
-  "$python" -m torch.distributed.run --nnodes "$nodes" --node-rank "$node_rank" --nproc-per-node "$processes"
-  --master-addr "${master%:*}" --master-port "${master##*:}" -m fairseq_cli.train "$data"
+  "${launch[@]}" -m fairseq_cli.train "$data"
   --user-dir "$root/lazyformer_fairseq" --task full_sentences_masked_lm --tokens-per-sample 512
   --arch "$arch" --criterion masked_lm_accuracy
   --optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0

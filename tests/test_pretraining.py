@@ -96,6 +96,15 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
     assert len(masked_blocks(1) & masked_blocks(2)) < len(masked_blocks(1)) / 20
 
 
+def test_data_workers_change_nothing(data_folder, tmp_path, fairseq_train):
+    options = f"{TINY} --max-epoch 2 --batch-size 64 --disable-validation"
+    with Batches() as alone:
+        fairseq_train(data_folder, options, tmp_path / "alone")
+    with Batches() as helped:
+        fairseq_train(data_folder, f"{options} --num-workers 2", tmp_path / "helped")
+    assert_equal_state(helped, alone, "batches of both epochs, masks and all")
+
+
 def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_path, fairseq_train, free_port):
     options = f"{TINY} --max-update 6 --dropout 0 --attention-dropout 0"
     alone = fairseq_train(data_folder, f"{options} --update-freq 2", tmp_path / "alone")

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
 import torch
 from helpers import ROOT, toy_documents
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.corpus.binarise import prepare_corpus
 from lazyformer_fairseq.errors import UserError
@@ -39,12 +41,27 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
     assert "error: sublayer pattern '(sf)x2 qf', character 8: unknown letter 'q'" in run.stderr
 
 
+@pytest.mark.parametrize("error", [UserError("pattern 'lf'\n  lf\n  ^"), KeyError("other")])
+def test_an_error_of_a_process_that_fairseq_started(error):
+    try:
+        try:
+            raise error
+        except Exception as cause:
+            raise Exception("cannot load") from cause
+    except Exception:
+        text = traceback.format_exc()
+    found = find_user_error(ProcessRaisedException(f"\n\n-- Process 1 terminated with:\n{text}", 1, 99))
+    assert str(found) == (str(error) if isinstance(error, UserError) else "None")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--encoder-attention-heads 5", "5 attention heads do not divide an embedding dimension of 32"),
         ("--tokens-per-sample 2", "tokens_per_sample is 2"),
+        ("--tokens-per-sample 64 --max-positions 32", "examples have more than 32 tokens, the longest 64"),
+        ("--max-tokens 20", "examples have more than 20 tokens"),  # else it would train on what is left
         ("--mask-prob 1.5", "mask_prob 1.5"),
         ("--warmup-ratio 3", "--warmup-ratio 3.0"),
         ("--relative-position-buckets 7", "7 buckets"),

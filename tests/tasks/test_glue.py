@@ -92,8 +92,8 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 
 
 def test_a_missing_folder_is_refused(config):
-    with pytest.raises(UserError, match="MRPC: is no folder"):
-        setup_task(config("MRPC").task)
+    with pytest.raises(UserError, match="nowhere: is no folder"):
+        setup_task(config("nowhere", "--glue-task", "MRPC").task)
 
 
 def test_another_criterion_is_refused(config):

@@ -1,0 +1,161 @@
+"""Fine-tuning through fairseq-train, as a user runs it: what is promised of whole runs."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from fairseq.trainer import Trainer
+from helpers import ROOT, toy_documents, write_toy_glue
+
+from lazyformer_fairseq.corpus.binarise import prepare_corpus
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_compat import find_user_error
+
+FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews --maximize-best-checkpoint-metric"
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    return write_toy_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def pretrained(data_folder, tmp_path, fairseq_train):
+    """``pretrained("--arch ...")``: a checkpoint after one update."""
+
+    def run(arch: str) -> Path:
+        options = f"{arch} --criterion masked_lm_accuracy --batch-size 4 --max-update 1 --disable-validation"
+        fairseq_train(data_folder, options, tmp_path / "pre-trained")
+        return tmp_path / "pre-trained" / "checkpoint_last.pt"
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "--arch bert_tiny",
+        "--arch lazyformer_m2x6_s_tiny",
+        "--arch par_bert_tiny",
+        "--arch sandwich_bert_tiny",
+        "--arch lazy_par_bert_tiny",
+        "--arch bert_tiny --encoder-normalize-before",
+        "--arch lazyformer_m2x6_s_tiny --relative-position-buckets 0",
+        "--arch bert_tiny --sublayer-pattern '(sff)x2 lf'",
+    ],
+)
+def test_a_checkpoint_of_any_arch_fine_tunes(glue, tmp_path, fairseq_train, pretrained, arch):
+    checkpoint = pretrained(arch)
+    options = f"{arch} {FINETUNING} --finetune-from-model {checkpoint} --max-update 1"
+    weights = torch.load(checkpoint)["model"]
+    state = fairseq_train(glue / "CoLA", f"{options} --lr 0", tmp_path / "fine-tuned", task="glue")
+    for name, weight in weights.items():
+        assert torch.equal(state["model"][name], weight), name  # it did start from them
+    assert {name for name in state["model"] if name not in weights} == {
+        f"classification_heads.cola.{layer}.{part}" for layer in ("dense", "out_proj") for part in ("weight", "bias")
+    }
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+
+
+def metrics_of(log: str) -> list[dict[str, float]]:
+    """Of each validation in a log of ``--log-format simple``."""
+    lines = re.findall(r"valid on 'valid' subset \| (.*)", log)
+    return [{name: float(value) for name, value in re.findall(r"(\w+) (-?[\d.]+)(?= \||$)", line)} for line in lines]
+
+
+def test_two_processes_validate_as_one(glue, data_folder, tmp_path, fairseq_train, caplog, free_port):
+    # 30 sentences in batches of 4: alone the last batch has 2; of two processes one gets a batch less.
+    shared = f"{TINY} {FINETUNING} --batch-size 4 --tokenizer-folder {data_folder / 'tokenizer'}"
+    with caplog.at_level("INFO"):
+        fairseq_train(glue / "CoLA", f"{shared} --lr 0.003 --max-epoch 2", tmp_path / "one", task="glue")
+    alone = metrics_of(caplog.text)[-1]
+
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port)),
+        *("-m", "fairseq_cli.train", str(glue / "CoLA"), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *f"--task glue {shared} --cpu --optimizer fused_adam --lr-scheduler linear_warmup --lr 0 --max-epoch 1".split(),
+        *"--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp --num-workers 0".split(),
+        *("--log-format", "simple", "--finetune-from-model", str(tmp_path / "one" / "checkpoint_last.pt")),
+        *("--no-save", "--save-dir", str(tmp_path / "two")),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    (of_two,) = metrics_of(run.stdout)
+    for name in ("loss", "matthews", "accuracy"):
+        assert of_two[name] == pytest.approx(alone[name], abs=1.1e-3), name  # they are printed to so many digits
+    assert abs(alone["matthews"]) > 0.1, "metrics at zero would agree whatever went wrong"
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(glue, data_folder, tmp_path, fairseq_train, pretrained):
+    start = (
+        f"{TINY} {FINETUNING} --finetune-from-model {pretrained(TINY)} --max-epoch 3 --warmup-ratio 0.06 --dropout 0.1"
+    )
+    options = f"{start} --save-interval-updates 11"
+    whole = fairseq_train(glue / "CoLA", options, tmp_path / "whole", task="glue")
+    assert whole["optimizer_history"][-1]["num_updates"] == 24
+
+    original = Trainer.train_step
+
+    def interrupted(trainer, *args, **kwargs):
+        if trainer.get_num_updates() == 13:  # the checkpoint of update 11 is the last, within the second epoch
+            raise KeyboardInterrupt
+        return original(trainer, *args, **kwargs)
+
+    with mock.patch.object(Trainer, "train_step", interrupted), pytest.raises(KeyboardInterrupt):
+        fairseq_train(glue / "CoLA", options, tmp_path / "interrupted", task="glue")
+    saved = torch.load(tmp_path / "interrupted" / "checkpoint_last.pt")
+    assert saved["optimizer_history"][-1]["num_updates"] == 11
+    resumed = fairseq_train(glue / "CoLA", options, tmp_path / "interrupted", task="glue")
+    for name, weight in whole["model"].items():
+        assert torch.equal(resumed["model"][name], weight), name
+    assert resumed["optimizer_history"][-1] == whole["optimizer_history"][-1]
+    assert resumed["extra_state"]["best"] == whole["extra_state"]["best"]
+
+
+def message_of(fairseq_train, *arguments) -> str:
+    """The user error that a run ends with, found as the command line finds it."""
+    with pytest.raises(Exception) as caught:
+        fairseq_train(*arguments, task="glue")
+    error = find_user_error(caught.value)
+    assert isinstance(error, UserError), repr(caught.value)
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "words"),
+    [
+        ("train.tsv", "toy\t1", "line 3: found 2 fields, needed 4"),
+        ("train.tsv", "toy\tyes\t\tthe garden", "line 3: label 'yes' is none of CoLA's labels 0, 1"),
+        ("dev.tsv", "toy\t2\t\tthe garden", "line 3: label '2' is none of CoLA's labels 0, 1"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(glue, tmp_path, fairseq_train, pretrained, file, line, words):
+    broken = tmp_path / "CoLA"
+    shutil.copytree(glue / "CoLA", broken)
+    lines = (broken / file).read_text().splitlines()
+    (broken / file).write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    options = f"{TINY} {FINETUNING} --finetune-from-model {pretrained(TINY)} --max-update 1"
+    assert f"{broken / file}, {words}" in message_of(fairseq_train, broken, options, tmp_path / "run")
+
+
+def test_what_does_not_fit_the_checkpoint_is_refused(glue, tmp_path, fairseq_train, pretrained):
+    checkpoint = pretrained(TINY)
+    kept = checkpoint.read_bytes()
+    options = f"{FINETUNING} --finetune-from-model {checkpoint} --max-update 1"
+    for vocab_size, words in (
+        (150, "of 160 symbols, this run's has 150"),
+        (160, "another dictionary, of the same size"),
+    ):
+        prepare_corpus(toy_documents(150, seed=7), tmp_path / str(vocab_size), vocab_size, valid_share=0.1)
+        other = f"{TINY} {options} --tokenizer-folder {tmp_path / str(vocab_size) / 'tokenizer'}"
+        assert words in message_of(fairseq_train, glue / "CoLA", other, tmp_path / "run")
+    other = f"--arch par_bert_tiny {options}"
+    assert "--arch" in message_of(fairseq_train, glue / "CoLA", other, tmp_path / "run")
+    assert checkpoint.read_bytes() == kept
+    assert not list((tmp_path / "run").glob("*.pt"))

@@ -1,0 +1,195 @@
+"""Every file of configs/ through fairseq-hydra-train: what it hands to the trainer, and that it trains."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq_cli import hydra_train
+from helpers import ROOT, write_toy_glue
+from omegaconf import DictConfig, OmegaConf
+
+from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.glue.task_table import find_task
+from lazyformer_fairseq.models.config import LazyFormerConfig
+
+PRETRAINING, FINETUNING = (
+    sorted(path.stem for path in (ROOT / "configs" / kind).glob("*.yaml") if path.stem != "table5")
+    for kind in ("pretraining", "finetuning")
+)
+TINY = (
+    "common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 dataset.num_workers=0 "
+    "dataset.batch_size=4 model.encoder_embed_dim=32 model.encoder_attention_heads=2 model.encoder_ffn_embed_dim=64"
+).split()
+
+
+def arguments(config: str, *overrides: object) -> list[str]:
+    """Of fairseq-hydra-train for ``pretraining/NAME`` or ``finetuning/NAME``."""
+    kind, name = config.split("/")
+    return ["--config-dir", f"configs/{kind}", "--config-name", name, *map(str, overrides)]
+
+
+@pytest.fixture
+def hydra_main(monkeypatch) -> Callable[..., None]:
+    """``hydra_main("pretraining/bert_base", "task.data=...", ...)``: fairseq-hydra-train in this process."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # hydra's logging would replace them
+    monkeypatch.setattr(logging.getLogger("hydra"), "level", logging.WARNING)  # else it composes thrice, to report
+
+    def run(config: str, *overrides: object) -> None:
+        quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null")
+        monkeypatch.setattr("sys.argv", ["fairseq-hydra-train", *arguments(config, *overrides, *quiet)])
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
+            del checkpoint_utils.save_checkpoint.best
+        hydra_train.cli_main()
+
+    with mock.patch("fairseq_cli.train.logger.info"):  # the model and the config, printed whole
+        yield run
+
+
+@pytest.fixture
+def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
+    """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
+
+    def run(config: str, *overrides: object) -> DictConfig:
+        with mock.patch("fairseq.distributed.utils.call_main") as call_main:
+            hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
+        return call_main.call_args.args[0]
+
+    return run
+
+
+def assert_table_5(cfg: DictConfig) -> None:
+    """What pre-training and fine-tuning share, of the options that TINY leaves alone."""
+    assert (cfg.model.dropout, cfg.model.max_positions, cfg.model.encoder_normalize_before) == (0.1, 512, False)
+    assert cfg.optimizer._name == "fused_adam"
+    assert cfg.optimizer.adam_betas.replace(" ", "") == "(0.9,0.999)"
+    assert (cfg.optimizer.adam_eps, cfg.optimizer.weight_decay, cfg.optimization.clip_norm) == (1e-6, 0.01, 1.0)
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.lr) == ("linear_warmup", cfg.optimization.lr)
+    assert (cfg.common.seed, cfg.task.seed) == (1, 1)
+
+
+def test_pretraining_is_table_5(handed_over):
+    cfg = handed_over("pretraining/bert_base", "task.data=somewhere")
+    assert_table_5(cfg)
+    assert (cfg.task.data, cfg.task.tokens_per_sample) == ("somewhere", 512)
+    assert (cfg.optimization.max_update, cfg.lr_scheduler.max_update, cfg.optimization.max_epoch) == (10**6, 10**6, 0)
+    world_size = cfg.distributed_training.distributed_world_size
+    assert world_size * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == 256
+    assert (cfg.dataset.max_tokens, cfg.common.fp16, cfg.common.bf16) == (None, True, False)
+    assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/bert_base"
+
+
+def test_finetuning_is_table_5(handed_over):
+    cfg = handed_over("finetuning/cola", "task.data=somewhere", "checkpoint.finetune_from_model=model.pt")
+    assert_table_5(cfg)
+    assert (cfg.task.data, cfg.task.max_positions, cfg.task.finetune_from_model) == ("somewhere", 512, "model.pt")
+    options = ARCHITECTURES["lazyformer_m2x6_s"].options()
+    assert {key: cfg.model[key] for key in options} == options
+    assert (cfg.optimization.max_epoch, cfg.lr_scheduler.max_epoch, cfg.optimization.max_update) == (10, 10, 0)
+    assert cfg.distributed_training.distributed_world_size * cfg.dataset.batch_size == 32
+    assert cfg.optimization.update_freq == [1]
+    assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/CoLA"
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name):
+    to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
+    hydra_main(f"pretraining/{name}", *TINY, *to, "optimization.max_update=1", "dataset.disable_validation=true")
+    state = torch.load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+    cfg = OmegaConf.create(state["cfg"])
+    assert_table_5(cfg)
+    for option in ("sublayer_pattern", "attention_dropout", "relative_position_buckets"):
+        assert cfg.model[option] == ARCHITECTURES[name].options()[option]
+    assert (cfg.task.mask_prob, cfg.task.leave_unmasked_prob, cfg.task.random_token_prob) == (0.15, 0.1, 0.1)
+    assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_ratio) == ([1e-4], 0.01)
+    assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    return write_toy_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, data_folder) -> Path:
+    """A pre-trained lazyformer_m2x6_s of TINY's width, by fairseq-hydra-train in a process of its own, as users run it.
+
+    There, unlike here, hydra has composed the settings before it has ever heard of the plugin.
+    """
+    folder = tmp_path_factory.mktemp("pre-trained")
+    to = (f"task.data={data_folder}", f"checkpoint.save_dir={folder}", "task.tokens_per_sample=32")
+    pattern = """model.sublayer_pattern='(sflf)x2 M2x4'"""
+    run = in_a_process_of_its_own("pretraining/lazyformer_m2x6_s", *TINY, *to, pattern, "optimization.max_update=2")
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    return folder / "checkpoint_last.pt"
+
+
+def in_a_process_of_its_own(config: str, *overrides: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "fairseq_cli.hydra_train", *arguments(config, *overrides)]
+    environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+def test_every_finetuning_config_trains(hydra_main, glue, checkpoint, tmp_path, name):
+    task = find_task(name)
+    to = (f"task.data={glue / task.folder}", f"checkpoint.save_dir={tmp_path}", "task.max_positions=64")
+    hydra_main(
+        f"finetuning/{name}", *TINY, *to, f"checkpoint.finetune_from_model={checkpoint}", "optimization.max_update=1"
+    )
+    state = torch.load(tmp_path / "checkpoint_best.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+    assert state["model"][f"classification_heads.{task.head_name}.out_proj.weight"].size(0) == task.num_classes
+    cfg = OmegaConf.create(state["cfg"])
+    assert_table_5(cfg)
+    assert cfg.task.glue_task == task.name
+    assert (cfg.optimization.max_epoch, cfg.lr_scheduler.warmup_ratio) == (task.epochs, 0.06)
+    assert cfg.optimization.lr[0] in (2e-5, 3e-5, 4e-5, 5e-5)
+    assert cfg.checkpoint.best_checkpoint_metric == task.selecting_metric
+    assert cfg.checkpoint.maximize_best_checkpoint_metric
+    assert set(cfg.dataset.valid_subset.split(",")) == {split for split in task.splits if split.startswith("valid")}
+
+
+def test_yaml_and_arch_give_the_same_weights(checkpoint, data_folder, tmp_path, fairseq_train):
+    options = (
+        "--arch lazyformer_m2x6_s --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --encoder-attention-heads 2 "
+        "--criterion masked_lm_accuracy --batch-size 4 --lr 1e-4 --warmup-ratio 0.01 --max-update 2 --update-freq 2 "
+        "--adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 --seed 1"
+    )
+    by_arch = fairseq_train(data_folder, options, tmp_path)
+    by_yaml = torch.load(checkpoint)
+    assert by_arch["model"].keys() == by_yaml["model"].keys()
+    for name, weight in by_arch["model"].items():
+        assert torch.equal(by_yaml["model"][name], weight), name
+    model_options = set(LazyFormerConfig.__dataclass_fields__) - {"_name", "sublayer_pattern"}
+    assert {key: by_arch["cfg"]["model"][key] for key in model_options} == {
+        key: by_yaml["cfg"]["model"][key] for key in model_options
+    }
+
+
+def test_a_pattern_with_parentheses_from_the_command_line(handed_over):
+    assert handed_over("pretraining/bert_base", "model.sublayer_pattern='(sff)x2 (f)x2'").model.sublayer_pattern == (
+        "(sff)x2 (f)x2"
+    )
+
+
+def test_a_user_error_is_printed_plainly(data_folder, tmp_path):
+    to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}")
+    run = in_a_process_of_its_own("pretraining/bert_base", *TINY, *to, "model.sublayer_pattern='(sf)x2 qf'")
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr + run.stdout
+    assert "error: sublayer pattern '(sf)x2 qf', character 8: unknown letter 'q'" in run.stderr
+
+
+@pytest.mark.parametrize("config", ["pretraining/bert_base", "finetuning/cola"])
+def test_data_must_be_given(hydra_main, tmp_path, config):
+    with pytest.raises(ValueError, match="DATA.* is no folder"):
+        hydra_main(config, *TINY, f"checkpoint.save_dir={tmp_path}")

@@ -187,7 +187,7 @@ def tell_schedules_the_length_of_an_epoch() -> None:
 
 
 def print_user_errors_plainly() -> None:
-    """A user's mistake ends a command line with its message and exit code 1, without a traceback.
+    """A user's mistake ends a command line with its message and exit code 1, without a traceback; Ctrl-C with a line.
 
     fairseq wraps some errors in its own, so the whole chain is searched. All else goes to the hook that was there.
     hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
@@ -197,10 +197,14 @@ def print_user_errors_plainly() -> None:
 
     def hook(kind, error, traceback):
         user_error = find_user_error(error)
-        if user_error is None:
+        if user_error is not None:
+            message = f"error: {user_error}"
+        elif issubclass(kind, KeyboardInterrupt):
+            message = "interrupted; the same command goes on from the last checkpoint"
+        else:
             return original(kind, error, traceback)
         sys.stdout.flush()
-        print(f"error: {user_error}", file=sys.stderr)
+        print(message, file=sys.stderr)
 
     sys.excepthook = hook
 

@@ -89,7 +89,7 @@ def test_pretraining_is_table_5(handed_over):
 def test_finetuning_is_table_5(handed_over):
     cfg = handed_over("finetuning/cola", "task.data=somewhere", "checkpoint.finetune_from_model=model.pt")
     assert_table_5(cfg)
-    assert (cfg.task.data, cfg.task.max_positions, cfg.task.finetune_from_model) == ("somewhere", 512, "model.pt")
+    assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.task.finetune_from_model) == ("somewhere", 512, "model.pt")
     options = ARCHITECTURES["lazyformer_m2x6_s"].options()
     assert {key: cfg.model[key] for key in options} == options
     assert (cfg.optimization.max_epoch, cfg.lr_scheduler.max_epoch, cfg.optimization.max_update) == (10, 10, 0)
@@ -141,7 +141,7 @@ def in_a_process_of_its_own(config: str, *overrides: object) -> subprocess.Compl
 @pytest.mark.parametrize("name", FINETUNING)
 def test_every_finetuning_config_trains(hydra_main, glue, checkpoint, tmp_path, name):
     task = find_task(name)
-    to = (f"task.data={glue / task.folder}", f"checkpoint.save_dir={tmp_path}", "task.max_positions=64")
+    to = (f"task.data={glue / task.folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=64")
     hydra_main(
         f"finetuning/{name}", *TINY, *to, f"checkpoint.finetune_from_model={checkpoint}", "optimization.max_update=1"
     )

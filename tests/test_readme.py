@@ -26,7 +26,7 @@ ADDED_OPTIONS = {
     "fairseq-train data": f"{TINY} --max-update 2 --tokens-per-sample 32 --batch-size 4 --cpu",
     "fairseq-train glue_data/CoLA": f"{TINY} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": "task.tokens_per_sample=32 dataset.batch_size=4",
-    "fairseq-hydra-train --config-dir configs/finetuning": "task.max_positions=64",
+    "fairseq-hydra-train --config-dir configs/finetuning": "task.tokens_per_sample=64",
 }
 HYDRA_TINY = (
     "common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 optimization.max_update=2 "

@@ -1,6 +1,7 @@
 """A user's mistake ends a run with a message that names it, and loses nothing."""
 
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -52,6 +53,23 @@ def test_an_error_of_a_process_that_fairseq_started(error):
         text = traceback.format_exc()
     found = find_user_error(ProcessRaisedException(f"\n\n-- Process 1 terminated with:\n{text}", 1, 99))
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
+
+
+def test_ctrl_c_is_no_traceback_and_loses_nothing(data_folder, tmp_path):
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
+        *"--tokens-per-sample 32 --max-update 100000 --save-interval-updates 5 --log-format simple".split(),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if "Saved checkpoint" in line:
+                run.send_signal(signal.SIGINT)
+                break
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode != 0
+    assert "interrupted; the same command goes on" in errors and "Traceback" not in errors
+    assert torch.load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] >= 5
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class DemoSettings:
         """Arguments of the fairseq-train that fine-tunes it on the acceptability task."""
         return [
             *(str(task), "--user-dir", str(PACKAGE), "--task", "glue", "--glue-task", "CoLA"),
-            *("--max-positions", "64", "--criterion", "glue", "--finetune-from-model", str(checkpoint)),
+            *("--criterion", "glue", "--finetune-from-model", str(checkpoint)),
             *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
             *("--optimizer", "fused_adam", "--clip-norm", "1.0", "--lr-scheduler", "linear_warmup"),
             *("--warmup-ratio", "0.06", "--lr", "1e-3", "--max-epoch", str(self.finetuning_epochs)),

@@ -1,6 +1,7 @@
 """Examples of a task as ids, with the counts that say how well the tokenizer fits them."""
 
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -18,11 +19,11 @@ class EncodedSplit:
     unknown_share: float
 
 
-def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: int) -> EncodedSplit:
+def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[int]) -> EncodedSplit:
     """Encodes the examples of a file in their order as ``<s> a </s>`` or ``<s> a </s> </s> b </s>``.
 
     Args:
-        max_length: of an input, all ids counted; longer ones are cut, the longer text first.
+        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
     """
     inputs = []
     truncated = tokens = unknown = 0
@@ -30,7 +31,7 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: int) -> Enc
         ids = tokenizer.build_input(*example.texts)
         tokens += len(ids)
         unknown += ids.count(tokenizer.dictionary.unk())
-        if len(ids) > max_length:
+        if max_length is not None and len(ids) > max_length:
             truncated += 1
             ids = tokenizer.build_input(*example.texts, max_length=max_length)
         inputs.append(np.array(ids, dtype=np.int32))

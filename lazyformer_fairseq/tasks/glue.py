@@ -36,7 +36,11 @@ class GlueConfig(FairseqDataclass):
             "help": "the checkpoint's tokenizer; default: tokenizer/ beside the checkpoint, else in the data folder"
         },
     )
-    max_positions: int = field(default=512, metadata={"help": "longer inputs are cut to so many tokens, all counted"})
+    # Not `max_positions`: the model has an option of that name already, and one option would set both.
+    tokens_per_sample: Optional[int] = field(
+        default=None,
+        metadata={"help": "longer inputs are cut to so many tokens, all counted; default: the model's positions"},
+    )
     glue_head_name: Optional[str] = field(
         default=None, metadata={"help": "name of the classification head; default: the task's in lower case"}
     )
@@ -57,6 +61,7 @@ class GlueTask(FairseqTask):
         description: the task's row of the table.
         head_name: of its classification head.
         tokenizer: that of the checkpoint.
+        longest: tokens of an input; None until the model is built where the options do not say.
     """
 
     cfg: GlueConfig
@@ -67,6 +72,7 @@ class GlueTask(FairseqTask):
         self.head_name = cfg.glue_head_name or description.head_name
         self.tokenizer = tokenizer
         self.tokenizer_folder = tokenizer_folder
+        self.longest = cfg.tokens_per_sample
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
@@ -97,13 +103,14 @@ class GlueTask(FairseqTask):
         """The model with the task's head.
 
         Raises:
-            UserError: ``--max-positions`` is more than the model has.
+            UserError: ``--tokens-per-sample`` is more than the model has.
         """
         model = super().build_model(cfg, from_checkpoint)
-        if self.cfg.max_positions > model.max_positions():
+        self.longest = self.cfg.tokens_per_sample or model.max_positions()
+        if self.longest > model.max_positions():
             raise UserError(
-                f"--max-positions {self.cfg.max_positions} of task glue: the model has {model.max_positions()} "
-                "positions; give as many at most"
+                f"--tokens-per-sample {self.longest}: the model has {model.max_positions()} positions; give as many at "
+                "most"
             )
         model.register_classification_head(self.head_name, self.description.num_classes)
         return model
@@ -116,14 +123,14 @@ class GlueTask(FairseqTask):
     def load_dataset(self, split: str, **kwargs) -> None:
         """Reads and encodes a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
         file = read_split(self.description, self.cfg.data, split)
-        encoded = encode_split(self.tokenizer, file, self.cfg.max_positions)
+        encoded = encode_split(self.tokenizer, file, self.longest)
         logger.info(
-            "%s: %d examples, %d rows with too few fields skipped, %d cut to %d tokens, %.2f%% of tokens unknown",
+            "%s: %d examples, %d rows with too few fields skipped, %d cut to %s tokens, %.2f%% of tokens unknown",
             file.path,
             len(file.examples),
             len(file.short_lines),
             encoded.truncated,
-            self.cfg.max_positions,
+            self.longest,
             100 * encoded.unknown_share,
         )
         self.datasets[split] = LabelledTextsDataset(
@@ -158,8 +165,8 @@ class GlueTask(FairseqTask):
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
+    def max_positions(self) -> Optional[int]:
+        return self.longest
 
 
 def check_options(cfg: GlueConfig, description: TaskDescription) -> None:

@@ -103,10 +103,20 @@ def test_another_criterion_is_refused(config):
 
 
 def test_more_positions_than_the_model_has_are_refused(config):
-    cfg = config("CoLA")
-    cfg.model.max_positions = 64
-    with pytest.raises(UserError, match=r"--max-positions 512 .* 64 positions"):
+    cfg = config("CoLA", "--tokens-per-sample", 512, "--max-positions", 64)
+    with pytest.raises(UserError, match=r"--tokens-per-sample 512: the model has 64 positions"):
         setup_task(cfg.task).build_model(cfg.model)
+
+
+@pytest.mark.parametrize(("options", "longest"), [((), 512), (("--tokens-per-sample", 8), 8)])
+def test_inputs_are_cut_at_the_models_positions_or_shorter_by_option(config, options, longest):
+    cfg = config("MRPC", *options)
+    task = setup_task(cfg.task)
+    task.build_model(cfg.model)
+    task.load_dataset("train")
+    assert task.max_positions() == longest
+    assert task.dataset("train").sizes.max() <= longest
+    assert longest == 512 or task.dataset("train").sizes.max() == longest
 
 
 def test_it_learns_and_a_checkpoint_goes_on_to_another_task(glue, data_folder, fairseq_train, tmp_path):

@@ -3,9 +3,11 @@
 # VENV    the environment to fill and use: .venv, or one of yours: `make setup VENV=$CONDA_PREFIX`
 # PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
 # CORPUS  text for `make demo` (default: the English prose that Python itself carries)
+# OUTPUT  folder of its results (default: results/demo)
 VENV ?= .venv
 PYTHON ?=
 CORPUS ?=
+OUTPUT ?=
 PYTEST_ARGS ?= -m "not slow"
 
 RUN := $(VENV)/bin/python -m
@@ -36,7 +38,7 @@ format: $(STAMP)
 	@$(RUN) ruff format .
 
 demo: $(STAMP)
-	@$(RUN) lazyformer_fairseq.cli demo $(if $(CORPUS),--corpus "$(CORPUS)")
+	@$(RUN) lazyformer_fairseq.cli demo $(if $(CORPUS),--corpus "$(CORPUS)") $(if $(OUTPUT),--output "$(OUTPUT)")
 
 # What was built or cached goes; the environment and your results stay.
 clean:

@@ -43,9 +43,12 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
 def _claim(settings: DemoSettings, folder: Path) -> None:
     """Keeps the settings in the folder, so that results of other settings are never mixed in."""
     path = folder / "settings.json"
-    if path.exists():
+    if path.exists() and (folder / "data").exists():  # before there is data, nothing is lost with the settings
         if json.loads(path.read_text()) != settings.as_json():
-            raise UserError(f"{folder} holds a demo of other settings (see {path}); remove it or give another --output")
+            raise UserError(
+                f"{folder} holds a demo of other settings (see {path}); remove it or give another --output "
+                "(make demo OUTPUT=...)"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     _write_whole(path, settings.as_json())

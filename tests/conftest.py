@@ -9,6 +9,7 @@ from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
 
+import hypothesis
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -19,6 +20,8 @@ import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
 from lazyformer_fairseq.corpus.binarise import prepare_corpus
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -68,3 +69,20 @@ def test_betas_may_be_a_pair_or_text():
     for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
         optimizer = FusedAdam(config(adam_betas=betas), make_parameters())
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.98)
+
+
+def test_apex_is_used_on_a_gpu_where_it_can_be_imported(monkeypatch, caplog):
+    class FusedAdamOfApex(torch.optim.AdamW):
+        def __init__(self, params, adam_w_mode, **options):
+            assert adam_w_mode
+            super().__init__(params, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "apex", None)  # cannot be imported
+    with caplog.at_level("INFO"):
+        assert type(FusedAdam(config(), make_parameters()).optimizer) is torch.optim.AdamW
+    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
+    monkeypatch.setitem(sys.modules, "apex.optimizers", SimpleNamespace(FusedAdam=FusedAdamOfApex))
+    with caplog.at_level("INFO"):
+        assert type(FusedAdam(config(), make_parameters()).optimizer) is FusedAdamOfApex
+    assert caplog.messages == ["optimizer: torch.optim.AdamW(fused=True)", "optimizer: apex.optimizers.FusedAdam"]

@@ -5,12 +5,18 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from helpers import ROOT, count_parameters, toy_documents
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
+from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
+from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
+from lazyformer_fairseq.tasks.glue import GlueConfig
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -107,3 +113,14 @@ def test_files_and_folders_that_the_readme_names_are_there():
     layout = README.split("## How the code is laid out")[1].split("```")[1]
     for path in re.findall(r"^  ([\w./]+) ", layout, re.MULTILINE):
         assert (ROOT / "lazyformer_fairseq" / path).exists(), path
+
+
+def test_the_table_of_options_names_options_and_their_defaults():
+    section = README.split("## Options beside fairseq's own")[1].split("##")[0]
+    named = {name.strip("-").replace("-", "_") for name in re.findall(r"`(--[\w-]+)`", section)} - {"arch"}
+    configs = (FullSentencesMaskedLMConfig, GlueConfig, LazyFormerConfig, FusedAdamConfig, LinearWarmupConfig)
+    defaults = {field.name: field.default for config in configs for field in fields(config)}
+    assert named - {"max_update", "max_epoch", "help"} <= defaults.keys()
+    for name in ("mask_prob", "leave_unmasked_prob", "relative_position_max_distance", "warmup_ratio"):
+        row = next(line for line in section.splitlines() if f"`--{name.replace('_', '-')}`" in line)
+        assert str(defaults[name]) in row

@@ -180,7 +180,8 @@ def check_same_encoder(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> Non
             f"the checkpoint was trained with a dictionary of {loaded[embedding].size(0)} symbols, this run's has "
             f"{own[embedding].size(0)}; use the tokenizer and data that the checkpoint was trained with"
         )
-    if not torch.equal(loaded.get("dictionary_sha256", own["dictionary_sha256"]), own["dictionary_sha256"]):
+    ours = own["dictionary_sha256"]
+    if not torch.equal(loaded.get("dictionary_sha256", ours).to(ours.device), ours):
         raise UserError(
             "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
             "order; use the tokenizer and data that the checkpoint was trained with"

@@ -7,12 +7,13 @@ from pathlib import Path
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.full_sentences_dataset import FullSentencesDataset
 from lazyformer_fairseq.data.masking import Masking
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class FullSentencesMaskedLMConfig(FairseqDataclass):
 
 
 @register_task("full_sentences_masked_lm", dataclass=FullSentencesMaskedLMConfig)
-class FullSentencesMaskedLMTask(FairseqTask):
+class FullSentencesMaskedLMTask(EncoderTask):
     """Packs, masks and batches; see :mod:`lazyformer_fairseq.data`."""
 
     cfg: FullSentencesMaskedLMConfig
@@ -105,14 +106,6 @@ class FullSentencesMaskedLMTask(FairseqTask):
 
     def has_sharded_data(self, split: str) -> bool:
         return len(data_folders(self.cfg.data)) > 1
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Optional
 
 import numpy as np
-from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
@@ -18,6 +17,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.encode import encode_split
 from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription, find_task
 from lazyformer_fairseq.glue.tsv import Example, read_split
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class GlueConfig(FairseqDataclass):
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(FairseqTask):
+class GlueTask(EncoderTask):
     """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
 
     Attributes:
@@ -71,6 +71,7 @@ class GlueTask(FairseqTask):
         self.description = description
         self.head_name = cfg.glue_head_name or description.head_name
         self.tokenizer = tokenizer
+        self.dictionary = tokenizer.dictionary
         self.tokenizer_folder = tokenizer_folder
         self.longest = cfg.tokens_per_sample
 
@@ -152,18 +153,6 @@ class GlueTask(FairseqTask):
             return None
         kind = np.float64 if self.description.is_regression else np.int64
         return np.array([example.target for example in examples], dtype=kind)
-
-    @property
-    def dictionary(self) -> Dictionary:
-        return self.tokenizer.dictionary
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     def max_positions(self) -> Optional[int]:
         return self.longest

@@ -1,0 +1,73 @@
+"""What the steps of the corpus pipeline share: each is a datatrove block that takes documents and passes them on."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Optional
+
+from datatrove.data import Document, DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+EXAMPLES = 3
+EXAMPLE_LENGTH = 160
+
+
+@dataclass
+class TaskNotes:
+    """What a task wants to tell the report beside its numbers; shared by the steps of one task.
+
+    Attributes:
+        examples: by step, pairs of text before and after, around the first place that the step changed.
+        dropped: by reason, names of the first documents (or files) dropped.
+    """
+
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+
+    def add_example(self, step: str, before: str, after: str) -> None:
+        examples = self.examples.setdefault(step, [])
+        if len(examples) < EXAMPLES and before != after:
+            place = next(
+                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+            )
+            window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
+            examples.append((before[window], after[window]))
+
+    def add_dropped(self, reason: str, name: str) -> None:
+        names = self.dropped.setdefault(reason, [])
+        if len(names) < EXAMPLES:
+            names.append(name)
+
+
+class DocumentStep(PipelineStep):
+    """A step that changes a document's text in place, or drops the document for a reason.
+
+    Its statistics: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in and out; time.
+    A subclass writes :meth:`process`, and counts whatever else it likes with ``self.stat_update(label, value=n)``.
+    """
+
+    type = "corpus"
+    name = "step"
+
+    def __init__(self, notes: Optional[TaskNotes] = None):
+        super().__init__()
+        self.notes = TaskNotes() if notes is None else notes
+
+    @abstractmethod
+    def process(self, document: Document) -> Optional[str]:
+        """Changes ``document`` in place. None: it goes on; a string: it is dropped, and this is why."""
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        for document in data:
+            before = document.text
+            with self.track_time():
+                reason = self.process(document)
+            self.stat_update("documents in")
+            self.stat_update("characters in", value=len(before))
+            if reason is not None:
+                self.stat_update(f"dropped: {reason}")
+                self.notes.add_dropped(reason, document.id)
+                continue
+            self.stat_update("documents out")
+            self.stat_update("characters out", value=len(document.text))
+            self.notes.add_example(self.name, before, document.text)
+            yield document

@@ -30,8 +30,19 @@ EXTRAS_REQUIRE = {
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
     ],
-    # Nothing beyond the list above is needed yet: spacy splits sentences by rule and needs no model.
-    "corpus": [],
+    # `lazyformer corpus`.
+    "corpus": [
+        "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document
+        "ebooklib>=0.18,<0.21",
+        "lxml>=5,<7",
+        "orjson>=3.10,<4",
+        "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
+        "wikiextractor>=3.1,<3.2",  # wiki_markup.py calls its inner functions
+        "xxhash>=3.4,<4",  # datatrove's MinHash breaks with 4
+        "zstandard>=0.22,<1",
+    ],
+    # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
+    "cluster": ["ray>=2.40,<3", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from
     # NVIDIA's sources: the package that is called `apex` on the index is another one, so it is not listed.
     "gpu": ["triton>=3.2; platform_system == 'Linux'"],

@@ -6,6 +6,8 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.corpus.commands import corpus
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
@@ -14,28 +16,7 @@ def main() -> None:
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library say everything
 
 
-@main.command()
-@click.argument("text", type=click.Path(path_type=Path))
-@click.argument("data", type=click.Path(path_type=Path))
-@click.option("--vocab-size", default=32_768, type=click.IntRange(min=10), help="Size of the dictionary, all included.")
-@click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1), help="Share of the documents held out.")
-@click.option("--seed", default=1, help="Chooses the documents held out.")
-@click.option("--spacy-model", help="Installed spaCy model that finds sentences.  [default: rules, no model needed]")
-def corpus(text: Path, data: Path, vocab_size: int, valid_share: float, seed: int, spacy_model: Optional[str]) -> None:
-    """Turn TEXT into the folder DATA that fairseq-train reads: tokenizer, dictionary, train and valid split.
-
-    TEXT is a UTF-8 file, or a folder of .txt files, with documents divided by blank lines or by lines `= Title =`.
-    """
-    from lazyformer_fairseq.corpus.binarise import prepare_corpus
-    from lazyformer_fairseq.corpus.documents import read_documents
-
-    counts = prepare_corpus(read_documents(text), data, vocab_size, valid_share, seed, spacy_model=spacy_model)
-    documents, train, valid = counts["documents"], counts["train"], counts["valid"]
-    click.echo(
-        f"{data}: {documents['in']:,} documents, {sum(documents['dropped'].values()):,} of them dropped; "
-        f"train {train['sentences']:,} sentences, {train['tokens']:,} tokens; "
-        f"valid {valid['sentences']:,} sentences, {valid['tokens']:,} tokens"
-    )
+main.add_command(corpus)
 
 
 @main.command()

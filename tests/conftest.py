@@ -14,10 +14,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli.train import cli_main
-from helpers import ROOT, toy_documents
+from helpers import ROOT, build_toy_corpus
 
 import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
-from lazyformer_fairseq.corpus.binarise import prepare_corpus
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
@@ -37,7 +36,7 @@ def real_data() -> Path:
 def data_folder(tmp_path_factory) -> Path:
     """A folder of binarised data with its tokenizer, as the corpus code writes it."""
     folder = tmp_path_factory.mktemp("corpus") / "data"
-    prepare_corpus(toy_documents(150), folder, vocab_size=160, valid_share=0.1)
+    build_toy_corpus(folder, vocab_size=160)
     return folder
 
 

@@ -2,12 +2,14 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
-from lazyformer_fairseq.corpus.documents import Document
+from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.glue.task_table import TASKS, Split, TaskDescription
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
@@ -19,7 +21,7 @@ VERBS = ["sees", "likes", "calls", "hears", "helps", "finds", "meets", "knows", 
 THINGS = ["house", "garden", "river", "letter", "window", "bridge", "market", "forest", "island", "mirror"]
 
 
-def toy_documents(count: int, seed: int = 1) -> list[Document]:
+def toy_texts(count: int, seed: int = 1) -> list[str]:
     """Documents of short sentences that a tiny model can learn a little of."""
     rng = random.Random(seed)
 
@@ -33,7 +35,14 @@ def toy_documents(count: int, seed: int = 1) -> list[Document]:
             ]
         )
 
-    return [Document(f"toy:{n}", (" ".join(sentence() for _ in range(rng.randint(1, 9))),)) for n in range(count)]
+    return [" ".join(sentence() for _ in range(rng.randint(4, 12))) for _ in range(count)]
+
+
+def build_toy_corpus(folder: Path, vocab_size: int, seed: int = 1) -> dict[str, Any]:
+    """Builds a corpus of 150 toy documents; returns its manifest."""
+    text = folder.with_name(f"{folder.name}.txt")
+    text.write_text("\n\n".join(toy_texts(150, seed)))
+    return build_corpus([str(text)], folder, CorpusSettings(vocab_size, valid_share=0.1, min_word_count=1))
 
 
 def write_toy_glue(folder: Path, train: int = 120, valid: int = 40) -> Path:

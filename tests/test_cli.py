@@ -1,6 +1,6 @@
 import pytest
 from click.testing import CliRunner
-from helpers import toy_documents
+from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.tokenizer import Tokenizer
@@ -14,21 +14,21 @@ def help_of(*command: str) -> str:
 def test_help_names_commands_and_defaults():
     assert {"corpus", "demo"} <= set(help_of().split())
     assert "[default: results/demo]" in help_of("demo")
-    assert "[default: 32768;" in help_of("corpus") and "[default: 0.005;" in help_of("corpus")
+    assert {"build", "bench"} <= set(help_of("corpus").split())
+    assert "[default: 32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
 
 
 def test_corpus_writes_what_fairseq_train_reads(tmp_path):
     text = tmp_path / "text"
     text.mkdir()
     for name, seed in (("a.txt", 1), ("b.txt", 2)):
-        (text / name).write_text("\n\n".join(" ".join(d.paragraphs) for d in toy_documents(60, seed)))
+        (text / name).write_text("\n\n".join(toy_texts(60, seed)))
     data = tmp_path / "data"
-    command = ["corpus", str(text), str(data), "--vocab-size", "160", "--valid-share", "0.1"]
+    command = ["corpus", str(text), str(data), "--vocab-size", "160", "--valid-share", "0.1", "--workers", "1"]
     result = CliRunner().invoke(main, command, catch_exceptions=False)
     assert result.exit_code == 0 and "documents" in result.output
     assert {path.name for path in data.iterdir()} == {
-        *(f"{split}.{ending}" for split in ("train", "valid") for ending in ("bin", "idx")),
-        *("dict.txt", "tokenizer", "manifest.json"),
+        *("shard0", "dict.txt", "tokenizer", "manifest.json", "report.html"),
     }
     assert len(Tokenizer.load(data / "tokenizer").dictionary) == 160
 

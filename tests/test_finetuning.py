@@ -10,9 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import ROOT, toy_documents, write_toy_glue
+from helpers import ROOT, build_toy_corpus, write_toy_glue
 
-from lazyformer_fairseq.corpus.binarise import prepare_corpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_compat import find_user_error
 
@@ -152,7 +151,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused(glue, tmp_path, fairseq_tra
         (150, "of 160 symbols, this run's has 150"),
         (160, "another dictionary, of the same size"),
     ):
-        prepare_corpus(toy_documents(150, seed=7), tmp_path / str(vocab_size), vocab_size, valid_share=0.1)
+        build_toy_corpus(tmp_path / str(vocab_size), vocab_size, seed=7)
         other = f"{TINY} {options} --tokenizer-folder {tmp_path / str(vocab_size) / 'tokenizer'}"
         assert words in message_of(fairseq_train, glue / "CoLA", other, tmp_path / "run")
     other = f"--arch par_bert_tiny {options}"

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, count_parameters, toy_documents
+from helpers import ROOT, count_parameters, toy_texts
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -58,7 +58,7 @@ def users_folder(tmp_path) -> Path:
     for name in ("lazyformer_fairseq", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "my_texts").mkdir()
-    text = "\n\n".join(" ".join(document.paragraphs) for document in toy_documents(150))
+    text = "\n\n".join(toy_texts(150))
     (tmp_path / "my_texts" / "toy.txt").write_text(text)
     task = tmp_path / "glue_data" / "CoLA"
     task.mkdir(parents=True)

@@ -8,10 +8,9 @@ import traceback
 
 import pytest
 import torch
-from helpers import ROOT, toy_documents
+from helpers import ROOT, build_toy_corpus
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lazyformer_fairseq.corpus.binarise import prepare_corpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_compat import find_user_error
 from lazyformer_fairseq.models import LazyFormerModel
@@ -112,7 +111,7 @@ def trained(data_folder, tmp_path, fairseq_train):
 def test_a_checkpoint_of_another_dictionary(data_folder, tmp_path, fairseq_train, trained):
     for vocab_size, words in ((150, "160 symbols, this run's has 150"), (160, "another dictionary, of the same size")):
         other = tmp_path / f"other {vocab_size}"
-        prepare_corpus(toy_documents(150, seed=7), other, vocab_size, valid_share=0.1)
+        build_toy_corpus(other, vocab_size, seed=7)
         assert words in message_of(fairseq_train, other, f"{TINY} --max-update 2", trained)
 
 

@@ -76,7 +76,7 @@ def prepare_corpus(
     with written_whole(Path(folder)) as unfinished:
         training_text = (sentence for sentences in splits["train"] for sentence in sentences)
         tokenizer = Tokenizer.train(
-            training_text, unfinished / "tokenizer", vocab_size, settings, seed, already_normalised=True
+            training_text, unfinished / "tokenizer", vocab_size, settings, already_normalised=True
         )
         shutil.copyfile(unfinished / "tokenizer" / DICTIONARY_FILE, unfinished / DICTIONARY_FILE)
         counts = {name: binarise(splits[name], tokenizer, unfinished / name) for name in splits}

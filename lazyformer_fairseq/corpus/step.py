@@ -18,10 +18,12 @@ class TaskNotes:
     Attributes:
         examples: by step, pairs of text before and after, around the first place that the step changed.
         dropped: by reason, names of the first documents (or files) dropped.
+        documents: by file, how many documents were read.
     """
 
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     dropped: dict[str, list[str]] = field(default_factory=dict)
+    documents: dict[str, int] = field(default_factory=dict)
 
     def add_example(self, step: str, before: str, after: str) -> None:
         examples = self.examples.setdefault(step, [])
@@ -32,6 +34,9 @@ class TaskNotes:
             window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
             examples.append((before[window], after[window]))
 
+    def count_document(self, file: str) -> None:
+        self.documents[file] = self.documents.get(file, 0) + 1
+
     def add_dropped(self, reason: str, name: str) -> None:
         names = self.dropped.setdefault(reason, [])
         if len(names) < EXAMPLES:
@@ -41,7 +46,7 @@ class TaskNotes:
 class DocumentStep(PipelineStep):
     """A step that changes a document's text in place, or drops the document for a reason.
 
-    Its statistics: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in and out; time.
+    Its statistics: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in, out; time.
     A subclass writes :meth:`process`, and counts whatever else it likes with ``self.stat_update(label, value=n)``.
     """
 

@@ -20,7 +20,7 @@ class LabelledTextsDataset(SizedDataset):
     """Ids of a text or pair, ready for the model, and its target.
 
     Args:
-        inputs: ids of each example, 1-d integer arrays (T,).
+        inputs: ids of each example, 1-d integer arrays (T,); where they are on disk they tell their `sizes`.
         targets: a class (int64) or a score (float64) an example, (N,); None where there are none.
         pad: id of ``<pad>``.
         shuffle: batches are composed anew in each epoch; else they are always the same, ordered by length alone.
@@ -37,7 +37,7 @@ class LabelledTextsDataset(SizedDataset):
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
-        self.sizes = np.array([len(ids) for ids in inputs], dtype=np.int64)
+        self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
         self.targets = None if targets is None else torch.from_numpy(targets)
         self.pad = pad
         self.shuffle = shuffle

@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields
 from re import Pattern
 from typing import Any
 
-from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+from sacremoses import MosesDetokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
+from lazyformer_fairseq.data.moses_words import moses_words
 from lazyformer_fairseq.errors import UserError
 
 MASK = "<mask>"
@@ -107,25 +108,21 @@ class TextNormaliser:
     def __init__(self, settings: TextSettings):
         self.settings = settings
         self._symbol = symbol_pattern(settings)
-        self._punctuation = MosesPunctNormalizer(settings.language)
-        self._moses = MosesTokenizer(settings.language)
+        self._words = moses_words(settings.language, settings.normalise_punctuation, settings.moses_tokenise)
         self._moses_back = MosesDetokenizer(settings.language)
 
     def __call__(self, text: str) -> str:
         """The words and symbols of ``text``, divided by single spaces."""
+        if "<" not in text:
+            return self._normalise_plain(text)
         parts = self._symbol.split(text)
         parts[0::2] = map(self._normalise_plain, parts[0::2])
         parts[1::2] = map(str.lower, parts[1::2])
         return " ".join(filter(None, parts))
 
     def _normalise_plain(self, text: str) -> str:
-        if self.settings.normalise_punctuation:
-            text = self._punctuation.normalize(text)
-        if self.settings.moses_tokenise:
-            text = self._moses.tokenize(text, escape=False, return_str=True)
-        if self.settings.lower_case:
-            text = text.lower()
-        return " ".join(text.split())
+        words = self._words(text)
+        return words.lower() if self.settings.lower_case else words
 
     def readable(self, words: str) -> str:
         """Text with ordinary spacing again: Moses' own way back, which is not exact for every quote."""

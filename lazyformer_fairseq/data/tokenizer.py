@@ -10,11 +10,11 @@ Pre-training, fine-tuning and ``fill_mask`` all turn text into ids here, so they
 import hashlib
 import io
 import json
-import random
-import re
 import shutil
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Optional, Union
 
@@ -23,6 +23,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.text_normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
+from lazyformer_fairseq.data.train_tokenizer import count_words, train_model
 from lazyformer_fairseq.data.whole_folder import refuse_filled_folder, written_whole
 from lazyformer_fairseq.errors import UserError
 
@@ -30,7 +31,7 @@ FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
-LONGEST_TRAINING_SENTENCE = 1 << 20  # bytes; sentencepiece skips what is longer, by default 4192
+WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
 FolderName = Union[str, Path]
 
 
@@ -89,31 +90,38 @@ class Tokenizer:
         folder: FolderName,
         vocab_size: int,
         settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
-        seed: int = 1,
-        threads: int = 1,
-        sample_size: int = 0,
         already_normalised: bool = False,
     ) -> "Tokenizer":
-        """Trains BPE on ``sentences`` and writes ``folder`` whole or not at all. Same arguments, same bytes.
+        """:meth:`train_on_counts` of the words of ``sentences``: raw text, read once, as a stream.
 
         Args:
-            sentences: raw text; read once, as a stream.
-            folder: must not exist yet, or be empty.
-            vocab_size: size of the dictionary, ALL symbols included.
-            seed: draws the sample.
-            threads: of sentencepiece; the pieces do not depend on them, but the model's bytes record their number.
-            sample_size: train on so many sentences drawn at random (0: on all); memory grows with it.
             already_normalised: the sentences come from ``TextNormaliser(settings)``; do not normalise them again.
-
-        Raises:
-            UserError: no text, a vocabulary too large or too small for the text, a folder that exists.
         """
         refuse_filled_folder(Path(folder))
-        if sample_size:
-            sentences = draw_sample(sentences, sample_size, seed)
         if not already_normalised:
             sentences = map(TextNormaliser(settings), sentences)
-        model_bytes = _train_model(sentences, vocab_size, settings, threads)
+        return cls.train_on_counts(count_words(sentences), folder, vocab_size, settings)
+
+    @classmethod
+    def train_on_counts(
+        cls,
+        word_counts: Iterable[tuple[str, int]],
+        folder: FolderName,
+        vocab_size: int,
+        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    ) -> "Tokenizer":
+        """Trains BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
+
+        Args:
+            word_counts: distinct normalised words and how often each occurs, in any order.
+            folder: must not exist yet, or be empty.
+            vocab_size: size of the dictionary, ALL symbols included.
+
+        Raises:
+            UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
+        """
+        refuse_filled_folder(Path(folder))
+        model_bytes = train_model(word_counts, vocab_size, settings)
         dictionary = build_dictionary(_load_model(model_bytes, "the trained model"), settings)
         assert len(dictionary) == vocab_size, (len(dictionary), vocab_size)
         contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(dictionary)}
@@ -158,6 +166,24 @@ class Tokenizer:
             elif part := part.strip():
                 ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
         return ids
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`encode_normalised` of many words at once, each as if it stood alone.
+
+        Returns:
+            the ids of all words, one word after the other, and the number of ids of each word; both int64.
+        """
+        numbers, lengths = array("q"), array("q")  # of pieces; of ids after all the pieces
+        for start in range(0, len(words), WORDS_AT_ONCE):
+            batch = list(words[start : start + WORDS_AT_ONCE])
+            pieces = self._model.encode(batch, num_threads=1)
+            for place, word in enumerate(batch):
+                if "<" in word and self._symbol.search(word):
+                    pieces[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
+            lengths.extend(map(len, pieces))
+            numbers.extend(chain.from_iterable(pieces))
+        id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.dictionary))])
+        return id_of_number[np.frombuffer(numbers, dtype=np.int64)], np.frombuffer(lengths, dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
@@ -214,86 +240,6 @@ def build_dictionary(model: sentencepiece.SentencePieceProcessor, settings: Text
             )
         dictionary.add_symbol(symbol)
     return dictionary
-
-
-def draw_sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
-    """``size`` of the sentences drawn at random in one pass that keeps no more than these (a reservoir)."""
-    # sentencepiece draws too (input_sentence_size), but with a seed that cannot be set.
-    chance = random.Random(seed)
-    sample: list[str] = []
-    for place, sentence in enumerate(sentences):
-        if place < size:
-            sample.append(sentence)
-        elif (slot := chance.randrange(place + 1)) < size:
-            sample[slot] = sentence
-    return sample
-
-
-def _train_model(sentences: Iterable[str], vocab_size: int, settings: TextSettings, threads: int) -> bytes:
-    """The bytes of a sentencepiece BPE model over normalised ``sentences``."""
-    symbols_beside_pieces = len(Dictionary()) - 1 + len(settings.special_tokens) + 1  # sentencepiece counts <unk>
-    if vocab_size <= symbols_beside_pieces:
-        raise UserError(f"vocabulary of {vocab_size}: too small, the symbols beside the text's pieces alone are more")
-    model = io.BytesIO()
-    stream = _TrainingText(sentences, settings)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(stream),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=vocab_size - symbols_beside_pieces,
-            character_coverage=settings.character_coverage,
-            byte_fallback=settings.byte_fallback,
-            normalization_rule_name="identity",  # the text is normalised already
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            pad_id=-1,
-            max_sentence_length=LONGEST_TRAINING_SENTENCE,
-            num_threads=threads,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise stream.failure or _explain(error, vocab_size, symbols_beside_pieces) from error
-    return model.getvalue()
-
-
-class _TrainingText:
-    """What stands between the symbols of normalised sentences.
-
-    Attributes:
-        failure: the exception that ended the sentences early; sentencepiece itself makes a RuntimeError of any.
-    """
-
-    def __init__(self, sentences: Iterable[str], settings: TextSettings):
-        self._sentences = sentences
-        self._symbol = symbol_pattern(settings)
-        self.failure: Optional[BaseException] = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for sentence in self._sentences:
-                yield from filter(str.strip, self._symbol.split(sentence)[0::2])
-        except (Exception, KeyboardInterrupt) as error:
-            self.failure = error
-            raise
-
-
-def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -> Exception:
-    """sentencepiece's failures that the user can mend, in words; any other as it is."""
-    message = str(error)
-    if found := re.search(r"set it to a value <= (\d+)", message):
-        largest = int(found[1]) + symbols_beside_pieces
-        return UserError(f"vocabulary of {vocab_size}: too large for this text; give at most {largest}, or more text")
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
-        smallest = int(found[1]) + symbols_beside_pieces
-        return UserError(
-            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}, "
-            "or a lower character_coverage"
-        )
-    if "sentences_.empty()" in message or "all_chars_count" in message:
-        return UserError("no text to train the tokenizer on: every sentence is empty")
-    return error
 
 
 def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePieceProcessor:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Union
 
-from lazyformer_fairseq.corpus.binarise import is_held_out
-from lazyformer_fairseq.corpus.documents import Document
+from datatrove.data import Document
+
+from lazyformer_fairseq.corpus.held_out import is_held_out
 from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 from lazyformer_fairseq.data.whole_folder import written_whole
 from lazyformer_fairseq.errors import UserError
@@ -43,7 +44,8 @@ def write_acceptability_task(
     suffice, both files shrink in proportion.
 
     Args:
-        valid_share, seed: those of ``prepare_corpus``: what it trained on is left out here.
+        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
+        valid_share, seed: those of the corpus: what it trains on is left out here.
 
     Returns:
         the number of rows by split.
@@ -77,8 +79,8 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
     split_sentences = SentenceSplitter()
     trained_on, held_out = set(), {}
     for document in documents:
-        sentences = [sentence for paragraph in document.paragraphs for sentence in split_sentences(paragraph)]
-        if is_held_out(document, valid_share, seed):
+        sentences = [sentence for paragraph in document.text.split("\n") for sentence in split_sentences(paragraph)]
+        if is_held_out(document.metadata["fingerprint"], valid_share, seed):
             held_out.update(dict.fromkeys(sentences))
         else:
             trained_on.update(sentences)

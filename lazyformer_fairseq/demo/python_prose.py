@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Optional
+from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.corpus.documents import Document
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 FEWEST_WORDS = 6
@@ -34,7 +33,14 @@ NOT_FOR_READERS = re.compile(r"\b(?:XXX|TODO|FIXME|Copyright|Licensed)\b")
 PLAIN_WORD = re.compile(r"^[\"'(\[]*[A-Za-z]+(?:['’-][A-Za-z]+)*[\"'.,:;!?)\]]*$")
 
 
-def python_prose() -> Iterator[Document]:
+class Prose(NamedTuple):
+    """What a topic or a module says, in paragraphs."""
+
+    name: str
+    paragraphs: tuple[str, ...]
+
+
+def python_prose() -> Iterator[Prose]:
     """One document a topic, then one a module, each paragraph once: the same on every run of one Python version."""
     seen: set[str] = set()
     for name, texts in _sources():
@@ -44,7 +50,7 @@ def python_prose() -> Iterator[Document]:
                 seen.add(paragraph)
                 paragraphs.append(paragraph)
         if paragraphs:
-            yield Document(name, tuple(paragraphs))
+            yield Prose(name, tuple(paragraphs))
 
 
 def _sources() -> Iterator[tuple[str, list[str]]]:

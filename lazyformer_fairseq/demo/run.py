@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from lazyformer_fairseq.corpus.binarise import prepare_corpus
-from lazyformer_fairseq.corpus.documents import Document, read_documents
+from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.text_normalisation import TextSettings
 from lazyformer_fairseq.demo import report
 from lazyformer_fairseq.demo.acceptability import write_acceptability_task
@@ -59,18 +60,31 @@ def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
         print(f"Reusing the text in {data} and {task}.")
         return
     print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
-    documents: list[Document] = list(read_documents(settings.corpus) if settings.corpus else python_prose())
+    corpus = settings.corpus or str(_write_prose(data.with_name("python_prose.jsonl")))
     if not data.exists():
-        prepare_corpus(
-            documents,
+        build_corpus(
+            [corpus],
             data,
-            settings.vocab_size,
-            settings.valid_share,
-            settings.seed,
-            TextSettings(character_coverage=1.0),  # the text is small: every character is worth a piece
+            CorpusSettings(
+                vocab_size=settings.vocab_size,
+                valid_share=settings.valid_share,
+                seed=settings.seed,
+                min_word_count=1,  # the text is small: every word counts,
+                text=TextSettings(character_coverage=1.0),  # and every character is worth a piece
+            ),
         )
     if not task.exists():
-        write_acceptability_task(documents, task, settings.valid_share, settings.seed)
+        write_acceptability_task(clean_documents([corpus]), task, settings.valid_share, settings.seed)
+
+
+def _write_prose(path: Path) -> Path:
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            for prose in python_prose():
+                file.write(json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n")
+        unfinished.replace(path)
+    return path
 
 
 def _pretrained(settings: DemoSettings, data: Path, folder: Path) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ the number of epochs are those of LazyFormer (arXiv 2102.12702, appendix A and T
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional, Union
 
 from lazyformer_fairseq.errors import UserError
@@ -46,6 +46,7 @@ class TaskDescription:
         epochs: of fine-tuning.
         skips_short_rows: the official file is known to hold rows with too few fields, which are counted and skipped.
         model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
+        rows: split -> examples of the official file; those with too few fields are not counted.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TaskDescription:
     epochs: int = 10
     skips_short_rows: bool = False
     model_of: Optional[str] = None
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def selecting_metric(self) -> str:
@@ -129,12 +131,32 @@ _TABLE = (
         },
         ("matthews", "accuracy"),
         labels=("0", "1"),
+        rows={"train": 8551, "valid": 1043, "test": 1063},
     ),
-    TaskDescription("SST-2", "SST-2", _splits(("sentence",), "label"), ("accuracy",), labels=("0", "1")),
     TaskDescription(
-        "MRPC", "MRPC", _splits(("#1 String", "#2 String"), "Quality"), ("accuracy", "f1"), labels=("0", "1")
+        "SST-2",
+        "SST-2",
+        _splits(("sentence",), "label"),
+        ("accuracy",),
+        labels=("0", "1"),
+        rows={"train": 67349, "valid": 872, "test": 1821},
     ),
-    TaskDescription("STS-B", "STS-B", _splits(_SENTENCES, "score"), ("pearson", "spearman"), score_range=(0.0, 5.0)),
+    TaskDescription(
+        "MRPC",
+        "MRPC",
+        _splits(("#1 String", "#2 String"), "Quality"),
+        ("accuracy", "f1"),
+        labels=("0", "1"),
+        rows={"train": 3668, "valid": 408, "test": 1725},
+    ),
+    TaskDescription(
+        "STS-B",
+        "STS-B",
+        _splits(_SENTENCES, "score"),
+        ("pearson", "spearman"),
+        score_range=(0.0, 5.0),
+        rows={"train": 5749, "valid": 1500, "test": 1379},
+    ),
     TaskDescription(
         "QQP",
         "QQP",
@@ -142,6 +164,7 @@ _TABLE = (
         ("accuracy", "f1"),
         labels=("0", "1"),
         skips_short_rows=True,
+        rows={"train": 363846, "valid": 40430, "test": 390965},
     ),
     TaskDescription(
         "MNLI",
@@ -154,10 +177,32 @@ _TABLE = (
         ),
         ("accuracy",),
         labels=_INFERENCE,
+        rows={"train": 392702, "valid": 9815, "valid1": 9832, "test": 9796, "test1": 9847},
     ),
-    TaskDescription("QNLI", "QNLI", _splits(("question", "sentence"), "label"), ("accuracy",), labels=_ENTAILMENT),
-    TaskDescription("RTE", "RTE", _splits(_SENTENCES, "label"), ("accuracy",), labels=_ENTAILMENT),
-    TaskDescription("WNLI", "WNLI", _splits(_SENTENCES, "label"), ("accuracy",), labels=("0", "1")),
+    TaskDescription(
+        "QNLI",
+        "QNLI",
+        _splits(("question", "sentence"), "label"),
+        ("accuracy",),
+        labels=_ENTAILMENT,
+        rows={"train": 104743, "valid": 5463, "test": 5463},
+    ),
+    TaskDescription(
+        "RTE",
+        "RTE",
+        _splits(_SENTENCES, "label"),
+        ("accuracy",),
+        labels=_ENTAILMENT,
+        rows={"train": 2490, "valid": 277, "test": 3000},
+    ),
+    TaskDescription(
+        "WNLI",
+        "WNLI",
+        _splits(_SENTENCES, "label"),
+        ("accuracy",),
+        labels=("0", "1"),
+        rows={"train": 635, "valid": 71, "test": 146},
+    ),
     TaskDescription(
         "AX",
         "diagnostic",
@@ -165,6 +210,7 @@ _TABLE = (
         ("matthews",),
         labels=_INFERENCE,
         model_of="MNLI",
+        rows={"test": 1104},
     ),
 )
 

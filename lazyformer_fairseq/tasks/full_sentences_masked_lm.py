@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class FullSentencesMaskedLMConfig(FairseqDataclass):
     data: str = field(
         default=MISSING,
-        metadata={"help": "folder of binarised data, or several as a:b:c, one an epoch in turn; dict.txt in the first"},
+        metadata={"help": "folder that lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"},
     )
     tokens_per_sample: int = field(
         default=512, metadata={"help": "longest block of sentences in tokens, <s> and </s> included"}
@@ -102,7 +102,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
             100 * dataset.packing_efficiency(self.cfg.tokens_per_sample),
         )
         if split == "train" and not self.cfg.no_save:
-            keep_tokenizer_with_checkpoints(Path(folders[0]) / "tokenizer", Path(self.cfg.save_dir))
+            keep_tokenizer_with_checkpoints(tokenizer_of(folders[0]), Path(self.cfg.save_dir))
 
     def has_sharded_data(self, split: str) -> bool:
         return len(data_folders(self.cfg.data)) > 1
@@ -112,9 +112,17 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
 
 def data_folders(data: str) -> list[str]:
-    """The folders of ``a:b:c``, all of which must exist (UserError)."""
-    folders = utils.split_paths(data)
-    for folder in folders:
+    """The folders of ``a:b:c``, each of which must exist (UserError); a corpus stands for its shards, in order."""
+    folders = []
+    for folder in utils.split_paths(data):
         if not Path(folder).is_dir():
             raise UserError(f"--data {data}: {folder} is no folder")
+        shards = {int(path.name[5:]): str(path) for path in Path(folder).glob("shard*") if path.name[5:].isdigit()}
+        folders += [shards[number] for number in sorted(shards)] or [folder]
     return folders
+
+
+def tokenizer_of(folder: str) -> Path:
+    """The tokenizer beside the data of a folder, or beside the folder where that is a shard."""
+    beside = Path(folder) / "tokenizer"
+    return beside if beside.is_dir() else Path(folder).parent / "tokenizer"

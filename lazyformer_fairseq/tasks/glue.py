@@ -1,4 +1,7 @@
-"""Task ``glue``: fine-tuning on one GLUE task, from the official files (LazyFormer, appendix A and Table 5)."""
+"""Task ``glue``: fine-tuning on one GLUE task (LazyFormer, appendix A and Table 5).
+
+From the official files, or from the folder that ``lazyformer glue prepare`` made of them.
+"""
 
 import logging
 import os
@@ -6,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.data.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.encode import encode_split
+from lazyformer_fairseq.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
 from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription, find_task
-from lazyformer_fairseq.glue.tsv import Example, read_split
+from lazyformer_fairseq.glue.tsv import read_split
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
@@ -25,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GlueConfig(FairseqDataclass):
-    data: str = field(default=MISSING, metadata={"help": "folder of the task's official files, train.tsv and so on"})
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder of the task's official files, train.tsv and so on, or of the task as prepared"},
+    )
     glue_task: Optional[str] = field(
         default=None, metadata={"help": f"one of {', '.join(TASKS)}; default: the data folder's name"}
     )
@@ -33,7 +39,8 @@ class GlueConfig(FairseqDataclass):
     tokenizer_folder: Optional[str] = field(
         default=None,
         metadata={
-            "help": "the checkpoint's tokenizer; default: tokenizer/ beside the checkpoint, else in the data folder"
+            "help": "the checkpoint's tokenizer; default: that of prepared data, else tokenizer/ beside the "
+            "checkpoint, else in the data folder"
         },
     )
     # Not `max_positions`: the model has an option of that name already, and one option would set both.
@@ -43,6 +50,10 @@ class GlueConfig(FairseqDataclass):
     )
     glue_head_name: Optional[str] = field(
         default=None, metadata={"help": "name of the classification head; default: the task's in lower case"}
+    )
+    max_train_rows: Optional[int] = field(
+        default=None,
+        metadata={"help": "train on so many rows, drawn once for all seeds; default: on all"},
     )
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -123,6 +134,27 @@ class GlueTask(EncoderTask):
 
     def load_dataset(self, split: str, **kwargs) -> None:
         """Reads and encodes a split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
+        examples = self._read_prepared(split) if PreparedTask.is_at(self.cfg.data) else self._read_official(split)
+        if split == "train" and self.cfg.max_train_rows:
+            examples = draw_rows(examples, self.cfg.max_train_rows)
+            logger.info("trained on %d rows", len(examples.inputs))
+        self.datasets[split] = LabelledTextsDataset(
+            examples.inputs,
+            examples.targets,
+            pad=self.dictionary.pad(),
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+        )
+        if split == "train" and not self.cfg.no_save:
+            keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
+
+    def _read_prepared(self, split: str) -> EncodedExamples:
+        examples = PreparedTask.load(self.cfg.data).read(split, self.longest, self.dictionary.eos())
+        longest = int(examples.inputs.sizes.max())
+        logger.info("%s/%s: %d examples, the longest %d tokens", self.cfg.data, split, len(examples.inputs), longest)
+        return examples
+
+    def _read_official(self, split: str) -> EncodedExamples:
         file = read_split(self.description, self.cfg.data, split)
         encoded = encode_split(self.tokenizer, file, self.longest)
         logger.info(
@@ -134,25 +166,7 @@ class GlueTask(EncoderTask):
             self.longest,
             100 * encoded.unknown_share,
         )
-        self.datasets[split] = LabelledTextsDataset(
-            encoded.inputs,
-            self._targets(file.examples),
-            pad=self.dictionary.pad(),
-            shuffle=split == "train",
-            seed=self.cfg.seed,
-        )
-        if split == "train" and not self.cfg.no_save:
-            keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
-
-    def _targets(self, examples: list[Example]) -> Optional[np.ndarray]:
-        """Classes or scores (N,), None for a split without labels.
-
-        Scores are float64, which fairseq leaves alone: float32 becomes as coarse as the weights with fp16 and bf16.
-        """
-        if examples[0].target is None:
-            return None
-        kind = np.float64 if self.description.is_regression else np.int64
-        return np.array([example.target for example in examples], dtype=kind)
+        return EncodedExamples(encoded.inputs, targets_of(self.description, file.examples))
 
     def max_positions(self) -> Optional[int]:
         return self.longest
@@ -162,6 +176,8 @@ def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raises a UserError for what would else fail late, or select the worst checkpoint."""
     if not Path(cfg.data).is_dir():
         raise UserError(f"{cfg.data}: is no folder; give the one with {description.name}'s official files")
+    if PreparedTask.is_at(cfg.data) and PreparedTask.load(cfg.data).task is not description:
+        raise UserError(f"{cfg.data}: holds {PreparedTask.load(cfg.data).task.name}, not {description.name}")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
         raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
     metric = cfg.best_checkpoint_metric
@@ -181,11 +197,13 @@ def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
 
 
 def find_tokenizer(cfg: GlueConfig) -> Path:
-    """The tokenizer's folder: the one given, else beside the checkpoint, else in the data folder.
+    """The tokenizer's folder: of prepared data, its own; else the one given, beside the checkpoint or the data.
 
     Raises:
-        UserError: none is there.
+        UserError: none is there, or data was prepared with another than the one given.
     """
+    if PreparedTask.is_at(cfg.data):
+        return _tokenizer_of_prepared(cfg)
     if cfg.tokenizer_folder:
         return Path(cfg.tokenizer_folder)
     neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
@@ -194,3 +212,15 @@ def find_tokenizer(cfg: GlueConfig) -> Path:
         if folder.is_dir():
             return folder
     raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")
+
+
+def _tokenizer_of_prepared(cfg: GlueConfig) -> Path:
+    folder = PreparedTask.load(cfg.data).tokenizer_folder
+    given = Path(cfg.tokenizer_folder or folder)
+    Tokenizer.load(given)  # says what is wrong with it
+    if (given / SETTINGS_FILE).read_bytes() != (folder / SETTINGS_FILE).read_bytes():
+        raise UserError(
+            f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with this "
+            "one, or leave the option out"
+        )
+    return folder

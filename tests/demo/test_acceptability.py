@@ -4,10 +4,11 @@ import csv
 import random
 
 import pytest
+from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.documents import Document
+from lazyformer_fairseq.corpus.fingerprint import fingerprint
 from lazyformer_fairseq.demo.acceptability import held_out_sentences, shuffle_words, write_acceptability_task
 from lazyformer_fairseq.errors import UserError
 
@@ -15,9 +16,8 @@ COMMON = "This sentence stands in every document."
 
 
 def toy_document(number):
-    return Document(
-        f"d{number}", (COMMON, f"The cat of house {number} sat down. Then old Anna saw (in the rain) dog {number}.")
-    )
+    text = f"{COMMON}\nThe cat of house {number} sat down. Then old Anna saw (in the rain) dog {number}."
+    return Document(text, f"d{number}", metadata={"fingerprint": fingerprint(text)})
 
 
 DOCUMENTS = [toy_document(number) for number in range(200)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import toy_documents
+from helpers import toy_texts
 
 from lazyformer_fairseq.demo import run, side_by_side
 from lazyformer_fairseq.demo.run import run_demo
@@ -17,7 +17,7 @@ from lazyformer_fairseq.errors import UserError
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory) -> DemoSettings:
     text = tmp_path_factory.mktemp("text") / "toy.txt"
-    text.write_text("\n\n".join(" ".join(document.paragraphs) for document in toy_documents(200)))
+    text.write_text("\n\n".join(toy_texts(200)))
     return DemoSettings(corpus=str(text), vocab_size=160, updates=24, finetuning_epochs=1)
 
 

@@ -1,0 +1,170 @@
+"""Where English sentences end: what a rule-based sentencizer does not know, in one place.
+
+:func:`mend` looks at every final mark before a space and asks, in this order: the next letter, the kind of mark, and
+the word before the mark, which may be an abbreviation. Where nothing here has an opinion, the sentencizer's stands.
+``tests/corpus/sentence_gold.txt`` measures the rules.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+# A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space.
+END = re.compile(r"[.?!…\u0589-\u1fff\u203c-\U0010ffff](?<!\w)(?:(?!\[\w)[^\w\s]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
+SPACE = re.compile(r"\s+")
+LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
+MARKS = re.compile(r"(?:[^\w\s]|_|\s){0,30}")
+CLOSING = frozenset(")]}”’»")
+NEVER_FIRST = frozenset("&,;:/%+=.?!…)]}”»|")  # no sentence begins with one of these
+LONGEST_WORD = 40  # characters looked at before a final mark
+
+# With a name after it: never an end.
+TITLES = frozenset(
+    """Mr Mrs Ms Messrs Mme Mlle M Dr Prof Ste Mt Ft Gen Col Lt Maj Capt Cpt Cmdr Cdr Sgt Cpl Pvt Adm Rev Hon Sen Rep
+    Gov Pres Supt Insp Fr Atty Dep Asst Brig Ven Pte vs v cf viz e.g i.e E.g I.e Cf approx Approx ca est resp
+    esp incl Proc Natl Acad Sci Biol Chem Phys Univ Dept""".split()
+)
+# With a number after it: never an end.
+BEFORE_NUMBERS = frozenset(
+    """No Nos no nos Fig Figs fig figs Eq Eqs eq Sec Secs sec Sect Vol Vols vol vols Ch Chs ch Chap chap Art Arts art p
+    pp P Pp Op op fol ff ll vv Bk bk Pt pt Tab Temp Pop Alt Max Min Rs Ps Ex ex Cor Rom Matt Gal Heb Lev Deut""".split()
+)
+MONTHS = frozenset("Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec".split())
+# Perhaps an end: one if the next word likes to begin a sentence.
+UNSURE = frozenset(
+    """Inc Ltd Co Corp Bros Plc plc Cos Jr Sr jr sr al seq Ave Rd Blvd Bldg Esq Ala Ariz Ark Calif Colo Conn Del Fla Ga
+    Ill Ind Kan Ky La Mass Md Me Mich Minn Miss Mo Mont Neb Nev Okla Ore Pa Penn Tenn Tex Va Vt Wash Wis Wyo Mon
+    Tue Tues Wed Thu Thurs Fri Sat Sun St MS Dist Div ed eds trans repr Ed Eds a b c d e f g h i j k l m n o p q
+    r s t u v w x y z a.m p.m A.M P.M Ph.D""".split()
+)
+FIRST_WORDS = frozenset(
+    """A About After Again All Also Although Among An And Another Any Anyone Are As At Because Before Being Besides
+    Both But By Can Could Critics Despite Did Do Does During Each Eight Either Even Eventually Every Everyone
+    Few Finally First Five For Former Four From Further Furthermore Had Has Have He Hence Her Here Hers His How
+    However I If In Indeed Instead Into Is It Its Last Later Let Like Many May Maybe Meanwhile More Moreover
+    Most Much My Neither Never Nevertheless Next Nine No Nobody None Nor Not Nothing Now Of Often On Once One
+    Only Or Other Others Our Out Over People Perhaps Seven Several She Should Similarly Since Six So Some
+    Sometimes Soon Still Subsequently Such Ten Than That The Their Them Then There Therefore These They This
+    Those Though Three Through Throughout Thus To Today Together Too Two Under Unlike Until Upon Us Was We Were
+    What When Whenever Where Whether Which While Who Whose Why Will With Within Without Would Yes Yet You
+    Your""".split()
+)
+AFTER_HOURS = re.compile(r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|(?:Eastern|Pacific|Central) .*)\b")
+DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last mark
+LIST_NUMBER = re.compile(r"\W{0,3}(?:\d{1,3}|[A-Za-z]|[IVXLC]{1,6})\.")
+LETTERS = re.compile(r"[^\W\d_]*")
+ROMAN_OR_NUMBER = re.compile(r"[\d(#]|[IVXLC]+\b")
+SAID = re.compile(
+    r"""(?:(?:[A-Z][\w.'’-]*\s){1,3}|(?:[Tt]he|[Mm]y|[Hh]is|[Hh]er)\s(?:[\w'’-]+\s){1,2})(?:\w+ly\s)?
+    (?:said|asked|cried|replied|answered|exclaimed|whispered|shouted|called|added|demanded|inquired|enquired|repeated|began
+    |murmured|muttered|returned|continued|screamed|sighed|laughed|thought|wondered|observed|remarked|told|yelled|growled)\b""",
+    re.VERBOSE,
+)
+
+
+def mend(text: str, starts: Sequence[int]) -> Iterator[int]:
+    """The places in ``text`` where sentences start, but for the first, in order, each after a space.
+
+    Args:
+        text: cased.
+        starts: where the sentencizer starts sentences: the first word (or sign) of each, ascending.
+    """
+    sentence, index, quotes = 0, 0, _Quotes(text)
+    for mark in END.finditer(text):
+        if mark.start() < sentence:
+            continue
+        cut, word = _next(text, mark.end(), quotes)
+        if word == len(text):
+            return
+        while index < len(starts) and starts[index] <= mark.start():
+            index += 1
+        is_end = _opinion(text, sentence, mark, cut, word)
+        if is_end is None:
+            is_end = index < len(starts) and starts[index] <= word
+        if is_end:
+            yield cut
+            sentence = cut
+
+
+class _Quotes:
+    """Tells the opening from the closing ones among straight quotes that have space on both sides, as in WikiText."""
+
+    def __init__(self, text: str):
+        self._text, self._counted, self._is_open = text, 0, False
+
+    def closes(self, place: int) -> bool:
+        """Whether the quote at ``place`` closes what another has opened. Places ascend from call to call."""
+        self._is_open ^= self._text.count('"', self._counted, place) % 2 == 1
+        self._counted = place
+        return self._is_open
+
+
+def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
+    """(where the next sentence would start, if one does; where its first word does, past opening marks).
+
+    Closing marks that stand alone stay with the sentence before.
+    """
+    position = SPACE.match(text, end).end()
+    while lone := LONE_MARKS.match(text, position):
+        marks = lone[0]
+        closes = CLOSING.issuperset(marks) or (marks == '"' and quotes.closes(position)) or marks in ("''", "'")
+        if not closes:
+            break
+        position = SPACE.match(text, lone.end()).end()
+    return position, MARKS.match(text, position).end()
+
+
+def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> Optional[bool]:
+    """Whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer shall say."""
+    letter = text[word]
+    marks = mark[0]
+    if text[cut] in NEVER_FIRST or marks[-1] in ",;:":
+        return False
+    is_special_token = text[word - 1] == "<"  # <url> has no case
+    if letter.islower() and not is_special_token and not text[word + 1 : word + 2].isupper():  # iPod may be first
+        first = MARKS.match(text, sentence).end()
+        return None if text[first].islower() else False  # a text without capitals has sentences too
+    if marks.startswith(("..", "…")) or text.endswith(". .", sentence, mark.start() + 1):
+        return text[word : word + 2] not in ("I ", "I'", "I’") if letter.isupper() else None
+    if marks[-1] in "-–—" and letter.isupper():
+        return True
+    if marks[0] in "?!":
+        is_speech = marks[-1] in "\"'”’" or text[mark.end() : cut].strip() in ('"', "”")
+        return False if is_speech and cut == word and SAID.match(text, word, word + 80) else None
+    if marks[0] != ".":
+        return None
+    if LIST_NUMBER.fullmatch(text, sentence, mark.end()):
+        return False
+    begin = max(text.rfind(" ", max(sentence, mark.start() - LONGEST_WORD), mark.start()) + 1, sentence)
+    before = text[begin : mark.start()]
+    if marks == "." or marks[1] == "[":
+        is_end = _after_abbreviation(before.lstrip("([{\"'“‘_*-—"), text, word, begin)
+        return letter.isupper() if is_end is None and marks != "." else is_end  # a footnote's number hides the stop
+    if before[:1] in ("(", "[") and marks[1] in ")]" and begin > sentence:  # (ed.)
+        return False
+    return _likes_to_begin(text, word) or None
+
+
+def _likes_to_begin(text: str, word: int) -> bool:
+    """Whether the word at ``word`` is one of FIRST_WORDS, and no initial such as ``A.``"""
+    letters = LETTERS.match(text, word)
+    return letters[0] in FIRST_WORDS and text[letters.end() : letters.end() + 1] != "."
+
+
+def _after_abbreviation(before: str, text: str, word: int, begin: int) -> Optional[bool]:
+    """Whether a sentence ends between ``before`` (the word before a full stop) and the word at ``word``."""
+    if before in BEFORE_NUMBERS and ROMAN_OR_NUMBER.match(text, word):
+        return False
+    if before == "I":  # the pronoun, a king's number or a name's letter
+        previous = text[text.rfind(" ", max(0, begin - LONGEST_WORD), max(0, begin - 1)) + 1]
+        return (previous.islower() and text[word + 1 : word + 2] != ".") or _likes_to_begin(text, word)
+    if before in TITLES:
+        return False
+    if before.lower() in ("a.m", "p.m"):
+        return text[word].isupper() and AFTER_HOURS.match(text, word) is None
+    if before == "etc" or before in MONTHS:
+        return text[word].isupper()
+    is_initial = len(before) == 1 and before.isupper()
+    if is_initial or before in UNSURE or DOTTED.fullmatch(before):
+        return _likes_to_begin(text, word)
+    return _likes_to_begin(text, word) or None  # spaCy misses stops after words such as pH

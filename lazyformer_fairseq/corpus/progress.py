@@ -1,0 +1,66 @@
+"""How far the tasks of a stage are: told through files, so that it works across machines, shown as a bar."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+REPORT_EVERY, LOOK_EVERY = 0.5, 0.25  # seconds
+
+
+class TaskProgress:
+    """Given to a task: writes how many bytes of its input are done, at most twice a second."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._last = 0.0
+
+    def __call__(self, rank: int, bytes_done: int) -> None:
+        if (now := time.monotonic()) - self._last < REPORT_EVERY:
+            return
+        self._last = now
+        unfinished = self.folder / f".{rank:05d}"
+        unfinished.write_text(str(bytes_done))
+        os.replace(unfinished, self.folder / f"{rank:05d}")
+
+
+@contextmanager
+def progress_bar(title: str, sizes: Sequence[int], completions: Path, progress: Path, bytes_: bool) -> Iterator[None]:
+    """Shows a bar with rate and time left while the block runs.
+
+    Args:
+        sizes: of the tasks, in bytes (1 each where the tasks are counted).
+        completions: folder that holds a file NNNNN for each finished task.
+        progress: folder of the :class:`TaskProgress` of the others.
+        bytes_: whether the sizes are bytes.
+    """
+    scale = {"unit": "B", "unit_scale": True} if bytes_ else {"unit": " tasks"}
+    stop = threading.Event()
+    done = _done(sizes, completions, progress)
+    with tqdm(total=sum(sizes), initial=done, desc=title, disable=None, **scale) as bar:
+
+        def watch() -> None:
+            while not stop.wait(LOOK_EVERY):
+                bar.update(max(0, _done(sizes, completions, progress) - bar.n))
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+            bar.update(_done(sizes, completions, progress) - bar.n)
+        finally:
+            stop.set()
+            watcher.join()
+
+
+def _done(sizes: Sequence[int], completions: Path, progress: Path) -> int:
+    finished = {int(path.name) for path in completions.glob("[0-9]*")}
+    under_way = {int(path.name): path for path in progress.glob("[0-9]*") if int(path.name) not in finished}
+    done = sum(sizes[rank] for rank in finished)
+    for rank, path in under_way.items():
+        done += min(sizes[rank], int(path.read_text() or 0))
+    return done

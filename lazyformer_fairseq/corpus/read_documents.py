@@ -1,0 +1,86 @@
+"""The pipeline's first step: documents of a unit's files."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Literal, Optional
+
+from datatrove.data import Document, DocumentsPipeline
+from datatrove.pipeline.base import PipelineStep
+
+from lazyformer_fairseq.corpus.readers import BadInput, Piece, Watch, read_piece
+from lazyformer_fairseq.corpus.step import TaskNotes
+
+PROGRESS_BYTES = 1 << 18
+
+
+class ReadDocuments(PipelineStep):
+    """Reads the unit that has the number of the task.
+
+    A document's id is ``FILE:NUMBER`` (see :class:`~lazyformer_fairseq.corpus.readers.RawDocument`), its metadata
+    {"format": ...} and what the reader adds.
+
+    Args:
+        units: of each task, the pieces to read.
+        bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents given before
+            the damage, and goes on with the next file.
+        progress: is called now and then with the number of the task and the bytes on disk of the whole unit that are consumed so far.
+    """
+
+    type = "corpus"
+    name = "read"
+
+    def __init__(
+        self,
+        units: Sequence[tuple[Piece, ...]],
+        bad_files: Literal["stop", "skip"] = "stop",
+        progress: Optional[Callable[[int, int], None]] = None,
+        notes: Optional[TaskNotes] = None,
+    ):
+        super().__init__()
+        self.units = units
+        self.bad_files = bad_files
+        self.progress = progress
+        self.notes = TaskNotes() if notes is None else notes
+
+    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        if data:
+            yield from data
+        bytes_before = 0
+        for piece in self.units[rank]:
+            size = (os.path.getsize(piece.path) if piece.end is None else piece.end) - piece.start
+            try:
+                yield from self._documents(rank, piece, size, bytes_before)
+                self.stat_update("files")
+            except BadInput as error:
+                if self.bad_files == "stop":
+                    raise
+                self.stat_update("files skipped")
+                self.notes.add_dropped("bad file", str(error))
+            bytes_before += size
+            self.stat_update("bytes", value=size)
+            self._report(rank, bytes_before)
+
+    def _documents(self, rank: int, piece: Piece, size: int, bytes_before: int) -> DocumentsPipeline:
+        watch = Watch()
+        reported = 0
+        documents = read_piece(piece, watch)
+        try:
+            while True:
+                with self.track_time():
+                    raw = next(documents, None)
+                if raw is None:
+                    break
+                self.stat_update("documents out")
+                self.stat_update("characters out", value=len(raw.text))
+                self.notes.count_document(piece.path)
+                if watch.bytes_done >= reported + PROGRESS_BYTES:
+                    reported = watch.bytes_done
+                    self._report(rank, bytes_before + min(reported, size))  # it reads ahead
+                yield Document(raw.text, f"{piece.path}:{raw.number}", metadata={"format": piece.format} | raw.metadata)
+        finally:
+            if watch.lines_not_utf8:
+                self.stat_update("lines not UTF-8", value=watch.lines_not_utf8)
+
+    def _report(self, rank: int, bytes_done: int) -> None:
+        if self.progress is not None:
+            self.progress(rank, bytes_done)

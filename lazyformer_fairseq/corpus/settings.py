@@ -1,0 +1,73 @@
+"""Everything that decides the bytes of a corpus, apart from its inputs."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Optional
+
+from lazyformer_fairseq.data.text_normalisation import TextSettings
+from lazyformer_fairseq.errors import UserError
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """Settings of ``lazyformer corpus``, one option each.
+
+    Raises:
+        UserError: a value that is not possible; the message names it.
+    """
+
+    vocab_size: int = 32_768
+    """Symbols of the dictionary, all included (LazyFormer, appendix A)."""
+
+    valid_share: float = 0.005
+    """Share of the documents held out; which ones depends on their text and the seed alone."""
+
+    seed: int = 1
+    """Chooses the documents held out."""
+
+    min_words: int = 4
+    """A sentence of fewer words is joined to its neighbour in the same document."""
+
+    word_coverage: float = 0.999
+    """Words are kept, from the most frequent on, until they make up this share of all running words; rarer ones
+    become ``<unk>``. Words equally frequent go together. See ``min_word_count``."""
+
+    min_word_count: Optional[int] = None
+    """In place of ``word_coverage``: words that occur less often become ``<unk>``."""
+
+    near_duplicates: bool = False
+    """Drop near-duplicates (MinHash) too, not only equal documents."""
+
+    spacy_model: Optional[str] = None
+    """An installed spaCy pipeline that finds sentences; None: rules, which need no model."""
+
+    bad_files: Literal["stop", "skip"] = "stop"
+    """What to do at a file that cannot be read to its end: stop there, or note it and go on."""
+
+    shards: Optional[int] = None
+    """Folders ``shard0``, ``shard1``, ... of about equal size; None: one for each gigabyte of input."""
+
+    unit_megabytes: Optional[float] = None
+    """Input in a unit, the atom of work and of resuming; None: a 64th of the input, between 0.25 and 32."""
+
+    text: TextSettings = field(default_factory=TextSettings)
+
+    def __post_init__(self):
+        limits = {
+            "vocab_size": self.vocab_size >= 10,
+            "valid_share": 0 <= self.valid_share <= 1,
+            "min_words": self.min_words >= 1,
+            "word_coverage": 0 < self.word_coverage <= 1,
+            "min_word_count": self.min_word_count is None or self.min_word_count >= 1,
+            "shards": self.shards is None or self.shards >= 1,
+            "unit_megabytes": self.unit_megabytes is None or self.unit_megabytes > 0,
+            "bad_files": self.bad_files in ("stop", "skip"),
+        }
+        for name, is_possible in limits.items():
+            if not is_possible:
+                raise UserError(f"corpus setting {name} = {getattr(self, name)!r}: not possible")
+
+    def as_json(self) -> dict[str, Any]:
+        """All settings; those of the text under ``text``."""
+        values = asdict(self)
+        values["text"]["special_tokens"] = list(self.text.special_tokens)
+        return values

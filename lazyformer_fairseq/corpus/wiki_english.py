@@ -1,0 +1,93 @@
+"""What :mod:`wiki_markup` must know of one language's Wikipedia: here English. Another language is such a file."""
+
+import re
+from collections.abc import Callable
+
+# Links into these show a picture, or only sort the page; what is between the brackets is no part of the sentence.
+LEFT_OUT_NAMESPACES = frozenset("file image media category".split())
+
+DISAMBIGUATION_TEMPLATE = re.compile(
+    r"\{\{\s*(?:[\w -]*disambig(?:uation)?|dab|hndis|geodis|mil-?unit-?dis|schooldis|numberdis)"
+    r"\s*(?:\||\}\})",
+    re.IGNORECASE,
+)
+DISAMBIGUATION_TITLE = "(disambiguation)"
+DISAMBIGUATION_OPENING = re.compile(
+    r"[^\n]{,200}\b(?:may|can|could|might) (?:also |either )*refer to(?: the following)?:"
+)
+
+FORMULA = "formula"  # stands for a formula, so that its sentence stays whole
+
+Arguments = list[str]  # those without a name, in order
+
+
+def _first(arguments: Arguments) -> str:
+    return arguments[0] if arguments else ""
+
+
+def _second(arguments: Arguments) -> str:
+    return arguments[1] if len(arguments) > 1 else _first(arguments)
+
+
+def _paragraph(arguments: Arguments) -> str:
+    return f"\n\n{_first(arguments)}\n\n"
+
+
+BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to(-)", "+/-"))
+
+
+def _measure(arguments: Arguments) -> str:
+    """{{convert|5|km|mi}}, {{convert|5|to|10|km}}: the first unit alone."""
+    words = arguments[:2]
+    while len(arguments) >= len(words) + 2 and words[-1] in BETWEEN_NUMBERS:
+        words = arguments[: len(words) + 2]
+    return " ".join(words).replace(" - ", "–").replace(" – ", "–")
+
+
+def _fraction(arguments: Arguments) -> str:
+    """{{frac|2}}, {{frac|1|2}}, {{frac|3|1|2}}."""
+    whole, parts = (arguments[:1], arguments[1:]) if len(arguments) == 3 else ([], arguments)
+    return " ".join([*whole, "/".join(parts if len(parts) != 1 else ["1", *parts])])
+
+
+def _always(text: str) -> Callable[[Arguments], str]:
+    return lambda arguments: text
+
+
+def _after(text: str) -> Callable[[Arguments], str]:
+    return lambda arguments: text + _first(arguments)
+
+
+# Templates whose text is part of a sentence, by their names in lower case; all others go.
+INLINE_TEMPLATES: dict[str, Callable[[Arguments], str]] = {
+    **dict.fromkeys(
+        "nowrap nobr nbr small smaller big larger em strong angbr vanchor sc sc2 smallcaps keypress key mvar math sic "
+        "abbr tooltip nihongo nihongo2 ill val num gaps su sub sup flag flagcountry noitalic shy chem2".split(),
+        _first,
+    ),
+    **dict.fromkeys(("interlanguage link", "not a typo", "as written"), _first),
+    **dict.fromkeys("lang transl transliteration longitem rtl-lang script".split(), _second),
+    **dict.fromkeys(("convert", "cvt"), _measure),
+    **dict.fromkeys(("frac", "sfrac", "fraction"), _fraction),
+    **dict.fromkeys(("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"), _paragraph),
+    **dict.fromkeys(("snd", "spaced ndash", "spnd", "snds", "spaced en dash"), _always(" – ")),
+    **dict.fromkeys(("ndash", "en dash", "–"), _always("–")),
+    **dict.fromkeys(("mdash", "em dash", "—"), _always("—")),
+    **dict.fromkeys(("'", "-'", "'-"), _always("'")),
+    **dict.fromkeys(('"', '-"', '"-'), _always('"')),
+    **dict.fromkeys(("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"), _always(" ")),
+    **dict.fromkeys(("circa", "c."), _after("c. ")),
+    **dict.fromkeys(("us$", "usd"), _after("US$")),
+    **dict.fromkeys(("gbp", "£"), _after("£")),
+    **dict.fromkeys(("euro", "€"), _after("€")),
+    "inr": _after("₹"),
+    "as of": _after("As of "),
+    "floruit": _after("fl. "),
+    "'s": _always("'s"),
+    "=": _always("="),
+    "pi": _always("π"),
+    "chem": "".join,
+    "ship": lambda arguments: " ".join(arguments[:2]),
+    **{prefix.lower(): _after(f"{prefix} ") for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()},
+}
+INLINE_PREFIXES = {"lang-": _first}  # {{lang-fr|mot}}

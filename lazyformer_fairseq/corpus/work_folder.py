@@ -1,0 +1,89 @@
+"""The folder of a corpus in the making: what makes a run that was stopped go on, and its result appear whole."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+from lazyformer_fairseq.errors import UserError
+
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+
+
+def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """The manifest of a corpus that is there already; None where ``folder`` is not there, or empty.
+
+    Raises:
+        UserError: ``folder`` holds something else, or a corpus of another ``plan``; the difference is named.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        there = {"settings": manifest["settings"], "inputs": manifest["inputs"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
+    _refuse_other_plan(there, plan, folder)
+    return manifest
+
+
+@contextmanager
+def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
+    """Yields the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
+
+    Raises:
+        UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
+    """
+    work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = (work / "lock").open("w")
+    except OSError as error:
+        raise UserError(f"{work}: cannot be written ({error.strerror}); choose another folder") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{work}: another run is at work there; wait for it or choose another folder") from None
+        if (work / PLAN).exists():
+            _refuse_other_plan(json.loads((work / PLAN).read_text(encoding="utf-8")), plan, work)
+        else:
+            write_json(work / PLAN, plan)
+        yield work
+
+
+def publish(finished: Path, work: Path, folder: Path) -> None:
+    """Gives ``finished``, a folder inside ``work``, the name ``folder``, and removes the rest of ``work``."""
+    if folder.is_dir():
+        folder.rmdir()  # an empty one, see finished_manifest
+    os.replace(finished, folder)
+    shutil.rmtree(work)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
+    for name, value in plan["settings"].items():
+        if there["settings"].get(name) != value:
+            raise UserError(
+                f"{folder} was begun with {name} = {there['settings'].get(name)!r}, not {value!r}; "
+                "give the same settings, remove it, or choose another folder"
+            )
+    before = {(entry["path"], entry["format"]): entry["sha256"] for entry in there["inputs"]}
+    now = {(entry["path"], entry["format"]): entry["sha256"] for entry in plan["inputs"]}
+    if list(before.items()) != list(now.items()):
+        changed = sorted({path for path, _ in set(before.items()) ^ set(now.items()) for path in path[:1]})
+        raise UserError(
+            f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); "
+            "give the same, remove it, or choose another folder"
+        )

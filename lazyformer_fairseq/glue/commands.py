@@ -1,0 +1,126 @@
+"""``lazyformer glue prepare`` and ``lazyformer glue run``: their command lines."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.glue.several_values import CommandWithSeveralValues, divided, numbers
+
+A_PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def glue() -> None:
+    """From pre-trained checkpoints to the paper's GLUE table: prepare, run, report, predict."""
+
+
+@glue.command(cls=CommandWithSeveralValues)
+@click.option("--data", type=A_PATH, required=True, help="Folder of the official download, CoLA/train.tsv and so on.")
+@click.option("--tokenizer", type=A_PATH, required=True, help="The pre-training's: its folder, or a checkpoint's.")
+@click.option("--output", type=A_PATH, required=True, help="Tasks go to OUTPUT/tasks.")
+@click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: all that are in DATA]")
+@click.option("--max-length", type=click.IntRange(5), default=512, help="Longer inputs are cut to so many tokens.")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: the cores]")
+def prepare(
+    data: Path, tokenizer: Path, output: Path, tasks: tuple[str, ...], max_length: int, workers: Optional[int]
+) -> None:
+    """Turn GLUE's files into memory-mapped data, with the tokenizer of pre-training.
+
+    Each task gets a manifest.json with its rows, what was cut, what was unknown, and the hashes of its files.
+    A second time, what is there and unchanged is reused.
+    """
+    from lazyformer_fairseq.glue import prepare as steps
+    from lazyformer_fairseq.glue.task_table import find_task
+
+    wanted = steps.Preparation(
+        data, steps.find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
+    )
+    chosen = [find_task(name) for name in dict.fromkeys(tasks)] or steps.tasks_present(data)
+    prepared = steps.prepare_tasks(wanted, chosen)
+    click.echo(steps.overview(prepared))
+    for task in prepared:
+        for remark in steps.remarks(task):
+            click.echo(f"note: {remark}", err=True)
+
+
+@glue.command(cls=CommandWithSeveralValues)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    required=True,
+    metavar="[NAME=]FILE...",
+    help="Pre-trained models. NAME is the row's in the table.  [default: the name of the file's folder]",
+)
+@click.option("--output", type=A_PATH, required=True, help="Runs go to OUTPUT/runs.")
+@click.option("--prepared", type=A_PATH, help="Folder of prepared tasks.  [default: OUTPUT/tasks]")
+@click.option("--data", type=A_PATH, help="Official download; what is not prepared in OUTPUT/tasks yet is, first.")
+@click.option("--tokenizer", type=A_PATH, help="For --data.  [default: beside the first checkpoint]")
+@click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: the paper's eight, no WNLI]")
+@click.option(
+    "--lrs", multiple=True, callback=numbers(float), default=("2e-5", "3e-5", "4e-5", "5e-5"), help="Learning rates."
+)
+@click.option("--seeds", multiple=True, callback=numbers(int), default=("1", "2", "3", "4", "5"), help="Seeds.")
+@click.option("--epochs", type=click.IntRange(1), help="Epochs of every task.  [default: 10]")
+@click.option("--task-epochs", multiple=True, callback=divided, metavar="TASK=N...", help="Epochs of some tasks.")
+@click.option("--from-mnli", is_flag=True, help="RTE, MRPC and STS-B start from the model's best MNLI run.")
+@click.option(
+    "--max-train-rows", type=click.IntRange(1), help="Train on so many rows of a task, the same for all runs."
+)
+@click.option(
+    "--keep-checkpoints",
+    type=click.Choice(["none", "best", "all"]),
+    default="best",
+    help="Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    help="[default: bf16 where the GPUs have it, else fp16; on a CPU fp32]",
+)
+@click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
+@click.option("--workers", type=click.IntRange(1), help="Runs at a time.  [default: the GPUs, else the cores]")
+@click.option(
+    "--executor",
+    type=click.Choice(["processes", "slurm", "submitit-local"]),
+    default="processes",
+    help="Where runs go: to this machine, to Slurm as an array, to submitit's processes (to try that).",
+)
+@click.option(
+    "--slurm",
+    multiple=True,
+    metavar="NAME=VALUE...",
+    callback=divided,
+    help="submitit's parameters, such as slurm_partition=gpu gpus_per_node=1 timeout_min=600.",
+)
+def run(**given: Any) -> None:
+    """Fine-tune every model on every task at every rate with every seed: LazyFormer's Table 5.
+
+    One run a GPU, or several on the CPU's cores, each with a folder of its own and a result.json in it. Stopped or
+    killed, the same command goes on: nothing that is finished is done again.
+    """
+    from lazyformer_fairseq.glue.door import grid_and_executor
+    from lazyformer_fairseq.glue.run_queue import RunQueue
+
+    grid, executor = grid_and_executor(given)
+    queue = RunQueue(grid, executor, given["keep_checkpoints"])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        queue.run()
+    except KeyboardInterrupt:
+        click.echo(
+            f"stopped: {len(queue.results)} of {len(grid.runs)} runs are finished; the same command goes on with the "
+            "others",
+            err=True,
+        )
+        sys.exit(130)
+    click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
+    if queue.failed:
+        for failed, message in queue.failed.items():
+            click.echo(f"failed: {failed.name}: {message}", err=True)
+        click.echo("the same command tries what failed again", err=True)
+        sys.exit(1)

@@ -1,0 +1,135 @@
+"""What ``lazyformer glue run`` checks before anything trains, and what it makes of its options."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Union
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.cluster import Cluster
+from lazyformer_fairseq.glue.grid import DEFAULT_TASKS, Grid
+from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, prepare_tasks
+from lazyformer_fairseq.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.glue.start_models import load_start_models
+from lazyformer_fairseq.glue.task_table import TaskDescription, find_task
+from lazyformer_fairseq.glue.workers import Workers, best_precision, visible_gpus
+
+
+def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cluster]]:
+    """The grid that the options of the command line ask for, and where its runs go.
+
+    Raises:
+        UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
+            data, options that do not fit together.
+    """
+    tasks = choose_tasks(given["tasks"])
+    epochs = choose_epochs(tasks, given["epochs"], given["task_epochs"])
+    executor = choose_executor(given)
+    if given["data"]:
+        _prepare(given, tasks)
+    prepared = load_prepared(given["prepared"] or given["output"] / "tasks", tasks)
+    grid = Grid(
+        given["output"],
+        load_start_models(given["checkpoints"], next(iter(prepared.values()))),
+        prepared,
+        given["lrs"],
+        given["seeds"],
+        epochs,
+        given["precision"] or ("fp32" if given["gpus"] == "none" else best_precision()),
+        given["max_train_rows"],
+        given["from_mnli"],
+    )
+    for run in grid.runs:
+        run.result()  # refuses one of other settings
+    return grid, executor
+
+
+def choose_tasks(names: tuple[str, ...]) -> list[TaskDescription]:
+    """Raises a UserError for what is unknown, there twice, or cannot be trained."""
+    tasks = [find_task(name) for name in names or DEFAULT_TASKS]
+    for number, task in enumerate(tasks):
+        if task in tasks[:number]:
+            raise UserError(f"--tasks: {task.name} is there twice")
+        if "train" not in task.splits:
+            raise UserError(f"--tasks: {task.name} has no training data; it is predicted with {task.model_of}'s model")
+    return tasks
+
+
+def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str, ...]) -> dict[str, int]:
+    """Task -> epochs, from ``--epochs`` and ``--task-epochs TASK=N``."""
+    epochs = {task.name: of_all or task.epochs for task in tasks}
+    for text in of_some:
+        name, _, number = text.partition("=")
+        if not number.isdigit() or int(number) < 1:
+            raise UserError(f"--task-epochs {text}: give TASK=N, as in MNLI=3")
+        if find_task(name).name not in epochs:
+            raise UserError(f"--task-epochs {text}: the task is not among --tasks")
+        epochs[find_task(name).name] = int(number)
+    return epochs
+
+
+def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
+    options = {}
+    for text in given["slurm"]:
+        name, found, value = text.partition("=")
+        if not found:
+            raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
+        options[name] = value
+    if given["executor"] == "processes":
+        if options:
+            raise UserError("--slurm: means something with --executor slurm alone")
+        return Workers(given["workers"], _choose_gpus(given["gpus"]))
+    folder = given["output"] / "runs" / "jobs"
+    if given["executor"] == "slurm":
+        if shutil.which("sbatch") is None:
+            raise UserError("--executor slurm: there is no sbatch here; start the command where jobs are submitted")
+        return Cluster("slurm", folder, options, given["workers"])
+    return Cluster("local", folder, options, given["workers"] or len(os.sched_getaffinity(0)))
+
+
+def _choose_gpus(names: str) -> list[str]:
+    if names == "none":
+        return []
+    there = visible_gpus()
+    if names and not there:
+        raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
+    return [name.strip() for name in names.split(",")] if names else there
+
+
+def load_prepared(folder: Path, tasks: list[TaskDescription]) -> dict[str, PreparedTask]:
+    """Task -> its prepared data, in the order of `tasks`.
+
+    Raises:
+        UserError: one is missing, lacks what training needs, or was prepared with another tokenizer than the first.
+    """
+    missing = [task.name for task in tasks if not PreparedTask.is_at(folder / task.name)]
+    if missing:
+        raise UserError(
+            f"{folder}: {', '.join(missing)} not prepared; run `lazyformer glue prepare`, or name the tasks you want, "
+            "as in --tasks CoLA RTE"
+        )
+    found = {task.name: PreparedTask.load(folder / task.name) for task in tasks}
+    first = next(iter(found.values()))
+    for name, prepared in found.items():
+        if prepared.manifest["tokenizer"] != first.manifest["tokenizer"]:
+            raise UserError(f"{folder}: {name} was prepared with another tokenizer than {first.task.name}")
+        for split in prepared.task.splits:
+            if not split.startswith("test"):
+                prepared.read(split, None, 0)
+    return found
+
+
+def _prepare(given: Mapping[str, Any], tasks: list[TaskDescription]) -> None:
+    if given["prepared"]:
+        raise UserError("--data and --prepared: give one of them")
+    checkpoint = given["checkpoints"][0]
+    tokenizer = given["tokenizer"] or Path(checkpoint.partition("=")[2] or checkpoint).parent
+    wanted = Preparation(
+        given["data"],
+        find_tokenizer_folder(tokenizer),
+        given["output"],
+        processes=len(os.sched_getaffinity(0)),
+    )
+    missing = [task for task in tasks if not PreparedTask.is_at(wanted.folder(task))]
+    prepare_tasks(wanted, missing)

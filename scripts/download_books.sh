@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Downloads PG-19: 28,752 English books of Project Gutenberg from before 1919, as DeepMind distributes them.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+usage: scripts/download_books.sh FOLDER [options]
+
+Downloads PG-19 (https://github.com/deepmind/pg19; Rae et al., 2019) into FOLDER: one .txt file a book, 11.5 GB,
+without Project Gutenberg's own pages. One connection. Stopped at any moment, it goes on when the same command is run
+again; all files are compared with their published MD5. The collection is under the Apache License 2.0; its books are in
+the public domain in the USA: elsewhere, see the law of your country. BookCorpus itself is not distributed any more.
+
+options (defaults in brackets)
+  --splits 'A B'   of train, validation, test [all three]; the corpus code makes its own validation split
+  --bucket URL     where the files are [https://storage.googleapis.com/deepmind-gutenberg]
+  --list URL       where Google's storage lists them [https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o]
+  --dry-run        say what would be downloaded, download nothing
+  --help
+HELP
+}
+
+# fail STATUS MESSAGE: 2 for a wrong command line, 1 for all else
+fail() {
+  echo "error: $2" >&2
+  exit "$1"
+}
+
+# A page of the listing on standard input -> the next page's token (may be empty), then lines `name size md5`.
+parse_page() {
+  "$python" -S -E -c '
+import base64, json, re, sys
+
+page = json.load(sys.stdin)
+print(page.get("nextPageToken", ""))
+for item in page.get("items", []):
+    if re.fullmatch(rf"({sys.argv[1]})/[0-9]+\.txt", item["name"]):
+        print(item["name"], item["size"], base64.b64decode(item["md5Hash"]).hex())
+' "${splits// /|}"
+}
+
+# Lines `name size md5` of all books.
+list_files() {
+  local token='' page
+  while true; do
+    page=$(curl --silent --show-error --fail --location --user-agent "$agent" --retry 3 --get "$list" \
+      --data-urlencode "pageToken=$token" --data-urlencode 'fields=items(name,size,md5Hash),nextPageToken' |
+      parse_page) || return 1
+    token=$(head -n 1 <<<"$page")
+    tail -n +2 <<<"$page"
+    [[ -n $token ]] || break
+  done
+}
+
+# missing size|md5: names of the files of the list that are not there, or not as published
+missing() {
+  "$python" -S -E -c '
+import hashlib, pathlib, sys
+
+folder, by = pathlib.Path(sys.argv[1]), sys.argv[2]
+for line in sys.stdin:
+    name, size, md5 = line.split()
+    file = folder / name
+    if not file.is_file() or file.stat().st_size != int(size):
+        print(name)
+    elif by == "md5" and hashlib.md5(file.read_bytes()).hexdigest() != md5:
+        file.unlink()
+        print(name)
+' "$folder" "$1" <<<"$files"
+}
+
+if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
+  usage
+  exit 0
+fi
+[[ $1 != -* ]] || fail 2 "give FOLDER first; see scripts/download_books.sh --help"
+folder=$1
+shift
+
+splits='train validation test' dry_run=''
+bucket=https://storage.googleapis.com/deepmind-gutenberg
+list=https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o
+while [[ $# -gt 0 ]]; do
+  case $1 in
+  --splits | --bucket | --list)
+    [[ $# -ge 2 ]] || fail 2 "$1 needs a value"
+    case $1 in
+    --splits) splits=$2 ;;
+    --bucket) bucket=${2%/} ;;
+    --list) list=$2 ;;
+    esac
+    shift 2
+    ;;
+  --dry-run) dry_run=yes && shift ;;
+  *) fail 2 "$1: no such option; see scripts/download_books.sh --help" ;;
+  esac
+done
+[[ $splits =~ ^(train|validation|test)(\ (train|validation|test))*$ ]] ||
+  fail 2 "--splits $splits: give some of train, validation and test, with spaces between"
+command -v curl >/dev/null || fail 1 "curl is not there: install it"
+python=$(command -v python3) || fail 1 "python3 is not there: install it"
+
+agent='lazyformer-corpus-script curl'
+files=$(list_files) || fail 1 "$list: cannot be read"
+[[ -n $files ]] || fail 1 "$list: lists no books"
+todo=$(missing size)
+count=$(grep -c . <<<"$todo" || true)
+awk -v todo="$count" -v from="$bucket" -v folder="$folder" '{ bytes += $2 }
+  END { printf "%d books, %.2f GB, from %s to %s; %d of them still to come\n", NR, bytes / 1e9, from, folder, todo }' \
+  <<<"$files" >&2
+[[ -z $dry_run ]] || exit 0
+
+mkdir -p "$folder"
+if [[ $count -gt 0 ]]; then
+  # One call, one connection. What fails is counted below.
+  while IFS= read -r name; do
+    printf 'url = "%s/%s"\noutput = "%s"\n' "$bucket" "$name" "$name"
+  done <<<"$todo" | (cd "$folder" && curl --config - --create-dirs --fail --silent --show-error --location --retry 3 \
+    --user-agent "$agent" --write-out '%{filename_effective}\n') |
+    awk -v all="$count" 'NR % 500 == 0 { print NR " of " all " ..." > "/dev/stderr" }' || true
+fi
+echo "Comparing the MD5 of all books ..." >&2
+broken=$(missing md5)
+[[ -z $broken ]] ||
+  fail 1 "$(grep -c . <<<"$broken") books are not as published, the first $(head -n 1 <<<"$broken"); run this again"
+echo "Downloaded and checked: $(grep -c . <<<"$files") books in $folder"
+echo "Next: scripts/preprocess_wiki_books.sh OUT WIKI $(printf '%q' "$folder")"

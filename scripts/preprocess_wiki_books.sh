@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Wikipedia and books -> what fairseq-train reads, by the recipe of LazyFormer's appendix A.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+usage: scripts/preprocess_wiki_books.sh OUT WIKI BOOKS [options of lazyformer corpus]
+
+Turns WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt and .epub files, one book each)
+into OUT: shards of binarised data, dictionary, tokenizer, manifest.json and report.html. Of equal documents Wikipedia's
+stays. BOOKS in another layout: name it, as in jsonl:books.jsonl.zst. Stopped at any moment, it goes on when run again.
+Then: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
+
+Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates, --executor slurm, ...;
+`lazyformer corpus build --help` has all of them. Of this script:
+  --dry-run    print the command, run nothing
+  --help
+HELP
+}
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
+  usage
+  exit 0
+fi
+[[ $# -ge 3 && $1 != -* && $2 != -* && $3 != -* ]] ||
+  fail "give OUT, WIKI and BOOKS first; see scripts/preprocess_wiki_books.sh --help"
+out=$1 wiki=$2 books=$3
+shift 3
+
+[[ $books =~ ^(mediawiki|wikiextractor|jsonl|text|wikitext|book): ]] || books=book:$books
+dry_run='' options=()
+for option in "$@"; do
+  if [[ $option == --dry-run ]]; then dry_run=yes; else options+=("$option"); fi
+done
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+lazyformer=lazyformer
+[[ ! -x $root/.venv/bin/lazyformer ]] || lazyformer=$root/.venv/bin/lazyformer
+command=("$lazyformer" corpus "$wiki" "$books" "$out" --vocab-size 32768 "${options[@]}")
+if [[ -n $dry_run ]]; then
+  printf '%q ' "${command[@]}"
+  echo
+  exit 0
+fi
+command -v "$lazyformer" >/dev/null || fail "no command lazyformer: run \`make setup\` or activate your environment"
+exec "${command[@]}"

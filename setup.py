@@ -33,7 +33,6 @@ EXTRAS_REQUIRE = {
     # `lazyformer corpus`.
     "corpus": [
         "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document
-        "ebooklib>=0.18,<0.21",
         "lxml>=5,<7",
         "orjson>=3.10,<4",
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions

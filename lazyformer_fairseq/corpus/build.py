@@ -1,9 +1,9 @@
 """Builds a corpus: plans, runs the stages, and puts the result in its place."""
 
 import hashlib
-import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.corpus.executors import ExecutorSettings, run_tasks, wait_for_workers
 from lazyformer_fairseq.corpus.inputs import InputFile, find_inputs
-from lazyformer_fairseq.corpus.manifest import describe, stage_totals, timing
+from lazyformer_fairseq.corpus.manifest import describe, stage_totals, timing, versions
 from lazyformer_fairseq.corpus.progress import progress_bar
 from lazyformer_fairseq.corpus.report import write_report
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -26,6 +26,7 @@ from lazyformer_fairseq.errors import UserError
 
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
+MOST_LINES = 10
 SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
 
 
@@ -50,8 +51,10 @@ def build_corpus(
         UserError: an input, the folder or a setting is not as it must be, or what stopped a task.
     """
     folder = Path(folder)
-    files = find_inputs(inputs)
-    plan = {"settings": settings.as_json(), "inputs": describe_inputs(files)}
+    left_out: list[str] = []
+    files = find_inputs(inputs, settings.bad_files, left_out)
+    _tell(left_out)
+    plan = {"settings": settings.as_json(), "versions": versions(), "inputs": describe_inputs(files)}
     if manifest := finished_manifest(folder, plan):
         return manifest
     with work_folder(folder, plan) as root:
@@ -143,13 +146,15 @@ def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
             )
 
 
+def _tell(left_out: list[str]) -> None:
+    for line in left_out[:MOST_LINES]:
+        tqdm.write(f"left out: {line}", file=sys.stderr)
+    if len(left_out) > MOST_LINES:
+        tqdm.write(f"left out: {len(left_out) - MOST_LINES:,} more files", file=sys.stderr)
+
+
 def _finish(paths: WorkPaths, manifest: dict[str, Any]) -> None:
     shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
     shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
     write_report(manifest, paths.result / "report.html")
     write_json(paths.result / MANIFEST, manifest)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished corpus."""
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

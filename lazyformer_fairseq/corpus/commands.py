@@ -90,6 +90,7 @@ def build(
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @corpus_options
 @click.option("--workers", default=(1, 2), multiple=True, type=click.IntRange(1), help="Worker counts to measure.")
+@click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1), help="Share of the documents held out.")
 @click.option("--repeats", default=3, type=click.IntRange(1), help="Runs of each, in turn.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Also write the table there.")
 def bench(inputs: tuple[str, ...], workers: tuple[int, ...], repeats: int, csv: Optional[Path], **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import multiprocessing
 import os
 import pickle
@@ -22,7 +23,10 @@ from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.errors import UserError
 
-loguru.logger.disable("datatrove")  # in every process: errors are reported once, by the one that was started
+# In every process: what goes wrong is said once, by the one that was started.
+loguru.logger.disable("datatrove")
+for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all that libraries say
+    logging.getLogger(talkative).setLevel(logging.WARNING)
 
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORKERS_LOCK = "workers.lock"

@@ -17,7 +17,7 @@ from lazyformer_fairseq.corpus.store_words import NOTES_FILE
 FORMAT_VERSION = 1
 PACKAGES = (
     *("datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
-    *("wikiextractor", "xxhash", "rensa", "ebooklib"),
+    *("wikiextractor", "xxhash", "rensa"),
 )
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
@@ -65,7 +65,7 @@ def describe(
             for name, counts in lengths.items()
         },
         "shards": shards,
-        "versions": versions(),
+        "versions": plan["versions"],
         "timing": timing,
     }
 

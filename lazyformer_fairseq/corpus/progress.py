@@ -29,35 +29,36 @@ class TaskProgress:
 
 
 @contextmanager
-def progress_bar(title: str, sizes: Sequence[int], completions: Path, progress: Path, bytes_: bool) -> Iterator[None]:
+def progress_bar(title: str, sizes: Sequence[int], completions: Path, progress: Path, in_bytes: bool) -> Iterator[None]:
     """Shows a bar with rate and time left while the block runs.
 
     Args:
         sizes: of the tasks, in bytes (1 each where the tasks are counted).
         completions: folder that holds a file NNNNN for each finished task.
         progress: folder of the :class:`TaskProgress` of the others.
-        bytes_: whether the sizes are bytes.
+        in_bytes: whether the sizes are bytes.
     """
-    scale = {"unit": "B", "unit_scale": True} if bytes_ else {"unit": " tasks"}
+    scale = {"unit": "B", "unit_scale": True} if in_bytes else {"unit": " tasks"}
     stop = threading.Event()
-    done = _done(sizes, completions, progress)
+    done = bytes_done(sizes, completions, progress)
     with tqdm(total=sum(sizes), initial=done, desc=title, disable=None, **scale) as bar:
 
         def watch() -> None:
             while not stop.wait(LOOK_EVERY):
-                bar.update(max(0, _done(sizes, completions, progress) - bar.n))
+                bar.update(max(0, bytes_done(sizes, completions, progress) - bar.n))
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:
             yield
-            bar.update(_done(sizes, completions, progress) - bar.n)
+            bar.update(bytes_done(sizes, completions, progress) - bar.n)
         finally:
             stop.set()
             watcher.join()
 
 
-def _done(sizes: Sequence[int], completions: Path, progress: Path) -> int:
+def bytes_done(sizes: Sequence[int], completions: Path, progress: Path) -> int:
+    """The sizes of the finished tasks, and what the others tell; the folders are those of :func:`progress_bar`."""
     finished = {int(path.name) for path in completions.glob("[0-9]*")}
     under_way = {int(path.name): path for path in progress.glob("[0-9]*") if int(path.name) not in finished}
     done = sum(sizes[rank] for rank in finished)

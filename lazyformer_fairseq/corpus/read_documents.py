@@ -23,7 +23,8 @@ class ReadDocuments(PipelineStep):
         units: of each task, the pieces to read.
         bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents given before
             the damage, and goes on with the next file.
-        progress: is called now and then with the number of the task and the bytes on disk of the whole unit that are consumed so far.
+        progress: is called now and then with the number of the task, and the bytes on disk of its whole unit that are
+            consumed so far.
     """
 
     type = "corpus"

@@ -1,6 +1,6 @@
 """The step that divides documents into sentences."""
 
-from functools import cached_property
+from functools import lru_cache
 from typing import Optional
 
 from datatrove.data import Document
@@ -34,15 +34,9 @@ class SplitSentences(DocumentStep):
         self.spacy_model = spacy_model
         self.min_words = min_words
 
-    @cached_property
-    def _split(self) -> SentenceSplitter:
-        return SentenceSplitter(self.spacy_model)
-
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_split"}  # spaCy stays where it is
-
     def process(self, document: Document) -> Optional[str]:
-        paragraphs = [self._split(paragraph) for paragraph in document.text.split("\n")]
+        split = load_splitter(self.spacy_model)
+        paragraphs = [split(paragraph) for paragraph in document.text.split("\n")]
         sentences = join_short(paragraphs, self.min_words)
         if not sentences:
             return "no sentence"
@@ -52,6 +46,12 @@ class SplitSentences(DocumentStep):
             self.stat_update("short sentences joined", value=joined)
         document.text = "\n".join(sentences)
         return None
+
+
+@lru_cache(maxsize=1)
+def load_splitter(spacy_model: Optional[str]) -> SentenceSplitter:
+    """Once in a process, however many units it takes."""
+    return SentenceSplitter(spacy_model)
 
 
 def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:

@@ -25,7 +25,7 @@ from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.corpus.clean_text import CleanText
-from lazyformer_fairseq.corpus.duplicates import find_duplicates
+from lazyformer_fairseq.corpus.duplicates import KEEP, REASONS, find_duplicates
 from lazyformer_fairseq.corpus.fingerprint import Fingerprint
 from lazyformer_fairseq.corpus.held_out import is_held_out
 from lazyformer_fairseq.corpus.inputs import InputFile, find_inputs
@@ -46,8 +46,6 @@ from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.word_store import WordStore
 from lazyformer_fairseq.corpus.work_folder import write_json
 from lazyformer_fairseq.data.tokenizer import DICTIONARY_FILE, Tokenizer
-
-DUPLICATE_REASONS = {1: "duplicate", 2: "near duplicate"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class WorkPaths:
         return self.root / "duplicates" / f"{rank:05d}.npy"
 
     def counts(self, rank: int) -> Path:
-        return self.root / "counts" / f"{rank:05d}.npz"
+        return self.root / "counts" / f"{rank:05d}"
 
     @property
     def tokenizer(self) -> Path:
@@ -193,7 +191,7 @@ class CutFiles(StageStep):
 
 
 class MarkDuplicates(StageStep):
-    """For every unit, the reason why each of its documents goes: 0 where it stays, else a key of the reasons."""
+    """Decides for every unit which of its documents go, and why."""
 
     name = "duplicates"
 
@@ -207,9 +205,9 @@ class MarkDuplicates(StageStep):
         for unit, (store, mark) in enumerate(zip(stores, marks, strict=True)):
             save_array(self.paths.duplicates(unit), mark)
             held_out = is_held_out(store.fingerprints, self.settings.valid_share, self.settings.seed)
-            self.stat_update("valid", value=int((held_out & (mark == 0)).sum()))
-            self.stat_update("train", value=int((~held_out & (mark == 0)).sum()))
-            for key, reason in DUPLICATE_REASONS.items():
+            self.stat_update("valid", value=int((held_out & (mark == KEEP)).sum()))
+            self.stat_update("train", value=int((~held_out & (mark == KEEP)).sum()))
+            for key, reason in REASONS.items():
                 self.stat_update(f"dropped: {reason}", value=int((mark == key).sum()))
 
 
@@ -305,7 +303,7 @@ def documents_of_splits(
     paths: WorkPaths, store: WordStore, rank: int, settings: CorpusSettings
 ) -> dict[str, np.ndarray]:
     """For each split, which documents of a unit are in it: bool (documents,)."""
-    kept = np.load(paths.duplicates(rank), allow_pickle=False) == 0
+    kept = np.load(paths.duplicates(rank), allow_pickle=False) == KEEP
     held_out = is_held_out(store.fingerprints, settings.valid_share, settings.seed)
     return {"train": kept & ~held_out, "valid": kept & held_out}
 

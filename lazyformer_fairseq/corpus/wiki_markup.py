@@ -16,18 +16,20 @@ from lazyformer_fairseq.corpus import wiki_english
 from lazyformer_fairseq.corpus.step import DocumentStep
 from lazyformer_fairseq.errors import UserError
 
+# Lengths are bounded where what is not closed would be searched for up to the page's end, again and again.
 REDIRECT = re.compile(r"\s*#\s?\w+\s*:?\s*\[\[")  # the word is the wiki's own: #REDIRECT, #WEITERLEITUNG
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 LEFT_OUT = re.compile(
     r"<(ref|gallery|timeline|syntaxhighlight|source|pre|imagemap|score|graph|mapframe|hiero|templatestyles|references)\b"
-    r"(?:[^<>]*?/>|[^<>]*>.*?</\1\s*>)",
+    r"(?:[^<>]*?/>|[^<>]*>.{,30000}?</\1\s*>)",
     re.DOTALL | re.IGNORECASE,
 )
-FORMULA = re.compile(r"<(math|chem|ce)\b[^<>]*>.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+FORMULA = re.compile(r"<(math|chem|ce)\b[^<>]*>.{,5000}?</\1\s*>", re.DOTALL | re.IGNORECASE)
 STRAY_TAG = re.compile(r"</?(?:code|onlyinclude|ref|math|gallery)\b[^<>]*>", re.IGNORECASE)
+UNCLOSED_TAG = re.compile(r"<(?=/?[a-zA-Z][^<>]*(?:<|\Z))")
 INNERMOST_TEMPLATE = re.compile(r"\{\{([^{}]*)\}\}")
 INNERMOST_LINK = re.compile(r"\[\[([^\[\]]*(?:\](?!\])[^\[\]]*|\[(?!\[)[^\[\]]*)*)\]\]")
-PIPE_OUTSIDE_OF_LINKS = re.compile(r"\|(?![^\[\]]*\]\])")
+PIPE_OUTSIDE_OF_LINKS = re.compile(r"\|(?![^\[\]]{,300}\]\])")
 NAMED_ARGUMENT = re.compile(r"\s*[\w -]{1,30}=")
 NUMBERED_ARGUMENT = re.compile(r"\s*\d\s*=")
 LANGUAGE_LINK = re.compile(r"(?:[a-z]{2,3}|simple)(?:-[a-z-]+)?\Z")
@@ -110,7 +112,7 @@ def simplify(markup: str) -> str:
     text = INDENT.sub(INDENTED, text)
     text = FORMULA.sub(wiki_english.FORMULA, text)
     text = LEFT_OUT.sub("", text)
-    text = STRAY_TAG.sub("", text)
+    text = UNCLOSED_TAG.sub("", STRAY_TAG.sub("", text))  # it costs wikiextractor quadratic time
     text = _repeat(INNERMOST_TEMPLATE, _template_text, text)
     text = _repeat(INNERMOST_LINK, _link_text, text)
     text = APOSTROPHE_IN_ITALICS.sub("'", text)

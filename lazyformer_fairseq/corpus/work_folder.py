@@ -25,7 +25,7 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        there = {"settings": manifest["settings"], "inputs": manifest["inputs"]}
+        there = {name: manifest[name] for name in plan}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
     _refuse_other_plan(there, plan, folder)
@@ -73,12 +73,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
-    for name, value in plan["settings"].items():
-        if there["settings"].get(name) != value:
-            raise UserError(
-                f"{folder} was begun with {name} = {there['settings'].get(name)!r}, not {value!r}; "
-                "give the same settings, remove it, or choose another folder"
-            )
+    for group in ("settings", "versions"):
+        for name, value in plan[group].items():
+            if there[group].get(name) != value:
+                raise UserError(
+                    f"{folder} was begun with {name} = {there[group].get(name)!r}, not {value!r}; "
+                    "give the same, remove it, or choose another folder"
+                )
     before = {(entry["path"], entry["format"]): entry["sha256"] for entry in there["inputs"]}
     now = {(entry["path"], entry["format"]): entry["sha256"] for entry in plan["inputs"]}
     if list(before.items()) != list(now.items()):

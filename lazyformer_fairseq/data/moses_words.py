@@ -68,8 +68,7 @@ class MosesWords:
         return moses_words, self._settings
 
     def __call__(self, text: str) -> str:
-        printable = text.isprintable() or text.replace(NO_BREAK_SPACE, "").isprintable()
-        if not printable or MARKER_OF_STOPS in text:
+        if MARKER_OF_STOPS in text or not (text.isprintable() or _printable_but_for_no_break_space(text)):
             return self.by_sacremoses(text)
         try:
             return self._by_gaps(text)
@@ -161,6 +160,11 @@ class _TokenizerWithTables(MosesTokenizer):
 
     def isanyalpha(self, text: str) -> bool:
         return not self.alphabetic.isdisjoint(text)
+
+
+def _printable_but_for_no_break_space(text: str) -> bool:
+    # The rule for "nº" and a no-break space is the one that reads two letters, and it goes before others.
+    return text.replace(NO_BREAK_SPACE, "").isprintable() and f"º{NO_BREAK_SPACE}" not in text
 
 
 def _character_class(letters: Iterable[str]) -> str:

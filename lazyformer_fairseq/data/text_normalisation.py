@@ -49,7 +49,12 @@ class TextSettings:
     """Share of the training text's characters that get a piece of their own; the rarest others become ``<unk>``."""
 
     byte_fallback: bool = False
-    """Spell characters without a piece in UTF-8 bytes (256 pieces of the vocabulary) instead of ``<unk>``."""
+    """Spell characters without a piece in UTF-8 bytes (256 pieces of the vocabulary) instead of ``<unk>``.
+
+    Off, because English hardly needs it: of 9 million words of Wikipedia and novels 0.04% of the tokens are such
+    characters, mostly of names in other scripts, and 120 letters and signs have a piece. Bytes would take three tokens
+    for each, and 256 pieces that a model of this text seldom sees. Turn it on for text of many scripts.
+    """
 
     def __post_init__(self):
         for field in fields(self):

@@ -7,7 +7,7 @@ from typing import Optional
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.grid import Run
 
-TYPICAL = {"timeout_min": 24 * 60, "cpus_per_task": 4, "name": "lazyformer-glue"}
+TYPICAL = {"timeout_min": 24 * 60, "name": "lazyformer-glue"}
 
 
 class ClusterJob:
@@ -34,23 +34,23 @@ class Cluster:
         folder: of submitit's own files and logs.
         options: submitit's parameters, as ``slurm_partition`` or ``timeout_min``.
         at_once: jobs of the array that run at the same time; for ``local``, processes.
+        threads: of each job on a CPU.
 
     Raises:
         UserError: no Slurm here, or an option that submitit does not know.
     """
 
-    def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int]):
+    def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int], threads: int = 1):
         import submitit  # a second, which other commands need not wait
 
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=kind)
             values = {name: _number(value) for name, value in options.items()}
             parallel = {"slurm_array_parallelism": at_once} if kind == "slurm" and at_once else {}
-            self._executor.update_parameters(**{**TYPICAL, **parallel, **values})
+            self._executor.update_parameters(**{**TYPICAL, "cpus_per_task": threads, **parallel, **values})
         except (RuntimeError, NameError, TypeError, ValueError) as error:
             raise UserError(f"--executor {kind}: {error}") from error
-        cpus = values.get("slurm_cpus_per_task", values.get("cpus_per_task", TYPICAL["cpus_per_task"]))
-        self._threads = int(cpus)
+        self._threads = threads
         self._limit = at_once if kind == "local" else None
         self._jobs: list[ClusterJob] = []
 

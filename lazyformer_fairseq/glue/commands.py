@@ -83,7 +83,15 @@ def prepare(
     help="[default: bf16 where the GPUs have it, else fp16; on a CPU fp32]",
 )
 @click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
-@click.option("--workers", type=click.IntRange(1), help="Runs at a time.  [default: the GPUs, else the cores]")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Runs at a time.  [default: as many as GPUs, else cores / threads]"
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    help="Of a run on a CPU. Equal seeds and equal threads give equal results, to the last digit.",
+)
 @click.option(
     "--executor",
     type=click.Choice(["processes", "slurm", "submitit-local"]),

@@ -79,13 +79,13 @@ def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
     if given["executor"] == "processes":
         if options:
             raise UserError("--slurm: means something with --executor slurm alone")
-        return Workers(given["workers"], _choose_gpus(given["gpus"]))
+        return Workers(given["workers"], _choose_gpus(given["gpus"]), given["threads"])
     folder = given["output"] / "runs" / "jobs"
     if given["executor"] == "slurm":
         if shutil.which("sbatch") is None:
             raise UserError("--executor slurm: there is no sbatch here; start the command where jobs are submitted")
-        return Cluster("slurm", folder, options, given["workers"])
-    return Cluster("local", folder, options, given["workers"] or len(os.sched_getaffinity(0)))
+        return Cluster("slurm", folder, options, given["workers"], given["threads"])
+    return Cluster("local", folder, options, given["workers"] or len(os.sched_getaffinity(0)), given["threads"])
 
 
 def _choose_gpus(names: str) -> list[str]:

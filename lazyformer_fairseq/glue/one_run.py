@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,7 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     folder waits until the first is gone, and does nothing if the run is finished by then.
 
     Args:
-        threads: of torch on a CPU.
+        threads: of torch on a CPU; the last digits of a result depend on their number.
 
     Raises:
         UserError: the folder holds the result of a run of other settings, or what training raises.
@@ -49,9 +49,6 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
     with _held(run.folder / ".lock"), _output_to(run.folder / LOG):
-        logging.basicConfig(
-            format="%(asctime)s | %(levelname)s | %(name)s | %(message)s", stream=sys.stdout, level="INFO", force=True
-        )
         if run.result() is None:
             _clear_unless_resumable(run)
             write_json(run.folder / SETTINGS, run.settings)
@@ -65,12 +62,14 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
     print(f"{ATTEMPT}{shlex.join(arguments)}\n{datetime.now().isoformat(timespec='seconds')}", flush=True)
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # fairseq keeps the best score of the process, not the run
     fairseq_cli.train.main(cfg)
     train_seconds, tokens = metrics.get_meter("default", "train_wall").sum, metrics.get_meter("default", "wpb").sum
-    best = checkpoint_utils.load_checkpoint_to_cpu(str(run.folder / BEST))
+    best = torch.load(run.folder / BEST, map_location="cpu")
     scores, baseline = _scores(run, cfg, best)
-    best.pop("last_optimizer_state", None)
-    torch.save(best, run.folder / BEST)
+    if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
+        torch.save(best, run.folder / f"{BEST}.tmp")
+        os.replace(run.folder / f"{BEST}.tmp", run.folder / BEST)
     (run.folder / LAST).unlink(missing_ok=True)
     return {
         "format_version": 1,
@@ -94,6 +93,7 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "start": str(start),
         "parameters": run.model.parameters,
         "settings": run.settings,
+        "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": {
             "python": sys.version.split()[0],
@@ -167,21 +167,34 @@ def _held(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """All that this process prints meanwhile, libraries included, is appended to the file; so is an exception."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    """All that this process logs or prints meanwhile is appended to the file, an exception too."""
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    with path.open("a", buffering=1, encoding="utf-8") as file, _descriptors_to(file.fileno()):
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+        root.handlers = [handler]
+        root.setLevel(logging.INFO)
+        try:
+            with redirect_stdout(file), redirect_stderr(file):
+                try:
+                    yield
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    raise
+        finally:
+            root.handlers, root.level = before
+
+
+@contextmanager
+def _descriptors_to(target: int) -> Iterator[None]:
+    """What code outside of Python prints."""
     kept = os.dup(1), os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    for number in (1, 2):
+        os.dup2(target, number)
     try:
         yield
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        raise
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         for number, copy in zip((1, 2), kept, strict=True):
             os.dup2(copy, number)
             os.close(copy)

@@ -44,12 +44,12 @@ class Workers:
     Args:
         count: of processes; None for one a GPU, or one a core.
         gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
+        threads: of each process on a CPU.
     """
 
-    def __init__(self, count: Optional[int], gpus: Sequence[str]):
-        cores = len(os.sched_getaffinity(0))
-        self.count = count or len(gpus) or cores
-        self._threads = max(1, cores // self.count)
+    def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1):
+        self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
+        self._threads = threads
         self._places = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
         self._free = list(self._places)
         self._jobs: list[Job] = []

@@ -50,7 +50,8 @@ TELLING = [
     "5' '6 and 5'6'7, rock'n'roll, o'n'e ' ' x '' '5.",  # a match takes the letter or space of the next one with it
     ",5 and ,5 a,b,c,5,6, 5,",  # a comma where the text starts
     "He said ( this ) ; that : 5 % ) . ( a ) , (b)",  # spaces that go
-    "x5.1. x 5.1. 5a5.². 3.11.7. 1\u00a0234abc. 1\u00a02\u00a03.",  # a letter and a stop inside a token
+    "nº\u00a0? ”nº\u00a0; x\u00a0ºC 5\u00a0cm\u00a0! « x »\u00a0:",  # two letters and a space that goes
+    "x5.1. X x5.1. x 5.1. 5a5.². 3.11.7. 1\u00a0234abc. 1\u00a02\u00a03.",  # a letter and a stop inside a token
     "Mr. Smith No. 5 no. Five pp. 7 p.m. U.S. \"St. Paul\" Mc-St. 'Dr. Who' 5' 'Nr. 5. (Mr. X) St.",
     "I saw J. R. R. Tolkien vs. A. B. C. today. etc. and etc. And",
     'Und ,das", sagte er." Der 3. Mai, z.B. bzw. "so..." \u00abja\u00bb." ',

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import string
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from lazyformer_fairseq.data.text_normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.tokenizer import FORMAT_VERSION, Tokenizer, draw_sample
+from lazyformer_fairseq.data.tokenizer import FORMAT_VERSION, Tokenizer
 from lazyformer_fairseq.errors import UserError
 
 SENTENCES = [
@@ -99,6 +100,14 @@ def test_words_survive(tokenizer, text):
     assert tokenizer.encode_normalised(words) == tokenizer.encode(text)
 
 
+@given(st.lists(MIXED_TEXT.map(str.strip).filter(bool), max_size=6), st.integers(1, 300))
+def test_words_encoded_at_once(tokenizer, words, times):
+    ids, lengths = tokenizer.encode_words(words * times)
+    one_by_one = [tokenizer.encode_normalised(word) for word in words] * times
+    assert ids.tolist() == [index for word_ids in one_by_one for index in word_ids]
+    assert lengths.tolist() == [len(word_ids) for word_ids in one_by_one]
+
+
 @given(st.lists(st.one_of(st.sampled_from(SYMBOLS), st.sampled_from(["house", "king", "5"]))).map(" ".join))
 def test_normalise_is_idempotent_on_symbols(tokenizer, text):
     assert tokenizer.normalise(text) == text
@@ -170,24 +179,17 @@ def split_pair(ids):
 
 def test_same_text_same_bytes(tmp_path):
     sentences = [f"word{n % 97}x{n % 31} stands near house number {n * n}" for n in range(600)]
-
-    def bytes_of(name, **options):
-        train(tmp_path / name, iter(sentences), **options)
-        return contents(tmp_path / name)
-
-    assert bytes_of("all") == bytes_of("all again")
-    two_threads = bytes_of("two threads", threads=2)  # their number is recorded in the model, the pieces are the same
-    assert two_threads["dict.txt"] == bytes_of("one thread")["dict.txt"]
-    sample = bytes_of("sample", sample_size=120, seed=1)
-    assert sample == bytes_of("sample again", sample_size=120, seed=1)
-    assert sample != bytes_of("other sample", sample_size=120, seed=2)
+    train(tmp_path / "once", iter(sentences))
+    train(tmp_path / "again", iter(sentences[::-1]))
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
 
 
-@given(st.integers(1, 30), st.integers(0, 40), st.integers())
-def test_sample_is_drawn_from_all(size, count, seed):
-    sample = draw_sample(map(str, range(count)), size, seed)
-    assert len(set(sample)) == len(sample) == min(size, count)
-    assert set(sample) <= set(map(str, range(count)))
+def test_counts_give_what_sentences_give(tmp_path):
+    normalise = TextNormaliser(ALL_CHARACTERS)
+    counts = Counter(word for sentence in SENTENCES * 20 for word in normalise(sentence).split())
+    train(tmp_path / "sentences")
+    Tokenizer.train_on_counts(counts.items(), tmp_path / "counts", 160, ALL_CHARACTERS)
+    assert contents(tmp_path / "sentences") == contents(tmp_path / "counts")
 
 
 def test_already_normalised_text_gives_the_same_model(tmp_path):

@@ -124,7 +124,7 @@ def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, dat
     broken = tmp_path / "broken.pt"
     broken.write_bytes(start_checkpoint.read_bytes()[:1000])
     assert f"{broken}: truncated, damaged or no checkpoint" in message(f"m={broken}")
-    torch.save({"model": {}}, broken)
+    torch.save({**torch.load(start_checkpoint), "model": {}}, broken)
     assert "not a checkpoint of this package's models" in message(f"m={broken}")
     state = torch.load(start_checkpoint)
     state["model"]["dictionary_sha256"] += 1
@@ -167,7 +167,7 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
 
 def test_options_of_executors(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    given = {"executor": "processes", "slurm": (), "workers": 3, "gpus": None, "output": tmp_path}
+    given = {"executor": "processes", "slurm": (), "workers": 3, "threads": 1, "gpus": None, "output": tmp_path}
     assert choose_executor(given).free == 3
     for change, words in (
         ({"gpus": "0"}, "nvidia-smi shows no GPU"),

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from glue_results import run_folder, write_grid, write_result
-from helpers import NAMES, THINGS, toy_documents, write_lines, write_toy_glue
+from helpers import NAMES, THINGS, build_toy_corpus, write_lines, write_toy_glue
 
-from lazyformer_fairseq.corpus.binarise import prepare_corpus
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.predict import Prediction, predict_best, predict_runs
@@ -160,7 +159,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     (tmp_path / "glue" / "CoLA").mkdir(parents=True)
     assert f"{tmp_path}/glue/CoLA/test.tsv: cannot be read" in message(data=tmp_path / "glue")
 
-    prepare_corpus(toy_documents(150, seed=7), tmp_path / "other", 160, valid_share=0.1)
+    build_toy_corpus(tmp_path / "other", 160, seed=7)
     refused = message(tokenizer=tmp_path / "other" / "tokenizer")
     assert f"{run}/checkpoint_best.pt, on {glue}/CoLA" in refused
     assert "another dictionary" in refused

@@ -188,7 +188,9 @@ def test_damage_is_found(wanted):
 def test_the_task_refuses_what_does_not_belong_together(wanted, data_folder, tmp_path, prepared):
     with pytest.raises(UserError, match="holds CoLA, not RTE"):
         glue_task(prepared["CoLA"].folder, wanted.tokenizer, "--glue-task", "RTE")
-    Tokenizer.train([paragraph for document in toy_documents(60) for paragraph in document.paragraphs], tmp_path / "other", 120)
+    Tokenizer.train(
+        [paragraph for document in toy_documents(60) for paragraph in document.paragraphs], tmp_path / "other", 120
+    )
     with pytest.raises(UserError, match="was prepared with another tokenizer"):
         glue_task(prepared["CoLA"].folder, tmp_path / "other", "--max-positions", "512")
 

@@ -61,7 +61,9 @@ class FakeExecutor:
         (run.folder / "checkpoint_best.pt").touch()
         score = {run.task.selecting_metric: run.seed / 10}
         result = {"settings": run.settings, "selected_by": run.task.selecting_metric, "best_epoch": 1, "seconds": 1}
-        (run.folder / "result.json").write_text(json.dumps({**result, "metrics": {"dev": score}, "baseline": {"dev": score}}))
+        (run.folder / "result.json").write_text(
+            json.dumps({**result, "metrics": {"dev": score}, "baseline": {"dev": score}})
+        )
         return FakeJob(None)
 
     def release(self, job):
@@ -82,7 +84,11 @@ def kept(grid: Grid) -> list[str]:
 
 @pytest.mark.parametrize(
     ("keep", "expected"),
-    [("none", []), ("best", ["CoLA 3", "RTE 3"]), ("all", [f"{task} {seed}" for task in ("CoLA", "RTE") for seed in (1, 2, 3)])],
+    [
+        ("none", []),
+        ("best", ["CoLA 3", "RTE 3"]),
+        ("all", [f"{task} {seed}" for task in ("CoLA", "RTE") for seed in (1, 2, 3)]),
+    ],
 )
 def test_every_run_once_and_the_checkpoints_asked_for(grid, keep, expected):
     one, executor = grid("CoLA", "RTE", seeds=(1, 2, 3)), FakeExecutor()

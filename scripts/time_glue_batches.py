@@ -1,0 +1,76 @@
+"""Times fine-tuning in batches by length and in batches in random order, on a prepared GLUE task.
+
+    python scripts/time_glue_batches.py results/glue/tasks/MRPC checkpoints/checkpoint_last.pt --updates 30
+
+Both train the same model on the same rows, an update of each in turn, so that whatever else the machine does slows both
+alike. Printed: tokens a second without padding, and the share of padding.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq import options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from tabulate import tabulate
+
+from lazyformer_fairseq.glue.grid import BATCH_SIZE, Grid
+from lazyformer_fairseq.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.glue.start_models import load_start_models
+
+
+def batches(dataset, order: np.ndarray, count: int) -> list[dict]:
+    """`count` batches drawn from those that `order` is cut into."""
+    cut = [order[start : start + BATCH_SIZE] for start in range(0, len(order) - BATCH_SIZE, BATCH_SIZE)]
+    drawn = np.random.default_rng(1).choice(len(cut), count, replace=count > len(cut))
+    return [dataset.collater([dataset[index] for index in cut[number]]) for number in drawn]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", type=Path, help="folder of a prepared task")
+    parser.add_argument("checkpoint")
+    parser.add_argument("--updates", type=int, default=30)
+    given = parser.parse_args()
+
+    prepared = PreparedTask.load(given.task)
+    models = load_start_models([f"model={given.checkpoint}"], prepared)
+    (run,) = Grid(Path("unused"), models, {prepared.task.name: prepared}, [2e-5], [1], {prepared.task.name: 1}).runs
+    cuda = torch.cuda.is_available()
+    arguments = run.command(run.model.checkpoint, cpu=not cuda)
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    cfg.task.no_save = True
+    task = tasks.setup_task(cfg.task)
+    model, criterion = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
+    model.to("cuda" if cuda else "cpu").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+
+    orders = {"by length": dataset.ordered_indices(), "random": np.random.default_rng(1).permutation(len(dataset))}
+    drawn = {name: batches(dataset, order, given.updates) for name, order in orders.items()}
+    seconds = dict.fromkeys(orders, 0.0)
+    for number in range(-2, given.updates):  # two to warm up
+        for name in orders:
+            batch = utils.move_to_cuda(drawn[name][max(number, 0)]) if cuda else drawn[name][max(number, 0)]
+            start = time.perf_counter()
+            loss, _, _ = criterion(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if cuda:
+                torch.cuda.synchronize()
+            if number >= 0:
+                seconds[name] += time.perf_counter() - start
+    rows = []
+    for name in orders:
+        tokens = sum(batch["ntokens"] for batch in drawn[name])
+        places = sum(batch["net_input"]["src_tokens"].numel() for batch in drawn[name])
+        rows.append((name, f"{tokens / seconds[name]:,.0f}", f"{1 - tokens / places:.1%}"))
+    print(tabulate(rows, ("batches", "tokens a second", "padding"), colalign=("left", "right", "right")))
+
+
+if __name__ == "__main__":
+    main()

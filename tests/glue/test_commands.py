@@ -1,0 +1,148 @@
+"""``lazyformer glue prepare`` and ``run`` as a user gives them, kills among it."""
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import ROOT
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.commands import glue
+
+
+def invoke(*arguments) -> str:
+    """What a command prints; an error of the user's is raised."""
+    result = CliRunner().invoke(glue, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def options(toy_glue, start_checkpoint, tmp_path) -> list:
+    return [
+        *("run", "--checkpoint", f"m={start_checkpoint}", "--data", toy_glue, "--output", tmp_path / "out"),
+        *("--tasks", "CoLA", "--lrs", "1e-3", "2e-3", "--seeds", "1,2", "--epochs", "8", "--workers", "1"),
+        *("--keep-checkpoints", "all"),
+    ]
+
+
+def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
+    arguments = ["prepare", "--data", toy_glue, "--tokenizer", data_folder, "--output", tmp_path / "out"]
+    output = invoke(*arguments, "--tasks", "RTE", "STS-B", "--workers", "1")
+    assert [path.name for path in sorted((tmp_path / "out" / "tasks").iterdir())] == ["RTE", "STS-B"]
+    assert "dev.tsv" in output
+    assert "RTE/train.tsv: ends at line 65 and has 64 rows, but the official file has 2,490" in output
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--tasks", "AX"], "AX has no training data"),
+        (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such checkpoint"),
+        (["--from-mnli"], "MNLI is not among --tasks"),
+        (["--prepared", "somewhere"], "--data and --prepared: give one of them"),
+        (["--task-epochs", "RTE=3"], "not among --tasks"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_trains(options, tmp_path, change, words):
+    with pytest.raises(UserError, match=words):
+        invoke(*options, *change)
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize("change", [["--lrs", "2"], ["--seeds", "1", "1"], ["--seeds", "one"], ["--epochs", "0"]])
+def test_numbers_are_checked(options, change):
+    result = CliRunner().invoke(glue, list(map(str, [*options, *change])))
+    assert result.exit_code == 2
+
+
+def start(arguments: list) -> subprocess.Popen:
+    program = "from lazyformer_fairseq.glue.commands import glue; glue()"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_results(queue: subprocess.Popen, runs: Path, count: int) -> None:
+    deadline = time.monotonic() + 200
+    while len(list(runs.glob("*/*/*/result.json"))) < count:
+        assert queue.poll() is None, queue.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def states(runs: Path) -> dict[Path, tuple[int, int]]:
+    return {
+        path: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for name in ("result.json", "checkpoint_best.pt")
+        for path in runs.glob(f"*/*/*/{name}")
+        if (path.parent / "result.json").exists()
+    }
+
+
+def wait_until_nothing_runs(runs: Path) -> None:
+    """A run holds a file while it lives."""
+    for path in runs.glob("*/*/*/.lock"):
+        deadline = time.monotonic() + 30
+        with path.open() as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    assert time.monotonic() < deadline, "a run has outlived its queue"
+                    time.sleep(0.05)
+
+
+def test_killed_and_interrupted_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
+    runs = tmp_path / "out" / "runs"
+    queue = start(options)
+    wait_for_results(queue, runs, 1)
+    queue.send_signal(signal.SIGKILL)
+    queue.wait()
+    wait_until_nothing_runs(runs)
+    first = states(runs)
+    assert 1 <= len(list(runs.glob("*/*/*/result.json"))) < 4
+
+    queue = start(options)
+    wait_for_results(queue, runs, len(first) // 2 + 1)
+    queue.send_signal(signal.SIGINT)
+    output, _ = queue.communicate(timeout=60)
+    assert queue.returncode == 130, output
+    assert "of 4 runs are finished; the same command goes on" in output
+    wait_until_nothing_runs(runs)
+    second = states(runs)
+    assert first.items() <= second.items()
+    assert len(list(runs.glob("*/*/*/result.json"))) < 4
+
+    assert "4 of 4 runs are finished" in invoke(*options)
+    third = states(runs)
+    assert second.items() <= third.items()
+    results = [json.loads(path.read_text()) for path in runs.glob("*/*/*/result.json")]
+    assert {(result["lr"], result["seed"]) for result in results} == {
+        (lr, seed) for lr in (1e-3, 2e-3) for seed in (1, 2)
+    }
+    for result in results:
+        assert result["train_rows"] == 64
+    assert not list(runs.glob("*/*/*/failed.json"))
+
+    assert "4 of 4 runs are finished" in invoke(*options)  # nothing is left to do
+    assert states(runs) == third
+    with pytest.raises(UserError, match="epochs 8 instead of 9"):
+        invoke(*options, "--epochs", "9")
+
+
+def test_a_run_that_fails_is_told_by_the_exit_status(options, tmp_path):
+    folder = tmp_path / "out" / "runs" / "m" / "CoLA" / "lr0.001_seed1"
+    (folder / "checkpoint_best.pt" / "is a folder").mkdir(parents=True)  # no checkpoint can be written
+    shared = options[: options.index("--lrs")]
+    result = CliRunner().invoke(glue, [*map(str, shared), "--lrs", "1e-3", "--seeds", "1", "--epochs", "1"])
+    assert result.exit_code == 1
+    assert "0 of 1 runs are finished" in result.output
+    assert "failed: m CoLA lr0.001_seed1: exit code 1: " in result.output
+    assert json.loads((folder / "failed.json").read_text())["attempts"] == 2

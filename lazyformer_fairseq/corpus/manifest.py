@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyformer_fairseq.corpus.piece_ids import LENGTH_EDGES
+from lazyformer_fairseq.corpus.piece_ids import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.stages import WorkPaths
 from lazyformer_fairseq.corpus.step import EXAMPLES
 from lazyformer_fairseq.corpus.store_words import NOTES_FILE
@@ -183,7 +183,7 @@ def versions() -> dict[str, str]:
 def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a split holds, and the histograms of its lengths."""
     parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
-    unigrams = sum(np.load(f"{paths.ids(unit, split)}.unigrams.npy", allow_pickle=False) for unit in range(units))
+    unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
     tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
     share = unigrams[unigrams > 0] / unigrams.sum()
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}

@@ -2,7 +2,7 @@
 
     PREFIX.bin  PREFIX.idx   a sentence an item, ending ``</s>``; an item of ``</s>`` alone after each document: what
                              fairseq-preprocess writes for lines of pieces with an empty line after each document
-    PREFIX.unigrams.npy      int64 (V,): how often each id occurs, ``</s>`` left out
+    PREFIX.unigrams.npz      ``unigrams``, int64 (V,): how often each id occurs, ``</s>`` left out
 
 Each distinct word of the unit is encoded once; numpy does the rest.
 """
@@ -96,8 +96,8 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
     unigrams[tokenizer.dictionary.eos()] = 0
     with rewritten_file(Path(f"{prefix}.bin")) as file:
         ids.tofile(file)
-    with rewritten_file(Path(f"{prefix}.unigrams.npy")) as file, open(file, "wb") as stream:
-        np.save(stream, unigrams, allow_pickle=False)
+    with rewritten_file(Path(f"{prefix}.unigrams.npz")) as file, open(file, "wb") as stream:
+        np.savez_compressed(stream, unigrams=unigrams)  # mostly small numbers, and as many files as units
     with rewritten_file(Path(f"{prefix}.idx")) as file:
         write_index(file, lambda: [sizes], ids.dtype.type)
     sentences = selected.document_sentences.astype(np.int64)
@@ -112,6 +112,12 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
             "sentences per document": length_histogram(sentences),
         },
     }
+
+
+def load_unigrams(prefix: Path) -> np.ndarray:
+    """How often each id occurs in a part, int64 (V,)."""
+    with np.load(f"{prefix}.unigrams.npz", allow_pickle=False) as arrays:
+        return arrays["unigrams"]
 
 
 def length_histogram(lengths: np.ndarray) -> list[int]:

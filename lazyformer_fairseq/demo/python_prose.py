@@ -14,7 +14,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple, Optional
 
-
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 FEWEST_WORDS = 6
 

@@ -55,7 +55,7 @@ class Workers:
         self._jobs: list[Job] = []
         self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
         if not gpus:
-            self._context.set_forkserver_preload(["lazyformer_fairseq.glue.one_run"])
+            self._context.set_forkserver_preload(["lazyformer_fairseq.glue.one_run", "torch._dynamo"])  # for optimizers
 
     @property
     def free(self) -> int:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class FullSentencesMaskedLMConfig(FairseqDataclass):
     data: str = field(
         default=MISSING,
-        metadata={"help": "folder that lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"},
+        metadata={"help": "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"},
     )
     tokens_per_sample: int = field(
         default=512, metadata={"help": "longest block of sentences in tokens, <s> and </s> included"}

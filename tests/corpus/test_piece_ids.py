@@ -15,7 +15,7 @@ from fairseq_cli import preprocess
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.piece_ids import LENGTH_EDGES, length_histogram, write_ids
+from lazyformer_fairseq.corpus.piece_ids import LENGTH_EDGES, length_histogram, load_unigrams, write_ids
 from lazyformer_fairseq.corpus.shards import join_parts
 from lazyformer_fairseq.corpus.store_words import StoreWords
 from lazyformer_fairseq.corpus.vocabulary import word_hashes
@@ -116,7 +116,7 @@ def test_counts(tokenizer, tmp_path):
     for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
         items = read(tmp_path / f"0.{split}")
         tokens = Counter(index for item in items for index in item[:-1])
-        unigrams = np.load(tmp_path / f"0.{split}.unigrams.npy")
+        unigrams = load_unigrams(tmp_path / f"0.{split}")
         assert unigrams.dtype == np.int64
         assert unigrams.tolist() == [tokens[index] for index in range(len(tokenizer.dictionary))]
         found = counts[split]
@@ -148,7 +148,7 @@ def test_a_split_without_documents_can_be_joined(tokenizer, tmp_path):
 
 
 def test_same_documents_same_bytes(tokenizer, tmp_path):
-    names = [f"0.{split}.{end}" for split in ("train", "valid") for end in ("bin", "idx", "unigrams.npy")]
+    names = [f"0.{split}.{end}" for split in ("train", "valid") for end in ("bin", "idx", "unigrams.npz")]
     for name in ("once", "again"):
         write(tmp_path / name, TEXTS, tokenizer)
         assert sorted(file.name for file in (tmp_path / name).iterdir()) == sorted([*names, "words"])
@@ -187,6 +187,6 @@ def test_fairseq_counts_the_same_pieces(tokenizer, tmp_path):
         lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))
         (tmp_path / f"{split}.pieces").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     theirs = Dictionary.load(str(fairseq_preprocess(tmp_path / "own", tmp_path, "--padding-factor", "1") / "dict.txt"))
-    unigrams = np.load(tmp_path / "0.train.unigrams.npy")
+    unigrams = load_unigrams(tmp_path / "0.train")
     ours = {tokenizer.dictionary[index]: int(unigrams[index]) for index in np.flatnonzero(unigrams)}
     assert dict(zip(theirs.symbols, theirs.count, strict=True)) == {**dict.fromkeys(theirs.symbols[:4], 1), **ours}

@@ -1,5 +1,7 @@
 """What may be given as DATA: a corpus, its shards, folders of binarised data."""
 
+import re
+
 import pytest
 from helpers import build_toy_corpus
 
@@ -35,6 +37,6 @@ def test_pretraining_takes_a_shard_an_epoch(given, tmp_path, fairseq_train, capl
     options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 8"
     with caplog.at_level("INFO"):
         fairseq_train(data, f"{options} --max-epoch 3", tmp_path / "run")
-    read = [line for line in caplog.messages if "packed into" in line and "train" in line]
-    assert ["shard0" in line for line in read] == [True, False, True]
+    read = re.findall(r"shard(\d)/train: \d+ items packed", "\n".join(caplog.messages))
+    assert read[:3] == ["0", "1", "0"]  # fairseq reads one ahead
     assert (tmp_path / "run" / "tokenizer").is_dir()

@@ -7,6 +7,8 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.corpus.commands import corpus
+from lazyformer_fairseq.glue.commands import glue
+from lazyformer_fairseq.glue.report_commands import predict, report
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -17,6 +19,9 @@ def main() -> None:
 
 
 main.add_command(corpus)
+glue.add_command(report)
+glue.add_command(predict)
+main.add_command(glue)
 
 
 @main.command()

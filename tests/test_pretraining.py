@@ -149,7 +149,7 @@ def test_shards_are_read_one_an_epoch_in_turn(data_folder, tmp_path, fairseq_tra
     for split in ("train", "valid"):  # the other way round
         for ending in ("bin", "idx"):
             other = "valid" if split == "train" else "train"
-            (second / f"{split}.{ending}").write_bytes((data_folder / f"{other}.{ending}").read_bytes())
+            (second / f"{split}.{ending}").write_bytes((data_folder / "shard0" / f"{other}.{ending}").read_bytes())
     with Batches() as batches:
         fairseq_train(
             f"{data_folder}:{second}", f"{TINY} --max-epoch 3 --max-update 500 --disable-validation", tmp_path / "run"

@@ -73,7 +73,7 @@ def build_corpus(
         costs = timing(paths, tasks_of, megabytes, executor.workers)
         manifest = describe(paths, plan, len(units), shards, origins, costs)
         _finish(paths, manifest)
-        publish(paths.result, root, folder)
+        publish(root, folder)
     return manifest
 
 

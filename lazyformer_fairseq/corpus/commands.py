@@ -5,6 +5,10 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.errors import UserError
+
+STOPPED_BY_INTERRUPT = 130  # exit code of shells
+
 
 class BuildByDefault(click.Group):
     """``lazyformer corpus INPUT... OUT`` is ``lazyformer corpus build INPUT... OUT``."""
@@ -17,7 +21,10 @@ class BuildByDefault(click.Group):
 
 @click.group(cls=BuildByDefault)
 def corpus() -> None:
-    """Turn raw text into what fairseq-train reads: `lazyformer corpus INPUT... OUT` (see `corpus build --help`)."""
+    """Turn raw text into what fairseq-train reads.
+
+    `lazyformer corpus INPUT... OUT` is `lazyformer corpus build INPUT... OUT`; see `lazyformer corpus build --help`.
+    """
 
 
 def corpus_options(command):
@@ -61,7 +68,9 @@ def build(
     cased: bool,
     **options: Any,
 ) -> None:
-    """Turn INPUTs into OUT: binarised shards, dictionary, tokenizer, manifest.json, report.html.
+    """Turn INPUTs into OUT, binarised.
+
+    OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
 
     An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
     with documents divided by blank lines or `= Title =` lines, books as .epub; all also as .gz, .bz2 or .zst. The
@@ -76,8 +85,14 @@ def build(
     from lazyformer_fairseq.data.text_normalisation import TextSettings
 
     settings = CorpusSettings(text=TextSettings(lower_case=not cased), **options)
+    if slurm and executor != "slurm":
+        raise UserError(f"--slurm {slurm[0]}: has a meaning with --executor slurm alone")
     where = ExecutorSettings(executor, workers or available_cores(), slurm_options(slurm))
-    manifest = build_corpus(inputs, out, settings, where)
+    try:
+        manifest = build_corpus(inputs, out, settings, where)
+    except KeyboardInterrupt:
+        click.echo(f"{out}: stopped; the same command goes on from here", err=True)
+        raise SystemExit(STOPPED_BY_INTERRUPT) from None
     documents, train, valid = manifest["documents"], manifest["train"], manifest["valid"]
     click.echo(
         f"{out}: {documents['in']:,} documents, {sum(documents['dropped'].values()):,} of them dropped; "
@@ -94,7 +109,10 @@ def build(
 @click.option("--repeats", default=3, type=click.IntRange(1), help="Runs of each, in turn.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Also write the table there.")
 def bench(inputs: tuple[str, ...], workers: tuple[int, ...], repeats: int, csv: Optional[Path], **options: Any) -> None:
-    """Build a corpus from INPUTs into a temporary folder, and print the seconds by step, MB/s, memory and disk."""
+    """Measure what INPUTs cost.
+
+    Builds a corpus in a temporary folder and prints seconds by step, megabytes a second, memory and disk.
+    """
     from lazyformer_fairseq.corpus.bench import run_bench
     from lazyformer_fairseq.corpus.settings import CorpusSettings
 
@@ -107,8 +125,6 @@ def slurm_options(pairs: tuple[str, ...]) -> dict[str, str]:
     Raises:
         UserError: one without ``=``.
     """
-    from lazyformer_fairseq.errors import UserError
-
     for pair in pairs:
         if "=" not in pair:
             raise UserError(f"--slurm {pair}: expected KEY=VALUE, such as partition=cpu")

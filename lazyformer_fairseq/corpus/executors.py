@@ -6,13 +6,17 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import threading
 import time
+import traceback
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +34,7 @@ for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all 
 
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORKERS_LOCK = "workers.lock"
+FAILED = "failed"  # folder of what went wrong, a file for each task that failed
 LOOK_AT_CLUSTER_EVERY = 5.0  # seconds
 
 
@@ -58,15 +63,38 @@ def run_tasks(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: 
         UserError: a task failed for a reason that the user can mend; what was finished stays.
     """
     run = {"local": _run_locally, "slurm": _run_on_slurm, "ray": _run_on_ray}[settings.kind]
+    shutil.rmtree(folder / FAILED, ignore_errors=True)
     executor = run(pipeline, tasks, folder, settings)
     if missing := executor.get_incomplete_ranks():
+        if failed := sorted((folder / FAILED).glob("*")):
+            raise UserError(failed[0].read_text(encoding="utf-8"))
         raise UserError(
             f"{len(missing)} of {tasks} tasks did not finish (the first is {missing[0]}); their logs are in "
             f"{folder}. What was finished stays: run the same command again to go on"
         )
 
 
-class LocalExecutor(LocalPipelineExecutor):
+class TellWhatFailed(PipelineExecutor):
+    """Mixin: whoever started the tasks finds in a file what went wrong, for on a cluster no exception comes back."""
+
+    def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
+        try:
+            return super()._run_for_rank(rank, local_rank, node_rank)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+                error = UserError(
+                    f"{error.filename or self.logging_dir.path}: cannot be written ({error.strerror}). "
+                    "What was finished stays: make room and run the same command again"
+                )
+            with suppress(OSError):  # the disk may be full
+                folder = Path(self.logging_dir.path, FAILED)
+                folder.mkdir(exist_ok=True)
+                what = str(error) if isinstance(error, UserError) else f"task {rank}: {traceback.format_exc()}"
+                (folder / f"{rank:05d}").write_text(what, encoding="utf-8")
+            raise error from None
+
+
+class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
     """datatrove's, on a pool that notices the death of a worker and leaves no worker behind when its parent dies."""
 
     def run(self) -> None:
@@ -78,6 +106,7 @@ class LocalExecutor(LocalPipelineExecutor):
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["lazyformer_fairseq.corpus.stages"])  # its imports are paid once
+        _start_forkserver()
         lock = str(Path(self.logging_dir.path).parent / WORKERS_LOCK)
         pool = ProcessPoolExecutor(min(self.workers, len(ranks)), context, _begin_worker, (lock,))
         try:
@@ -95,20 +124,8 @@ class LocalExecutor(LocalPipelineExecutor):
             pool.shutdown(cancel_futures=True)
 
     def run_task(self, rank: int) -> None:
-        """Runs one task in this process.
-
-        Raises:
-            UserError: what a task raised, or no space left.
-        """
-        try:
-            self._run_for_rank(rank, local_rank=1)
-        except OSError as error:
-            if error.errno not in OUT_OF_SPACE:
-                raise
-            raise UserError(
-                f"{error.filename or self.logging_dir.path}: cannot be written ({error.strerror}). "
-                "What was finished stays: make room and run the same command again"
-            ) from None
+        """Runs one task in this process."""
+        self._run_for_rank(rank, local_rank=1)
 
 
 def _run_locally(
@@ -124,10 +141,12 @@ def _run_on_slurm(
 ) -> PipelineExecutor:
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
-    class SlurmExecutor(SlurmPipelineExecutor):
+    class SlurmExecutor(TellWhatFailed, SlurmPipelineExecutor):
         def launch_merge_stats(self) -> None:
             """Not as a job of its own: ``manifest.py`` adds the statistics up."""
 
+    if shutil.which("sbatch") is None:
+        raise UserError("--executor slurm: there is no command sbatch here; start this on a node of the cluster")
     options = dict(settings.slurm)
     if missing := {"time", "partition"} - options.keys():
         raise UserError(f"--slurm {sorted(missing)[0]}=... is missing: sbatch needs a time limit and a partition")
@@ -146,7 +165,10 @@ def _run_on_slurm(
         sbatch_args=options,
         requeue=True,
     )
-    executor.run()
+    try:
+        executor.run()
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"sbatch refused the job ({error}); see what it printed, and --slurm") from None
     while executor.get_incomplete_ranks() and executor.job_id != -1 and _is_queued(executor.job_id):
         time.sleep(LOOK_AT_CLUSTER_EVERY)
     return executor
@@ -166,7 +188,11 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
 
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="error")
-    executor = RayPipelineExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
+
+    class RayExecutor(TellWhatFailed, RayPipelineExecutor):
+        """datatrove's."""
+
+    executor = RayExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
     executor.run()
     return executor
 
@@ -181,6 +207,15 @@ def wait_for_workers(folder: Path) -> None:
 def available_cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_forkserver() -> None:
+    """Starts the process that forks the workers, deaf to Ctrl-C: while it imports, it would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us after
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker(lock_file: str) -> None:

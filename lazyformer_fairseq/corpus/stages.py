@@ -44,7 +44,7 @@ from lazyformer_fairseq.corpus.units import bytes_of, cut_file
 from lazyformer_fairseq.corpus.vocabulary import FrequencyFilter, count_words, merge_counts
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.word_store import WordStore
-from lazyformer_fairseq.corpus.work_folder import write_json
+from lazyformer_fairseq.corpus.work_folder import RESULT, write_json
 from lazyformer_fairseq.data.tokenizer import DICTIONARY_FILE, Tokenizer
 
 
@@ -95,7 +95,7 @@ class WorkPaths:
 
     @property
     def result(self) -> Path:
-        return self.root / "result"
+        return self.root / RESULT
 
 
 @dataclass(frozen=True)

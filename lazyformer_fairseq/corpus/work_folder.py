@@ -13,6 +13,7 @@ from lazyformer_fairseq.errors import UserError
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
+RESULT, PUBLISHED = "result", "published"
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
@@ -39,7 +40,9 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     Raises:
         UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
     """
-    work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
+    work = work_of(folder)
+    if (work / PUBLISHED).exists() and not (work / RESULT).exists():
+        shutil.rmtree(work)  # what publish() was stopped at
     try:
         work.mkdir(parents=True, exist_ok=True)
         lock = (work / "lock").open("w")
@@ -57,11 +60,17 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
         yield work
 
 
-def publish(finished: Path, work: Path, folder: Path) -> None:
-    """Gives ``finished``, a folder inside ``work``, the name ``folder``, and removes the rest of ``work``."""
+def work_of(folder: Path) -> Path:
+    """``.NAME.unfinished`` beside ``folder``."""
+    return folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
+
+
+def publish(work: Path, folder: Path) -> None:
+    """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
+    (work / PUBLISHED).touch()  # from now on a work folder without a result is rubbish, whole or not
     if folder.is_dir():
         folder.rmdir()  # an empty one, see finished_manifest
-    os.replace(finished, folder)
+    os.replace(work / RESULT, folder)
     shutil.rmtree(work)
 
 

@@ -51,6 +51,7 @@ class Cluster:
         except (RuntimeError, NameError, TypeError, ValueError) as error:
             raise UserError(f"--executor {kind}: {error}") from error
         self._threads = threads
+        self.look_every = 5.0 if kind == "slurm" else 0.2  # a look at Slurm is a look at files of a network
         self._limit = at_once if kind == "local" else None
         self._jobs: list[ClusterJob] = []
 

@@ -23,8 +23,7 @@ from lazyformer_fairseq.glue.grid import FAILED, Grid, Run
 from lazyformer_fairseq.glue.write_json import write_json
 
 ATTEMPTS = 2
-LOOK_EVERY = 0.1  # seconds
-SHOW_EVERY = 1.0
+SHOW_EVERY = 1.0  # seconds
 TAIL = 16384  # bytes of a log
 LOG, BEST, ATTEMPT = "train.log", "checkpoint_best.pt", "=== fairseq-train "
 KEEP = ("none", "best", "all")
@@ -37,9 +36,15 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """Where runs go: :class:`workers.Workers` or :class:`slurm.Cluster`."""
+    """Where runs go: :class:`workers.Workers` or :class:`cluster.Cluster`.
+
+    Attributes:
+        free: runs that could start now.
+        look_every: seconds between two looks at jobs.
+    """
 
     free: int
+    look_every: float
 
     def start(self, runs: Sequence[tuple[Run, Path]]) -> list[Job]: ...
 
@@ -87,7 +92,7 @@ class RunQueue:
                 try:
                     while self._waiting or self._jobs:
                         self._start_ready()
-                        time.sleep(LOOK_EVERY)
+                        time.sleep(self.executor.look_every)
                         for job in [job for job in self._jobs if job.is_over()]:
                             self._finish(job)
                         if time.monotonic() - shown > SHOW_EVERY:

@@ -47,6 +47,8 @@ class Workers:
         threads: of each process on a CPU.
     """
 
+    look_every = 0.1
+
     def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1):
         self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
         self._threads = threads

@@ -246,3 +246,11 @@ def test_too_few_documents(tmp_path):
     (tmp_path / "text.txt").write_text(toy_texts(1)[0])
     with pytest.raises(UserError, match="none of the 1 documents fell into the valid split"):
         build_corpus([str(tmp_path / "text.txt")], tmp_path / "out", SETTINGS)
+
+
+def test_stopped_while_it_tidies_up(raw, built, tmp_path):
+    """The result stands, the work folder is half removed: the next corpus of that name starts from the beginning."""
+    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
+    (tmp_path / ".out.unfinished" / "published").touch()
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
+    assert content(tmp_path / "out") == content(built)

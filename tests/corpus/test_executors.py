@@ -86,8 +86,9 @@ def wait_for(look, is_done, seconds=60):
     return found
 
 
-def test_ray(tmp_path):
+def test_ray(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))  # of its workers
     run_tasks([WriteRank(tmp_path)], TASKS, tmp_path / "tasks", ExecutorSettings("ray", workers=2))
     assert written(tmp_path) == ALL
 

@@ -42,6 +42,8 @@ class FakeJob:
 class FakeExecutor:
     """Runs are over at once. Their score is their seed's, or `scores` says; a run whose folder is in `broken` fails."""
 
+    look_every = 0.01
+
     def __init__(self, broken=(), times=99, places=2):
         self.broken, self.times, self.free = set(broken), times, places
         self.started: list[tuple[str, Path]] = []
@@ -71,11 +73,6 @@ class FakeExecutor:
 
     def stop(self):
         pass
-
-
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch):
-    monkeypatch.setattr(run_queue, "LOOK_EVERY", 0.01)
 
 
 def kept(grid: Grid) -> list[str]:

@@ -4,11 +4,13 @@
 # PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
 # CORPUS  text for `make demo` (default: the English prose that Python itself carries)
 # OUTPUT  folder of its results (default: results/demo)
+# TEST_PROCESSES  of `make test`: "auto", one a core, or a number
 VENV ?= .venv
 PYTHON ?=
 CORPUS ?=
 OUTPUT ?=
 PYTEST_ARGS ?= -m "not slow"
+TEST_PROCESSES ?= auto
 
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/setup.stamp
@@ -24,7 +26,7 @@ $(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh script
 	@touch $@
 
 test: lint
-	@$(RUN) pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) pytest --numprocesses $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-all: PYTEST_ARGS =
 test-all: test

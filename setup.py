@@ -27,6 +27,7 @@ EXTRAS_REQUIRE = {
         "hypothesis>=6.100,<7",
         "pytest>=8.3,<10",
         "pytest-timeout>=2.3,<3",
+        "pytest-xdist>=3.6,<4",
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
     ],

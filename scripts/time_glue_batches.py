@@ -31,12 +31,12 @@ def batches(dataset, order: np.ndarray, count: int) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", type=Path, help="folder of a prepared task")
-    parser.add_argument("checkpoint")
+    parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--updates", type=int, default=30)
     given = parser.parse_args()
 
     prepared = PreparedTask.load(given.task)
-    models = load_start_models([f"model={given.checkpoint}"], prepared)
+    models = load_start_models({"model": given.checkpoint}, prepared.tokenizer_folder)
     (run,) = Grid(Path("unused"), models, {prepared.task.name: prepared}, [2e-5], [1], {prepared.task.name: 1}).runs
     cuda = torch.cuda.is_available()
     arguments = run.command(run.model.checkpoint, cpu=not cuda)

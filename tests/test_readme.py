@@ -29,6 +29,7 @@ TINY = (
 ADDED_OPTIONS = {
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "scripts/pretrain.sh": f"{TINY} --max-update 2 --tokens-per-sample 32 --sequences-per-update 4",
+    "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
     "fairseq-train data": f"{TINY} --max-update 2 --tokens-per-sample 32 --batch-size 4 --cpu",
     "fairseq-train glue_data/CoLA": f"{TINY} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": "task.tokens_per_sample=32 dataset.batch_size=4",
@@ -64,6 +65,7 @@ def users_folder(tmp_path) -> Path:
     task.mkdir(parents=True)
     for split in ("train", "dev"):
         (task / f"{split}.tsv").write_text("".join(f"toy\t{n % 2}\t\tAnna sees Ben {n}.\n" for n in range(40)))
+    (task / "test.tsv").write_text("index\tsentence\n" + "".join(f"{n}\tAnna sees Ben {n}.\n" for n in range(10)))
     return tmp_path
 
 
@@ -87,7 +89,7 @@ def test_every_command_runs(users_folder):
             assert run.returncode == 0, f"{shlex.join(command)}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
             assert "Traceback" not in run.stderr
             ran.append((command, run))
-    assert len(ran) == 7
+    assert len(ran) == 10
     answers = ran[4][1].stdout.splitlines()
     assert len([line for line in answers if re.match(r"\d+%  ", line)]) == 3
 

@@ -25,13 +25,13 @@ def run_bench(
     Returns:
         two tables: core-seconds by step, and what the whole took.
     """
+    input_bytes = sum(file.size for file in find_inputs(inputs, settings.bad_files))
     timings: Timings = {count: [] for count in workers}
     for _ in range(repeats):
         for count in workers:
             with tempfile.TemporaryDirectory(prefix="lazyformer-corpus-bench-") as folder:
                 manifest = build_corpus(inputs, Path(folder) / "out", settings, ExecutorSettings(workers=count))
             timings[count].append(manifest["timing"])
-    input_bytes = sum(file.size for file in find_inputs(inputs))
     steps, wholes = step_rows(timings), whole_rows(timings, input_bytes)
     if csv_file:
         with csv_file.open("w", newline="") as file:

@@ -1,6 +1,7 @@
 """Builds a corpus: plans, runs the stages, and puts the result in its place."""
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from lazyformer_fairseq.corpus.manifest import describe, stage_totals, timing, v
 from lazyformer_fairseq.corpus.progress import progress_bar
 from lazyformer_fairseq.corpus.report import write_report
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.split_sentences import load_splitter
 from lazyformer_fairseq.corpus.stages import Stage, WorkPaths, cut_stage, later_stages
 from lazyformer_fairseq.corpus.units import must_be_cut, plan_units
 from lazyformer_fairseq.corpus.work_folder import MANIFEST, finished_manifest, publish, work_folder, write_json
@@ -27,6 +29,16 @@ from lazyformer_fairseq.errors import UserError
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
 MOST_LINES = 10
+# Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards")
+DOCUMENT_IS = {
+    "mediawiki": "a page",
+    "wikiextractor": "a <doc>",
+    "jsonl": "a line",
+    "text": "what stands between blank lines (books: say book:PATH)",
+    "wikitext": "an article",
+    "book": "a file",
+}
 SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
 
 
@@ -53,16 +65,22 @@ def build_corpus(
     folder = Path(folder)
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
-    _tell(left_out)
+    _tell(left_out, files)
+    if settings.spacy_model:
+        load_splitter(settings.spacy_model)  # one that cannot do the work is named now, not by a worker
     plan = {"settings": settings.as_json(), "versions": versions(), "inputs": describe_inputs(files)}
     if manifest := finished_manifest(folder, plan):
         return manifest
-    with work_folder(folder, plan) as root:
+    early, late = _divide(plan["settings"])
+    with work_folder(folder, {**plan, "settings": early}) as root:
         paths = WorkPaths(root)
         wait_for_workers(paths.tasks)
         to_read, origins = _cut(paths, files, settings, executor)
         units = plan_units(to_read, unit_bytes(files, settings))
+        if not units:
+            raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
         shards = settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
+        _forget_other(late, paths)
         tasks_of = {}
         for stage in later_stages(paths, units, settings, shards):
             _run_stage(paths, stage, executor)
@@ -95,6 +113,22 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
         return list(pool.map(describe_file, files))
 
 
+def _divide(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that decide the stored words, and those that decide what is made of them."""
+    late = {name: settings[name] for name in LATE_SETTINGS}
+    return {name: value for name, value in settings.items() if name not in late}, late
+
+
+def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
+    """Whoever changes a late setting of a corpus that is not finished need not have the words made again."""
+    chosen = paths.root / "late_settings.json"
+    if chosen.exists() and json.loads(chosen.read_text()) == late:
+        return
+    for folder in (*map(paths.stage, ("duplicates", "count", "tokenizer", "ids", "shards")), paths.result):
+        shutil.rmtree(folder, ignore_errors=True)
+    write_json(chosen, late)
+
+
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
     """Input in a unit: by the settings, else small enough that a few workers share a small input evenly."""
     if settings.unit_megabytes:
@@ -110,13 +144,13 @@ def _cut(
     size = unit_bytes(files, settings)
     to_cut = [file for file in files if must_be_cut(file, size)]
     if to_cut:
-        _run_stage(paths, cut_stage(paths, to_cut, size), executor)
+        _run_stage(paths, cut_stage(paths, to_cut, size, settings), executor)
     to_read, origins = [], {}
     for file in files:
         if file not in to_cut:
             to_read.append(file)
             continue
-        for part in sorted(paths.cut(to_cut.index(file)).iterdir()):
+        for part in sorted(paths.cut(to_cut.index(file)).glob("part-*")):
             to_read.append(InputFile(str(part), file.format, part.stat().st_size))
             origins[str(part)] = file.path
     return to_read, origins
@@ -146,7 +180,12 @@ def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
             )
 
 
-def _tell(left_out: list[str]) -> None:
+def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
+    """How the input was understood: a guessed format may not be what was meant."""
+    for name, document in DOCUMENT_IS.items():
+        if sizes := [file.size for file in files if file.format == name]:
+            what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
+            tqdm.write(f"read as {name}: {what}; a document is {document}", file=sys.stderr)
     for line in left_out[:MOST_LINES]:
         tqdm.write(f"left out: {line}", file=sys.stderr)
     if len(left_out) > MOST_LINES:

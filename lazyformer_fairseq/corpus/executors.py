@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Literal
 
@@ -145,11 +145,11 @@ def _run_on_slurm(
         def launch_merge_stats(self) -> None:
             """Not as a job of its own: ``manifest.py`` adds the statistics up."""
 
-    if shutil.which("sbatch") is None:
-        raise UserError("--executor slurm: there is no command sbatch here; start this on a node of the cluster")
     options = dict(settings.slurm)
     if missing := {"time", "partition"} - options.keys():
         raise UserError(f"--slurm {sorted(missing)[0]}=... is missing: sbatch needs a time limit and a partition")
+    if shutil.which("sbatch") is None:
+        raise UserError("--executor slurm: there is no command sbatch here; start this on a node of the cluster")
     executor = SlurmExecutor(
         pipeline,
         tasks,
@@ -211,6 +211,7 @@ def available_cores() -> int:
 
 def _start_forkserver() -> None:
     """Starts the process that forks the workers, deaf to Ctrl-C: while it imports, it would print a traceback."""
+    resource_tracker.ensure_running()  # else started below, and that lifts the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us after
     try:
         forkserver.ensure_running()

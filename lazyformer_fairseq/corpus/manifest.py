@@ -13,14 +13,16 @@ from lazyformer_fairseq.corpus.piece_ids import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.stages import WorkPaths
 from lazyformer_fairseq.corpus.step import EXAMPLES
 from lazyformer_fairseq.corpus.store_words import NOTES_FILE
+from lazyformer_fairseq.corpus.units import DAMAGE_FILE
 
 FORMAT_VERSION = 1
 PACKAGES = (
-    *("datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
+    *("lazyformer_fairseq", "datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
     *("wikiextractor", "xxhash", "rensa"),
 )
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
+CORE_SECONDS = "core seconds"
 StepTotals = dict[str, float]
 
 
@@ -83,7 +85,7 @@ def _step_of_duplicates(documents: dict[str, Any], of_duplicates: dict[str, int]
 
 
 def stage_totals(folder: Path) -> dict[str, StepTotals]:
-    """What the tasks of a stage counted, added up by step; ``seconds`` is the time a step took.
+    """What the tasks of a stage counted, added up by step.
 
     ``peak memory`` is the largest of the tasks, not their sum.
     """
@@ -91,7 +93,6 @@ def stage_totals(folder: Path) -> dict[str, StepTotals]:
     for path in sorted((folder / "stats").glob("*.json")):
         for step in json.loads(path.read_text()):
             counts = totals.setdefault(step["name"].split(": ", 1)[1], defaultdict(float))
-            counts["seconds"] += _total(step["time_stats"])
             for label, value in step["stats"].items():
                 if label == "peak memory":
                     counts[label] = max(counts[label], _total(value))
@@ -107,7 +108,8 @@ def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
     for name, counts in totals.items():
         if name == "task":
             continue
-        other = {k: v for k, v in counts.items() if k not in flow and k != "seconds" and not k.startswith(DROPPED)}
+        apart = (*flow, CORE_SECONDS)
+        other = {k: v for k, v in counts.items() if k not in apart and not k.startswith(DROPPED)}
         steps.append(
             {
                 "name": name,
@@ -132,12 +134,14 @@ def gather_notes(
     examples: dict[str, list] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     documents: Counter[str] = Counter()
+    for damage in sorted(paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
+        names["bad file"].append(damage.read_text(encoding="utf-8"))
     for unit in range(units):
         notes = json.loads((paths.store(unit) / NOTES_FILE).read_text(encoding="utf-8"))
         for step, pairs in notes["examples"].items():
             examples[step] += pairs[: EXAMPLES - len(examples[step])]
         for reason, found in notes["dropped"].items():
-            names[reason] += found[: NAMES_OF_DROPPED - len(names[reason])]
+            names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
         for path, count in notes["documents"].items():
             documents[origins.get(path, path)] += count
     return dict(examples), dict(sorted(names.items())), documents
@@ -153,12 +157,12 @@ def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers
         seconds = sum(map(float, (paths.stage(name) / "seconds").read_text().split()))
         totals = stage_totals(paths.stage(name))
         meter = totals.pop("task")
-        steps.update({step: round(counts["seconds"], 3) for step, counts in totals.items()})
+        steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in totals.items()})
         entries.append(
             {
                 "name": name,
                 "seconds": round(seconds, 3),
-                "core_seconds": round(meter["core seconds"], 3),
+                "core_seconds": round(meter[CORE_SECONDS], 3),
                 "tasks": tasks,
                 "peak_memory_bytes": int(meter["peak memory"]),
             }

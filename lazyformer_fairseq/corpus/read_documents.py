@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Optional
 
 from datatrove.data import Document, DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.corpus.readers import BadInput, Piece, Watch, read_piece
-from lazyformer_fairseq.corpus.step import TaskNotes
+from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 
 PROGRESS_BYTES = 1 << 18
 
 
-class ReadDocuments(PipelineStep):
+class ReadDocuments(CorpusStep):
     """Reads the unit that has the number of the task.
 
     A document's id is ``FILE:NUMBER`` (see :class:`~lazyformer_fairseq.corpus.readers.RawDocument`), its metadata
@@ -27,7 +26,6 @@ class ReadDocuments(PipelineStep):
             consumed so far.
     """
 
-    type = "corpus"
     name = "read"
 
     def __init__(
@@ -51,7 +49,7 @@ class ReadDocuments(PipelineStep):
             size = (os.path.getsize(piece.path) if piece.end is None else piece.end) - piece.start
             try:
                 yield from self._documents(rank, piece, size, bytes_before)
-                self.stat_update("files")
+                self.stat_update("pieces of files")
             except BadInput as error:
                 if self.bad_files == "stop":
                     raise
@@ -67,7 +65,7 @@ class ReadDocuments(PipelineStep):
         documents = read_piece(piece, watch)
         try:
             while True:
-                with self.track_time():
+                with self.track_core_time():
                     raw = next(documents, None)
                 if raw is None:
                     break

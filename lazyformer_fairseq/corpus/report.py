@@ -159,10 +159,13 @@ def _lengths(lengths: dict[str, dict[str, list]]) -> str:
 def _vocabulary(manifest: Manifest) -> str:
     words = manifest["vocabulary"]
     lost = words["words"] - words["kept_words"]
+    rare = (
+        f"The {count(lost)} of them ({percent(words['dropped_types_share'])}) that occur fewer than "
+        f"{count(words['min_count'])} times become <unk>: {percent(words['dropped_tokens_share'])} of all words in "
+        "running text."
+    )
     line = text(
-        f"{count(words['words'])} different words in the training text. The {count(lost)} of them "
-        f"({percent(words['dropped_types_share'])}) that occur fewer than {count(words['min_count'])} times "
-        f"become <unk>: {percent(words['dropped_tokens_share'])} of all words in running text. "
+        f"{count(words['words'])} different words in the training text. {rare if lost else 'All of them are kept.'} "
         f"The dictionary has {count(words['size'])} entries, all symbols included."
     )
     rows = []

@@ -18,7 +18,7 @@ FINAL_MARKS = frozenset(Sentencizer.default_punct_chars)
 PERHAPS_FINAL = re.compile("[.?!\\u0589-\\u1fff\\u203c-\\U0010ffff]")
 ODD_SPACE = re.compile(r"[^\S ]")
 PLAIN_END = re.compile(r"([A-Z]?[a-z]{3,}|[0-9]+)[.?!][\"”)]?")  # spaCy divides it into these, but for exceptions
-KNOWN_CHUNKS = 1 << 16  # what spaCy said of so many chunks is remembered: some 30 MB with spaCy's own vocabulary
+KNOWN_CHUNKS = 1 << 16  # what spaCy said of so many chunks is remembered; bounds the memory, spaCy's own too
 LONGEST_CHUNK = 1000  # characters; spaCy's tokenizer takes quadratic time for what has no space
 AFFIXES = frozenset("\"'“”‘’()[]{},;")
 
@@ -28,10 +28,10 @@ class SentenceSplitter:
 
     Args:
         spacy_model: name of an installed spaCy pipeline that sets sentence boundaries (``en_core_web_sm``);
-            None for the rules, which need no trained model and are some 500 times faster.
+            None for the rules, which need no trained model and are far faster.
 
     Raises:
-        UserError: ``spacy_model`` is not installed.
+        UserError: ``spacy_model`` is not installed, or finds no sentences.
     """
 
     def __init__(self, spacy_model: Optional[str] = None):
@@ -42,7 +42,11 @@ class SentenceSplitter:
             try:
                 self._trained = spacy.load(spacy_model)
             except OSError:
-                raise UserError(f"spaCy model {spacy_model!r}: not installed; `spacy download {spacy_model}`") from None
+                raise UserError(
+                    f"spaCy model {spacy_model!r}: not installed; `python -m spacy download {spacy_model}`"
+                ) from None
+            if not self._trained("A word.").has_annotation("SENT_START"):
+                raise UserError(f"spaCy model {spacy_model!r}: has no parser, senter or sentencizer; choose another")
 
     def __call__(self, paragraph: str) -> list[str]:
         starts = [0, *self._starts(paragraph)]

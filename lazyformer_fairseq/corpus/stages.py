@@ -38,7 +38,7 @@ from lazyformer_fairseq.corpus.rewritten import rewritten_file
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.shards import join_parts
 from lazyformer_fairseq.corpus.split_sentences import SplitSentences
-from lazyformer_fairseq.corpus.step import TaskNotes
+from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 from lazyformer_fairseq.corpus.store_words import StoreWords
 from lazyformer_fairseq.corpus.units import bytes_of, cut_file
 from lazyformer_fairseq.corpus.vocabulary import FrequencyFilter, count_words, merge_counts
@@ -107,9 +107,9 @@ class Stage:
     pipeline: list[PipelineStep]
 
 
-def cut_stage(paths: WorkPaths, files: Sequence[InputFile], part_bytes: int) -> Stage:
+def cut_stage(paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, settings: CorpusSettings) -> Stage:
     """Cuts compressed files that cannot be read in pieces."""
-    step = CutFiles(paths, files, part_bytes, TaskProgress(paths.stage("cut") / "progress"))
+    step = CutFiles(paths, files, part_bytes, settings.bad_files, TaskProgress(paths.stage("cut") / "progress"))
     return Stage("cut", [file.size for file in files], [step, TaskMeter()])
 
 
@@ -157,10 +157,8 @@ class TaskMeter(PipelineStep):
         yield from ()
 
 
-class StageStep(PipelineStep, ABC):
+class StageStep(CorpusStep, ABC):
     """A step that takes no documents: it reads what the stage before left."""
-
-    type = "corpus"
 
     def __init__(self, paths: WorkPaths):
         super().__init__()
@@ -171,7 +169,7 @@ class StageStep(PipelineStep, ABC):
         """Does the task; what it wrote stands whole, or not at all."""
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        with self.track_time("task"):
+        with self.track_core_time():
             self.work(rank, world_size)
         yield from ()
 
@@ -181,13 +179,14 @@ class CutFiles(StageStep):
 
     name = "cut"
 
-    def __init__(self, paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, progress: TaskProgress):
+    def __init__(
+        self, paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, bad_files: str, progress: TaskProgress
+    ):
         super().__init__(paths)
-        self.files, self.part_bytes, self.progress = files, part_bytes, progress
+        self.files, self.part_bytes, self.bad_files, self.progress = files, part_bytes, bad_files, progress
 
     def work(self, rank: int, world_size: int) -> None:
-        folder = self.paths.cut(rank)
-        cut_file(self.files[rank], folder, self.part_bytes, partial(self.progress, rank))
+        cut_file(self.files[rank], self.paths.cut(rank), self.part_bytes, self.bad_files, partial(self.progress, rank))
 
 
 class MarkDuplicates(StageStep):

@@ -34,7 +34,7 @@ class StoreWords(DocumentStep):
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         self._unit = _Unit()
         yield from super().run(data, rank, world_size)
-        with self.track_time(), rewritten_folder(self.folder / f"{rank:05d}") as unfinished:
+        with self.track_core_time(), rewritten_folder(self.folder / f"{rank:05d}") as unfinished:
             self._unit.save(unfinished)
             (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")
         del self._unit

@@ -5,14 +5,16 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import zstandard
 
 from lazyformer_fairseq.corpus.inputs import InputFile
-from lazyformer_fairseq.corpus.readers import READERS, Piece, Watch
+from lazyformer_fairseq.corpus.readers import READERS, BadInput, Piece, Watch
 from lazyformer_fairseq.corpus.readers.blocks import read_blocks
 from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, compression
 
+DAMAGE_FILE = "damage.txt"
 EXTENSIONS = {"mediawiki": "xml", "jsonl": "jsonl"}
 FAILURES = 3  # after so many streams that begin inside a page no other will do: a bz2 file of pbzip2, say
 
@@ -49,42 +51,55 @@ def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
 
 
 def cut_file(
-    file: InputFile, folder: Path, part_bytes: int, progress: Callable[[int], None] = lambda bytes_done: None
+    file: InputFile,
+    folder: Path,
+    part_bytes: int,
+    bad_files: Literal["stop", "skip"] = "stop",
+    progress: Callable[[int], None] = lambda bytes_done: None,
 ) -> list[Path]:
     """Writes a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
 
     They are read as the same format. ``folder`` is made whole or not at all; if it is there it is not made again.
 
     Args:
+        bad_files: "stop" raises :class:`BadInput` where compressed data are damaged or truncated; "skip" keeps the
+            documents before the damage, and writes to ``folder/damage.txt`` what is wrong.
         progress: is called after each part with the bytes of ``file`` consumed so far.
-
-    Raises:
-        BadInput: compressed data are damaged or truncated.
     """
     if not folder.is_dir():
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         watch = Watch()
-        for number, lines in enumerate(_parts(file, part_bytes, watch)):
-            path = unfinished / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
-            with zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)) as part:
-                for content in lines:
-                    part.write(content)
-            progress(watch.bytes_done)
+        try:
+            for number, lines in enumerate(_parts(file, part_bytes, watch)):
+                path = unfinished / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
+                with zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)) as part:
+                    for content in lines:
+                        part.write(content)
+                progress(watch.bytes_done)
+        except BadInput as error:
+            if bad_files == "stop":
+                raise
+            (unfinished / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
         unfinished.rename(folder)
-    return sorted(folder.iterdir())
+    return sorted(folder.glob("part-*"))
 
 
 def _parts(file: InputFile, part_bytes: int, watch: Watch) -> Iterator[list[bytes]]:
     part: list[bytes] = []
     size = 0
-    for block in read_blocks(Piece(file.path, file.format), READERS[file.format].starts_document, watch):
-        if size >= part_bytes:
+    try:
+        for block in read_blocks(Piece(file.path, file.format), READERS[file.format].starts_document, watch):
+            if size >= part_bytes:
+                yield part
+                part, size = [], 0
+            part.append(block.content)
+            size += len(block.content)
+    except BadInput:
+        if part:
             yield part
-            part, size = [], 0
-        part.append(block.content)
-        size += len(block.content)
+        raise
     if part:
         yield part
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
+from lazyformer_fairseq.corpus.rewritten import rewritten_file
 from lazyformer_fairseq.errors import UserError
 
 PLAN = "plan.json"
@@ -76,9 +77,8 @@ def publish(work: Path, folder: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    with rewritten_file(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:

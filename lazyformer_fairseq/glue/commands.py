@@ -1,4 +1,4 @@
-"""``lazyformer glue prepare`` and ``lazyformer glue run``: their command lines."""
+"""The commands ``lazyformer glue prepare`` and ``lazyformer glue run``."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.glue.paper_table import LEARNING_RATES, SEEDS
 from lazyformer_fairseq.glue.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
@@ -15,7 +16,7 @@ A_PATH = click.Path(path_type=Path)
 
 @click.group()
 def glue() -> None:
-    """From pre-trained checkpoints to the paper's GLUE table: prepare, run, report, predict."""
+    """From pre-trained checkpoints to the paper's GLUE table. `run` does all of it but the submission files."""
 
 
 @glue.command(cls=CommandWithSeveralValues)
@@ -28,7 +29,7 @@ def glue() -> None:
 def prepare(
     data: Path, tokenizer: Path, output: Path, tasks: tuple[str, ...], max_length: int, workers: Optional[int]
 ) -> None:
-    """Turn GLUE's files into memory-mapped data, with the tokenizer of pre-training.
+    """Turn GLUE's files into what is trained on, with the tokenizer of pre-training.
 
     Each task gets a manifest.json with its rows, what was cut, what was unknown, and the hashes of its files.
     A second time, what is there and unchanged is reused.
@@ -39,12 +40,9 @@ def prepare(
     wanted = steps.Preparation(
         data, steps.find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
     )
-    chosen = [find_task(name) for name in dict.fromkeys(tasks)] or steps.tasks_present(data)
-    prepared = steps.prepare_tasks(wanted, chosen)
+    chosen = {task.name: task for task in map(find_task, tasks)}
+    prepared = steps.prepare_tasks(wanted, list(chosen.values()) or steps.tasks_present(data))
     click.echo(steps.overview(prepared))
-    for task in prepared:
-        for remark in steps.remarks(task):
-            click.echo(f"note: {remark}", err=True)
 
 
 @glue.command(cls=CommandWithSeveralValues)
@@ -54,23 +52,25 @@ def prepare(
     multiple=True,
     required=True,
     metavar="[NAME=]FILE...",
-    help="Pre-trained models. NAME is the row's in the table.  [default: the name of the file's folder]",
+    help="Pre-trained models. NAME is the row's in the table; without one it is the name of the file's folder.",
 )
-@click.option("--output", type=A_PATH, required=True, help="Runs go to OUTPUT/runs.")
-@click.option("--prepared", type=A_PATH, help="Folder of prepared tasks.  [default: OUTPUT/tasks]")
-@click.option("--data", type=A_PATH, help="Official download; what is not prepared in OUTPUT/tasks yet is, first.")
+@click.option("--output", type=A_PATH, required=True, help="Tasks, runs and report go into this folder.")
+@click.option("--prepared", type=A_PATH, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")
+@click.option("--data", type=A_PATH, help="Official download; what is not prepared yet goes to OUTPUT/tasks.")
 @click.option("--tokenizer", type=A_PATH, help="For --data.  [default: beside the first checkpoint]")
-@click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: the paper's eight, no WNLI]")
-@click.option(
-    "--lrs", multiple=True, callback=numbers(float), default=("2e-5", "3e-5", "4e-5", "5e-5"), help="Learning rates."
-)
-@click.option("--seeds", multiple=True, callback=numbers(int), default=("1", "2", "3", "4", "5"), help="Seeds.")
+@click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: the eight of the paper]")
+@click.option("--lrs", multiple=True, type=str, callback=numbers(float), default=LEARNING_RATES, help="Learning rates.")
+@click.option("--seeds", multiple=True, type=str, callback=numbers(int), default=SEEDS, help="Each at each rate.")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs of every task.  [default: 10]")
-@click.option("--task-epochs", multiple=True, callback=divided, metavar="TASK=N...", help="Epochs of some tasks.")
-@click.option("--from-mnli", is_flag=True, help="RTE, MRPC and STS-B start from the model's best MNLI run.")
 @click.option(
-    "--max-train-rows", type=click.IntRange(1), help="Train on so many rows of a task, the same for all runs."
+    "--task-epochs",
+    multiple=True,
+    callback=divided,
+    metavar="TASK=N...",
+    help="Epochs of some tasks, as in MNLI=3 QQP=3.",
 )
+@click.option("--from-mnli", is_flag=True, help="RTE, MRPC and STS-B start from the model's best MNLI run.")
+@click.option("--max-train-rows", type=click.IntRange(1), help="Train on so many rows of a task, all runs on the same.")
 @click.option(
     "--keep-checkpoints",
     type=click.Choice(["none", "best", "all"]),
@@ -80,7 +80,7 @@ def prepare(
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "fp16", "bf16"]),
-    help="[default: bf16 where the GPUs have it, else fp16; on a CPU fp32]",
+    help="[default: bf16 where the GPUs of this machine have it, else fp16; without GPUs fp32]",
 )
 @click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
 @click.option(
@@ -106,29 +106,31 @@ def prepare(
     help="submitit's parameters, such as slurm_partition=gpu gpus_per_node=1 timeout_min=600.",
 )
 def run(**given: Any) -> None:
-    """Fine-tune every model on every task at every rate with every seed: LazyFormer's Table 5.
+    """Fine-tune every model on every task at every rate with every seed (LazyFormer's Table 5), and report.
 
-    One run a GPU, or several on the CPU's cores, each with a folder of its own and a result.json in it. Stopped or
-    killed, the same command goes on: nothing that is finished is done again.
+    What is missing of the data is prepared first. One run a GPU, or several on the CPU's cores, each with a folder of
+    its own and a result.json in it. At the end comes the paper's table, printed and, with pictures, in OUTPUT/report.
+    Stopped or killed, the same command goes on: nothing that is finished is done again.
     """
     from lazyformer_fairseq.glue.door import grid_and_executor
+    from lazyformer_fairseq.glue.report import write_report
     from lazyformer_fairseq.glue.run_queue import RunQueue
 
-    grid, executor = grid_and_executor(given)
-    queue = RunQueue(grid, executor, given["keep_checkpoints"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    queue: Optional[RunQueue] = None
     try:
+        grid, executor = grid_and_executor(given)
+        queue = RunQueue(grid, executor, given["keep_checkpoints"])
         queue.run()
     except KeyboardInterrupt:
-        click.echo(
-            f"stopped: {len(queue.results)} of {len(grid.runs)} runs are finished; the same command goes on with the "
-            "others",
-            err=True,
-        )
+        done = f"{len(queue.results)} of {len(grid.runs)} runs are finished" if queue else "nothing has run yet"
+        click.echo(f"stopped: {done}; the same command goes on", err=True)
         sys.exit(130)
     click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
+    for failed, message in queue.failed.items():
+        click.echo(f"failed: {failed.name}: {message}", err=True)
     if queue.failed:
-        for failed, message in queue.failed.items():
-            click.echo(f"failed: {failed.name}: {message}", err=True)
         click.echo("the same command tries what failed again", err=True)
-        sys.exit(1)
+    if queue.results:
+        click.echo(f"\n{write_report(grid.output, grid.output / 'report')}\nwritten to {grid.output / 'report'}")
+    sys.exit(1 if queue.failed else 0)

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
+import click
+
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.cluster import Cluster
-from lazyformer_fairseq.glue.grid import DEFAULT_TASKS, Grid
-from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, prepare_tasks
+from lazyformer_fairseq.glue.grid import Grid
+from lazyformer_fairseq.glue.paper_table import PAPER_TASKS
+from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
 from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.glue.start_models import load_start_models
+from lazyformer_fairseq.glue.start_models import StartModel, load_start_models, name_checkpoints
 from lazyformer_fairseq.glue.task_table import TaskDescription, find_task
 from lazyformer_fairseq.glue.workers import Workers, best_precision, visible_gpus
 
@@ -23,15 +26,18 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
             data, options that do not fit together.
     """
-    tasks = choose_tasks(given["tasks"])
+    tasks = choose_tasks(given["tasks"], given["from_mnli"])
     epochs = choose_epochs(tasks, given["epochs"], given["task_epochs"])
     executor = choose_executor(given)
+    checkpoints = name_checkpoints(given["checkpoints"])
     if given["data"]:
-        _prepare(given, tasks)
+        models = _prepare(given, tasks, checkpoints)
     prepared = load_prepared(given["prepared"] or given["output"] / "tasks", tasks)
+    if not given["data"]:
+        models = load_start_models(checkpoints, next(iter(prepared.values())).tokenizer_folder)
     grid = Grid(
         given["output"],
-        load_start_models(given["checkpoints"], next(iter(prepared.values()))),
+        models,
         prepared,
         given["lrs"],
         given["seeds"],
@@ -45,14 +51,16 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
     return grid, executor
 
 
-def choose_tasks(names: tuple[str, ...]) -> list[TaskDescription]:
+def choose_tasks(names: tuple[str, ...], from_mnli: bool = False) -> list[TaskDescription]:
     """Raises a UserError for what is unknown, there twice, or cannot be trained."""
-    tasks = [find_task(name) for name in names or DEFAULT_TASKS]
+    tasks = [find_task(name) for name in names or PAPER_TASKS]
     for number, task in enumerate(tasks):
         if task in tasks[:number]:
             raise UserError(f"--tasks: {task.name} is there twice")
         if "train" not in task.splits:
             raise UserError(f"--tasks: {task.name} has no training data; it is predicted with {task.model_of}'s model")
+    if from_mnli and "MNLI" not in [task.name for task in tasks]:
+        raise UserError("--from-mnli: MNLI is not among --tasks, so there is nothing to start from")
     return tasks
 
 
@@ -120,16 +128,14 @@ def load_prepared(folder: Path, tasks: list[TaskDescription]) -> dict[str, Prepa
     return found
 
 
-def _prepare(given: Mapping[str, Any], tasks: list[TaskDescription]) -> None:
+def _prepare(
+    given: Mapping[str, Any], tasks: list[TaskDescription], checkpoints: Mapping[str, Path]
+) -> list[StartModel]:
+    """Prepares the tasks, or finds them prepared; and before that reads the models, which takes less time."""
     if given["prepared"]:
         raise UserError("--data and --prepared: give one of them")
-    checkpoint = given["checkpoints"][0]
-    tokenizer = given["tokenizer"] or Path(checkpoint.partition("=")[2] or checkpoint).parent
-    wanted = Preparation(
-        given["data"],
-        find_tokenizer_folder(tokenizer),
-        given["output"],
-        processes=len(os.sched_getaffinity(0)),
-    )
-    missing = [task for task in tasks if not PreparedTask.is_at(wanted.folder(task))]
-    prepare_tasks(wanted, missing)
+    tokenizer = find_tokenizer_folder(given["tokenizer"] or next(iter(checkpoints.values())).parent)
+    models = load_start_models(checkpoints, tokenizer)
+    wanted = Preparation(given["data"], tokenizer, given["output"], processes=len(os.sched_getaffinity(0)))
+    click.echo(overview(prepare_tasks(wanted, tasks)))
+    return models

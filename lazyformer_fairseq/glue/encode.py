@@ -1,6 +1,7 @@
 """Examples of a task as ids, with the counts that say how well the tokenizer fits them."""
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Optional
 
@@ -9,6 +10,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.child_process import end_with_parent
 from lazyformer_fairseq.glue.tsv import SplitFile
 
 WORD_START = "▁"  # sentencepiece's mark
@@ -102,8 +104,12 @@ def _encoded(tokenizer: Tokenizer, texts: list[tuple[str, ...]], processes: int)
     if processes < 2:
         yield from map(_encode, texts)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:  # forked, workers have the tokenizer already
-        yield from pool.imap(_encode, texts, chunksize=200)
+    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
+    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
+    try:
+        yield from pool.map(_encode, texts, chunksize=200)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _encode(texts: tuple[str, ...]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Which runs a grid has, and what each of them is: LazyFormer's protocol (appendix A and Table 5).
 
 OUT/runs/grid.json                        the grid that was asked for
-OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run
+OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it ended well, FAILED where it did not
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.glue.start_models import StartModel
-from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription
-from lazyformer_fairseq.glue.write_json import read_json, write_json
+from lazyformer_fairseq.glue.task_table import TaskDescription
 
-LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-SEEDS = (1, 2, 3, 4, 5)
-DEFAULT_TASKS = tuple(task.name for task in TASKS.values() if "train" in task.splits and task.name != "WNLI")
 FROM_MNLI = ("RTE", "MRPC", "STS-B")
 BATCH_SIZE = 32
 RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"
+LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
+ATTEMPT = "=== fairseq-train "  # a line of the log starts so at each attempt
 # A run with fewer rows than these, all epochs counted, is over in minutes: after a kill it starts anew. A longer one
 # saves its optimizer, three times the size of its model, after each epoch, and goes on from there.
 ROWS_WORTH_RESUMING = 200_000
@@ -135,10 +134,6 @@ class Grid:
     precision: str = "fp32"
     max_train_rows: Optional[int] = None
     from_mnli: bool = False
-
-    def __post_init__(self):
-        if self.from_mnli and "MNLI" not in self.tasks:
-            raise UserError("--from-mnli: MNLI is not among --tasks, so there is nothing to start from")
 
     @cached_property
     def runs(self) -> list[Run]:

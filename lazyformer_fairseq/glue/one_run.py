@@ -23,15 +23,12 @@ from fairseq.logging import metrics
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.grid import BATCH_SIZE, RESULT, SETTINGS, Run
+from lazyformer_fairseq.glue.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
+from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.metrics import METRICS
 from lazyformer_fairseq.glue.task_table import TaskDescription
-from lazyformer_fairseq.glue.write_json import read_json, write_json
 
 logger = logging.getLogger(__name__)
-
-LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
-ATTEMPT = "=== fairseq-train "  # a line of the log starts so at each attempt
 
 
 def fine_tune(run: Run, start: Path, threads: int = 1) -> None:

@@ -16,8 +16,9 @@ import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
 from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
 from lazyformer_fairseq.data.whole_folder import written_whole
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.grid import BEST
 from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.glue.results import read_results, read_run
+from lazyformer_fairseq.glue.read_results import read_results, read_run
 from lazyformer_fairseq.glue.submission import (
     SUBMISSION_FILES,
     leaderboard_splits,
@@ -28,8 +29,6 @@ from lazyformer_fairseq.glue.submission import (
 )
 from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
-
-CHECKPOINT = "checkpoint_best.pt"
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def predict_best(output: Path, target: Path, wanted: Prediction) -> list[Submiss
 
 def _one_with_checkpoint(runs: list[Path]) -> Path:
     """Of equally good runs one whose checkpoint was kept, else the first."""
-    return next((run for run in runs if (run / CHECKPOINT).is_file()), runs[0])
+    return next((run for run in runs if (run / BEST).is_file()), runs[0])
 
 
 def _submit(runs: dict[str, Path], folder: Path, wanted: Prediction) -> Submission:
@@ -173,7 +172,7 @@ def predict_task(task: TaskDescription, run: Path, data: Path, wanted: Predictio
 
 def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Optional[Path]):
     """The model of a run, in evaluation mode and on the GPU if there is one, and its task ``glue`` on `data`."""
-    checkpoint = run / CHECKPOINT
+    checkpoint = run / BEST
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: no such checkpoint; run it again with --keep-checkpoints best")
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))

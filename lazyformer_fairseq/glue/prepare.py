@@ -117,7 +117,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
 
 
 def overview(prepared: Sequence[PreparedTask]) -> str:
-    """A table of what was prepared, a row a split."""
+    """A table of what was prepared, a row a split, and under it what a user should know."""
     rows = [
         (
             task.task.name,
@@ -133,7 +133,8 @@ def overview(prepared: Sequence[PreparedTask]) -> str:
         for counts in task.manifest["splits"].values()
     ]
     titles = ("task", "file", "rows", "left out", "cut", "unknown words", "unknown tokens", "tokens a row")
-    return tabulate(rows, titles, colalign=("left", "left", *["right"] * 6), disable_numparse=True)
+    table = tabulate(rows, titles, colalign=("left", "left", *["right"] * 6), disable_numparse=True)
+    return "\n".join([table, *(f"note: {remark}" for task in prepared for remark in remarks(task))])
 
 
 def tokenizer_hashes(folder: Path) -> dict[str, str]:
@@ -165,8 +166,9 @@ def _reuse(wanted: Preparation, task: TaskDescription, settings: dict[str, Any])
     different = [name for name in SETTINGS if prepared.manifest[name] != settings[name]]
     if different:
         raise UserError(
-            f"{folder}: was prepared with another {' and another '.join(name.replace('_', ' ') for name in different)} "
-            f"(see {MANIFEST} there); remove it, or give another --output"
+            f"{folder}: was prepared before with other {' and '.join(name.replace('_', ' ') for name in different)} "
+            f"(see {MANIFEST} there); remove it, give another --output, or use it as it is by leaving out --data "
+            "of `lazyformer glue run`"
         )
     return prepared
 

@@ -5,6 +5,7 @@ its own: started again, it takes what is not finished.
 """
 
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -19,14 +20,12 @@ from typing import Any, Optional, Protocol
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.grid import FAILED, Grid, Run
-from lazyformer_fairseq.glue.write_json import write_json
+from lazyformer_fairseq.glue.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
+from lazyformer_fairseq.glue.json_files import write_json
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds
 TAIL = 16384  # bytes of a log
-LOG, BEST, ATTEMPT = "train.log", "checkpoint_best.pt", "=== fairseq-train "
-KEEP = ("none", "best", "all")
 
 
 class Job(Protocol):
@@ -88,6 +87,7 @@ class RunQueue:
             done = total - sum(run.work for run in self._waiting)
             often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
             with tqdm(total=total, initial=done, bar_format=_BAR, mininterval=often, miniters=0, smoothing=0.05) as bar:
+                self._show(bar, total)
                 shown = 0.0
                 try:
                     while self._waiting or self._jobs:
@@ -114,7 +114,7 @@ class RunQueue:
             before = self.grid.runs_before(run)
             if before and all(other.folder in self.results for other in before):
                 best = self._best(before)
-                if not (best.folder / BEST).is_file():
+                if best is not None and not (best.folder / BEST).is_file():
                     raise UserError(
                         f"{best.folder / BEST}: is gone, but {run.task.name} is to start from it; remove "
                         f"{best.folder} to train it again, and keep it with --keep-checkpoints best"
@@ -135,7 +135,7 @@ class RunQueue:
             elif (best := self._best(before)) is not None:
                 ready.append((run, best.folder / BEST))
             else:
-                self._give_up(run, f"every {run.started_from} run that it could start from has failed")
+                self._give_up(run, f"no {run.started_from} run that it could start from has ended well")
         if ready:
             for (run, _), job in zip(ready, self.executor.start(ready), strict=True):
                 self._attempts[run.folder] += 1
@@ -166,9 +166,9 @@ class RunQueue:
         tqdm.write(f"{run.name}: FAILED ({message}); see {log}")
 
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
-        """Of the finished ones the first with the highest selecting metric."""
-        finished = [run for run in runs if run.folder in self.results]
-        return max(finished, key=lambda run: selecting_score(self.results[run.folder]), default=None)
+        """Of the finished ones the first with the highest selecting metric; none whose metric is not a number."""
+        scores = {run: selecting_score(self.results[run.folder]) for run in runs if run.folder in self.results}
+        return max((run for run in scores if not math.isnan(scores[run])), key=scores.__getitem__, default=None)
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
         """Of finished runs, but for those to be kept, or to be started from."""

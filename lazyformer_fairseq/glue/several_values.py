@@ -38,7 +38,7 @@ def numbers(kind: type) -> Any:
             try:
                 number = kind(word)
             except ValueError:
-                raise click.BadParameter(f"{word!r} is no {kind.__name__}") from None
+                raise click.BadParameter(f"{word!r} is no {'whole ' * (kind is int)}number") from None
             if number < 0 or (kind is float and not 0 < number < 1):
                 raise click.BadParameter(f"{word} is out of range")
             if number in found:

@@ -1,7 +1,7 @@
 """The checkpoints that fine-tuning starts from: read, checked against the prepared data, and described."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -12,7 +12,6 @@ from fairseq import checkpoint_utils
 from lazyformer_fairseq.data.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import sha256_of
-from lazyformer_fairseq.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import dictionary_hash
 
@@ -41,12 +40,11 @@ class StartModel:
     max_positions: int
 
 
-def load_start_models(given: Sequence[str], prepared: PreparedTask) -> list[StartModel]:
-    """Models from ``NAME=FILE`` or ``FILE`` (named after its folder).
+def name_checkpoints(given: Sequence[str]) -> dict[str, Path]:
+    """Model -> checkpoint, from ``NAME=FILE`` or ``FILE`` (named after its folder).
 
     Raises:
-        UserError: a name that is taken or impossible, a checkpoint that cannot be loaded, is of another kind of model,
-            or has another dictionary or tokenizer than the data.
+        UserError: a name that is taken or impossible, or no such file.
     """
     models: dict[str, Path] = {}
     for text in given:
@@ -55,9 +53,24 @@ def load_start_models(given: Sequence[str], prepared: PreparedTask) -> list[Star
             raise UserError(
                 f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
             )
+        if not path.is_file():
+            raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
         models[name] = path
-    tokenizer = Tokenizer.load(prepared.tokenizer_folder)
-    return [_load(name, path, prepared, tokenizer) for name, path in models.items()]
+    return models
+
+
+def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
+    """Reads the checkpoints (name -> file).
+
+    Args:
+        tokenizer_folder: of the data.
+
+    Raises:
+        UserError: a checkpoint cannot be loaded, is of another kind of model, or has another dictionary or tokenizer
+            than the data.
+    """
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    return [_load(name, path, tokenizer_folder, tokenizer) for name, path in checkpoints.items()]
 
 
 def _split_name(text: str) -> tuple[str, Path]:
@@ -70,9 +83,7 @@ def _split_name(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
-def _load(name: str, path: Path, prepared: PreparedTask, tokenizer: Tokenizer) -> StartModel:
-    if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
+def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     try:
         options = {key: state["cfg"]["model"][key] for key in LazyFormerConfig.__dataclass_fields__ if key[0] != "_"}
@@ -82,10 +93,10 @@ def _load(name: str, path: Path, prepared: PreparedTask, tokenizer: Tokenizer) -
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
     if not torch.equal(symbols, dictionary_hash(tokenizer.dictionary)):
         raise UserError(
-            f"{path}: was trained with another dictionary than {prepared.tokenizer_folder}'s; prepare the tasks with "
-            "this checkpoint's tokenizer, in a folder of their own"
+            f"{path}: was trained with another dictionary than {tokenizer_folder}'s; prepare the tasks with this "
+            "checkpoint's tokenizer, in a folder of their own"
         )
-    _check_tokenizer_beside(path, prepared)
+    _check_tokenizer_beside(path, tokenizer_folder)
     history = state.get("optimizer_history") or [{}]
     return StartModel(
         name,
@@ -98,12 +109,12 @@ def _load(name: str, path: Path, prepared: PreparedTask, tokenizer: Tokenizer) -
     )
 
 
-def _check_tokenizer_beside(path: Path, prepared: PreparedTask) -> None:
+def _check_tokenizer_beside(path: Path, tokenizer_folder: Path) -> None:
     """Equal dictionaries do not make equal text settings."""
     beside = path.parent / "tokenizer" / SETTINGS_FILE
-    if beside.is_file() and beside.read_bytes() != (prepared.tokenizer_folder / SETTINGS_FILE).read_bytes():
+    if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(
-            f"{path}: the tokenizer beside it has other settings than {prepared.tokenizer_folder} (compare their "
+            f"{path}: the tokenizer beside it has other settings than {tokenizer_folder} (compare their "
             f"{SETTINGS_FILE}); prepare the tasks with this checkpoint's tokenizer, in a folder of their own"
         )
 

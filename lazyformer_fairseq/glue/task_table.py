@@ -226,4 +226,4 @@ def find_task(name: str) -> TaskDescription:
     for task in TASKS.values():
         if name.lower() in (task.name.lower(), task.folder.lower()):
             return task
-    raise UserError(f"{name!r} is no GLUE task; give --glue-task one of {', '.join(TASKS)}")
+    raise UserError(f"{name!r} is no GLUE task; known are {', '.join(TASKS)}")

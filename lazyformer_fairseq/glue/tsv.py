@@ -112,7 +112,7 @@ def _examples(
         try:
             target = None if label_column is None else task.target(fields[label_column])
         except UserError as error:
-            raise UserError(f"{path}, line {number}: {error}") from None
+            raise UserError(f"{path}, line {number}: {error}; download the task's data again, or mend it") from None
         examples.append(Example(tuple(fields[column] for column in text_columns), target, number))
     return examples, short_lines
 

@@ -9,14 +9,14 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Optional
 
+from lazyformer_fairseq.glue.child_process import end_with_parent
 from lazyformer_fairseq.glue.grid import Run
 
 
@@ -71,7 +71,8 @@ class Workers:
     def _start(self, run: Run, start: Path) -> Job:
         place = self._free.pop(0)
         process = self._context.Process(target=_work, args=(run, start, self._threads), name=run.name)
-        with _environment({"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}):
+        environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
+        with _environment(environment), _interrupts_held_back():
             process.start()
         job = Job(process, place)
         self._jobs.append(job)
@@ -118,10 +119,8 @@ def best_precision() -> str:
 
 
 def _work(run: Run, start: Path, threads: int) -> None:
-    """In the new process. Ctrl-C is for the queue, which ends this process; and so does the queue's own death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    """In the new process."""
+    end_with_parent()
     from lazyformer_fairseq.glue.one_run import fine_tune
 
     try:
@@ -130,9 +129,15 @@ def _work(run: Run, start: Path, threads: int) -> None:
         os._exit(1)
 
 
-def _die_with_parent() -> None:
-    connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A Ctrl-C meanwhile reaches this process afterwards, and those that are started meanwhile not at all."""
+    resource_tracker.ensure_running()  # else started below, and that lifts the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -93,7 +93,10 @@ class GlueTask(EncoderTask):
         Raises:
             UserError: an option that does not fit the task, or no tokenizer where it should be.
         """
-        description = find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
+        try:
+            description = find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
+        except UserError as error:
+            raise UserError(f"{error}; give one of them by --glue-task") from None
         if not kwargs.get("from_checkpoint"):
             check_options(cfg, description)
             if not cfg.finetune_from_model:

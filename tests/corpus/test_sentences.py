@@ -176,6 +176,12 @@ def test_missing_spacy_model():
         SentenceSplitter("xx_no_such")
 
 
+def test_spacy_model_that_finds_no_sentences(tmp_path):
+    spacy.blank("en").to_disk(tmp_path / "blank")
+    with pytest.raises(UserError, match="has no parser, senter or sentencizer"):
+        SentenceSplitter(str(tmp_path / "blank"))
+
+
 def test_trained_spacy_model(tmp_path):
     nlp = spacy.blank("en")
     nlp.add_pipe("sentencizer", config={"punct_chars": [";"]})  # sets boundaries in its own way, like a trained one

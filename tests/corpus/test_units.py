@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers import READERS, BadInput, Piece, read_piece
-from lazyformer_fairseq.corpus.units import bytes_of, cut_file, must_be_cut, plan_units
+from lazyformer_fairseq.corpus.units import DAMAGE_FILE, bytes_of, cut_file, must_be_cut, plan_units
 
 PAGE = "  <page>\n    <title>T{0}</title>\n    <ns>0</ns>\n    <revision><text>Text {0}.</text></revision>\n  </page>\n"
 
@@ -144,7 +144,7 @@ def test_parts_of_a_compressed_file_give_its_documents(tmp_path, format, suffix)
     assert must_be_cut(file, file.size - 1)
     assert not must_be_cut(file, file.size)
     progress = []
-    parts = cut_file(file, tmp_path / "work" / "parts", 3000, progress.append)
+    parts = cut_file(file, tmp_path / "work" / "parts", 3000, progress=progress.append)
     assert len(parts) >= 3
     assert parts[0].name.startswith("part-00000.")
     assert progress[-1] == file.size
@@ -164,6 +164,15 @@ def test_parts_are_there_whole_or_not_at_all(tmp_path):
     assert sum(len(texts([Piece(str(part), "text")])) for part in parts) == 9000
     path.unlink()  # finished parts are not made again
     assert cut_file(InputFile(str(path), "text", 0), tmp_path / "parts", 4000) == parts
+
+
+def test_what_comes_before_the_damage_is_kept_if_asked_for(tmp_path):
+    path = tmp_path / "big.txt.gz"
+    path.write_bytes(gzip.compress(b"".join(b"Line %d\n\n" % i for i in range(9000)))[:-1000])
+    parts = cut_file(file_of(path, "text"), tmp_path / "parts", 4000, bad_files="skip")
+    found = texts([Piece(str(part), "text") for part in parts])
+    assert len(found) > 5000 and found == [f"Line {i}" for i in range(len(found))]
+    assert "big.txt.gz" in (tmp_path / "parts" / DAMAGE_FILE).read_text()
 
 
 def test_real_dump_in_parts(real_data, tmp_path):

@@ -27,7 +27,7 @@ def invoke(*arguments) -> str:
 def options(toy_glue, start_checkpoint, tmp_path) -> list:
     return [
         *("run", "--checkpoint", f"m={start_checkpoint}", "--data", toy_glue, "--output", tmp_path / "out"),
-        *("--tasks", "CoLA", "--lrs", "1e-3", "2e-3", "--seeds", "1,2", "--epochs", "8", "--workers", "1"),
+        *("--tasks", "CoLA", "--lrs", "1e-3", "--epochs", "8", "--workers", "1"),
         *("--keep-checkpoints", "all"),
     ]
 
@@ -46,14 +46,19 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         (["--tasks", "AX"], "AX has no training data"),
         (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such checkpoint"),
         (["--from-mnli"], "MNLI is not among --tasks"),
+        (["--checkpoint", "x=broken.pt"], "broken.pt: truncated, damaged or no checkpoint"),
+        (["--tokenizer", "nowhere"], "nowhere: no tokenizer there"),
+        (["--data", "nowhere"], "nowhere/CoLA: no such folder"),
         (["--prepared", "somewhere"], "--data and --prepared: give one of them"),
         (["--task-epochs", "RTE=3"], "not among --tasks"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_trains(options, tmp_path, change, words):
+def test_what_cannot_be_run_is_refused_before_anything_is_done(options, tmp_path, monkeypatch, change, words):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.pt").write_text("junk")
     with pytest.raises(UserError, match=words):
         invoke(*options, *change)
-    assert not (tmp_path / "out" / "runs").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", [["--lrs", "2"], ["--seeds", "1", "1"], ["--seeds", "one"], ["--epochs", "0"]])
@@ -99,50 +104,64 @@ def wait_until_nothing_runs(runs: Path) -> None:
                     time.sleep(0.05)
 
 
-def test_killed_and_interrupted_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGKILL], pytest.param([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], marks=pytest.mark.slow)],
+)
+def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, signals):
     runs = tmp_path / "out" / "runs"
-    queue = start(options)
-    wait_for_results(queue, runs, 1)
-    queue.send_signal(signal.SIGKILL)
-    queue.wait()
-    wait_until_nothing_runs(runs)
-    first = states(runs)
-    assert 1 <= len(list(runs.glob("*/*/*/result.json"))) < 4
+    seeds = range(1, len(signals) + 2)
+    options += ["--seeds", *seeds]
+    before: dict = {}
+    for count, stop in enumerate(signals, start=1):
+        queue = start(options)
+        wait_for_results(queue, runs, count)
+        queue.send_signal(stop)
+        output, _ = queue.communicate(timeout=60)
+        wait_until_nothing_runs(runs)
+        if stop != signal.SIGKILL:
+            assert queue.returncode == 130, output
+            assert f"of {len(seeds)} runs are finished; the same command goes on" in output
+        after = states(runs)
+        assert before.items() <= after.items()
+        before = after
+    assert len(list(runs.glob("*/*/*/result.json"))) < len(seeds)
 
-    queue = start(options)
-    wait_for_results(queue, runs, len(first) // 2 + 1)
-    queue.send_signal(signal.SIGINT)
-    output, _ = queue.communicate(timeout=60)
-    assert queue.returncode == 130, output
-    assert "of 4 runs are finished; the same command goes on" in output
-    wait_until_nothing_runs(runs)
-    second = states(runs)
-    assert first.items() <= second.items()
-    assert len(list(runs.glob("*/*/*/result.json"))) < 4
-
-    assert "4 of 4 runs are finished" in invoke(*options)
-    third = states(runs)
-    assert second.items() <= third.items()
+    done = f"{len(seeds)} of {len(seeds)} runs are finished"
+    assert done in invoke(*options)
+    after = states(runs)
+    assert before.items() <= after.items()
     results = [json.loads(path.read_text()) for path in runs.glob("*/*/*/result.json")]
-    assert {(result["lr"], result["seed"]) for result in results} == {
-        (lr, seed) for lr in (1e-3, 2e-3) for seed in (1, 2)
-    }
-    for result in results:
-        assert result["train_rows"] == 64
+    assert sorted(result["seed"] for result in results) == list(seeds)
+    assert {result["train_rows"] for result in results} == {64}
     assert not list(runs.glob("*/*/*/failed.json"))
 
-    assert "4 of 4 runs are finished" in invoke(*options)  # nothing is left to do
-    assert states(runs) == third
+    assert done in invoke(*options)  # nothing is left to do
+    assert states(runs) == after
     with pytest.raises(UserError, match="epochs 8 instead of 9"):
         invoke(*options, "--epochs", "9")
 
 
-def test_a_run_that_fails_is_told_by_the_exit_status(options, tmp_path):
+def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
+    def interrupted(queue):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lazyformer_fairseq.glue.run_queue.RunQueue.run", interrupted)
+    result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2"])
+    assert result.exit_code == 130
+    assert result.output.endswith("stopped: 0 of 2 runs are finished; the same command goes on\n")
+
+
+def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     folder = tmp_path / "out" / "runs" / "m" / "CoLA" / "lr0.001_seed1"
     (folder / "checkpoint_best.pt" / "is a folder").mkdir(parents=True)  # no checkpoint can be written
-    shared = options[: options.index("--lrs")]
-    result = CliRunner().invoke(glue, [*map(str, shared), "--lrs", "1e-3", "--seeds", "1", "--epochs", "1"])
+    result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2", "--epochs", "1"])
     assert result.exit_code == 1
-    assert "0 of 1 runs are finished" in result.output
+    assert "CoLA/train.tsv: ends at line 64 and has 64 rows, but the official file has 8,551" in result.output
+    assert "1 of 2 runs are finished" in result.output
     assert "failed: m CoLA lr0.001_seed1: exit code 1: " in result.output
     assert json.loads((folder / "failed.json").read_text())["attempts"] == 2
+    markdown = (tmp_path / "out" / "report" / "glue.md").read_text()
+    assert markdown in result.output
+    assert "## Incomplete grids" in markdown
+    assert result.output.endswith(f"written to {tmp_path / 'out' / 'report'}\n")

@@ -1,5 +1,6 @@
 """``lazyformer glue prepare``: every row, counted; whole or not at all; and what task ``glue`` reads of it."""
 
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
-from helpers import toy_documents
+from helpers import toy_texts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue import encode
 from lazyformer_fairseq.glue.encode import cut_input, encode_split
 from lazyformer_fairseq.glue.prepare import (
     Preparation,
@@ -108,6 +110,14 @@ def test_processes_change_nothing(toy_glue, data_folder_tokenizer, monkeypatch):
     assert (alone.truncated, alone.words) == (together.truncated, together.words)
 
 
+def test_processes_end_when_nobody_waits_for_them(data_folder_tokenizer):
+    """As at Ctrl-C."""
+    encoded = encode._encoded(data_folder_tokenizer, [("anna sees ben",)] * 20_000, 2)
+    next(encoded)
+    encoded.close()
+    assert not multiprocessing.active_children()
+
+
 def test_rows_with_too_few_fields_are_reported(wanted, toy_glue, tmp_path):
     shutil.copytree(toy_glue / "QQP", tmp_path / "data" / "QQP")
     train = tmp_path / "data" / "QQP" / "train.tsv"
@@ -126,12 +136,12 @@ def test_a_second_time_it_is_reused_or_refused(wanted, toy_glue, tmp_path):
     before = manifest.stat()
     prepare_tasks(wanted, tasks)
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    with pytest.raises(UserError, match="RTE: was prepared with another max length"):
+    with pytest.raises(UserError, match="RTE: was prepared before with other max length"):
         prepare_tasks(Preparation(wanted.data, wanted.tokenizer, wanted.output, max_length=50), tasks)
     data = shutil.copytree(toy_glue, tmp_path / "data")
     with (data / "CoLA" / "dev.tsv").open("a") as file:
         file.write("toy\t1\t\tthe garden\n")
-    with pytest.raises(UserError, match="CoLA: was prepared with another files"):
+    with pytest.raises(UserError, match="CoLA: was prepared before with other files"):
         prepare_tasks(Preparation(data, wanted.tokenizer, wanted.output), tasks)
 
 
@@ -188,9 +198,7 @@ def test_damage_is_found(wanted):
 def test_the_task_refuses_what_does_not_belong_together(wanted, data_folder, tmp_path, prepared):
     with pytest.raises(UserError, match="holds CoLA, not RTE"):
         glue_task(prepared["CoLA"].folder, wanted.tokenizer, "--glue-task", "RTE")
-    Tokenizer.train(
-        [paragraph for document in toy_documents(60) for paragraph in document.paragraphs], tmp_path / "other", 120
-    )
+    Tokenizer.train(toy_texts(60), tmp_path / "other", 120)
     with pytest.raises(UserError, match="was prepared with another tokenizer"):
         glue_task(prepared["CoLA"].folder, tmp_path / "other", "--max-positions", "512")
 

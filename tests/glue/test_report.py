@@ -12,9 +12,10 @@ from PIL import Image
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.paper_table import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.glue.pictures import checkpoint_series
+from lazyformer_fairseq.glue.read_results import read_results
 from lazyformer_fairseq.glue.report import write_report
 from lazyformer_fairseq.glue.report_commands import report
-from lazyformer_fairseq.glue.results import RunKey, read_results
+from lazyformer_fairseq.glue.results import RunKey
 
 RATES, SEEDS = [2e-5, 5e-5], [1, 2, 3]
 BERT = PAPER_ROWS[0].scores

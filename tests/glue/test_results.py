@@ -9,7 +9,8 @@ import pytest
 from glue_results import write_failure, write_grid, write_result
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.results import RunKey, mean_bounds, read_results
+from lazyformer_fairseq.glue.read_results import read_results
+from lazyformer_fairseq.glue.results import RunKey, mean_bounds
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from lazyformer_fairseq.glue.workers import Workers
 @pytest.fixture
 def grid(prepared, start_checkpoint, tmp_path):
     def build(*tasks: str, output="out", lrs=(1e-3,), seeds=(1, 2), epochs=1, **more) -> Grid:
-        models = load_start_models([f"m={start_checkpoint}"], prepared["CoLA"])
+        models = load_start_models({"m": start_checkpoint}, prepared["CoLA"].tokenizer_folder)
         chosen = {name: prepared[name] for name in tasks}
         return Grid(tmp_path / output, models, chosen, lrs, seeds, dict.fromkeys(tasks, epochs), **more)
 
@@ -46,6 +46,7 @@ class FakeExecutor:
 
     def __init__(self, broken=(), times=99, places=2):
         self.broken, self.times, self.free = set(broken), times, places
+        self.scores: dict[str, float] = {}
         self.started: list[tuple[str, Path]] = []
 
     def start(self, runs):
@@ -61,7 +62,7 @@ class FakeExecutor:
             (run.folder / "train.log").write_text("ValueError: no luck\n")
             return FakeJob("exit code 1")
         (run.folder / "checkpoint_best.pt").touch()
-        score = {run.task.selecting_metric: run.seed / 10}
+        score = {run.task.selecting_metric: self.scores.get(name, run.seed / 10)}
         result = {"settings": run.settings, "selected_by": run.task.selecting_metric, "best_epoch": 1, "seconds": 1}
         (run.folder / "result.json").write_text(
             json.dumps({**result, "metrics": {"dev": score}, "baseline": {"dev": score}})
@@ -145,6 +146,22 @@ def test_without_any_mnli_run_those_that_need_it_fail(grid):
     queue.run()
     assert {run.task.name for run in queue.failed} == {"MNLI", "RTE"}
     assert len(queue.results) == 2
+
+
+def test_a_score_that_is_no_number_is_never_the_best(grid):
+    one, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1, 2)), FakeExecutor(places=1)
+    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
+    RunQueue(one, executor).run()
+    second = next(run for run in one.runs if run.task.name == "MNLI" and run.seed == 2)
+    assert {start for name, start in executor.started if "RTE" in name} == {second.folder / "checkpoint_best.pt"}
+    assert kept(one) == ["MNLI 2", "RTE 2"]
+
+    other, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1,), output="other"), FakeExecutor()
+    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
+    queue = RunQueue(other, executor)
+    queue.run()
+    assert list(queue.failed.values()) == ["no MNLI run that it could start from has ended well"]
+    assert queue.run() is None  # a second time too
 
 
 def test_two_queues_on_a_folder_are_refused(grid):

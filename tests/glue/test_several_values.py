@@ -27,7 +27,7 @@ def test_values_follow_an_option_until_the_next():
 
 
 def test_what_is_no_number_or_there_twice_is_refused():
-    assert "'one' is no int" in given("--seeds", "1", "one")
+    assert "'one' is no whole number" in given("--seeds", "1", "one")
     assert "1 is there twice" in given("--seeds", "1", "1")
     assert "1.5 is out of range" in given("--rates", "1.5")
     assert "nan is out of range" in given("--rates", "nan")

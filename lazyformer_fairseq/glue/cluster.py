@@ -23,7 +23,10 @@ class ClusterJob:
             error = self.job.exception()
         except Exception as lost:  # submitit has a number of exceptions for a job without a result
             error = lost
-        return None if error is None else f"job {self.job.job_id}: {str(error).strip().splitlines()[-1][:300]}"
+        if error is None:
+            return None
+        last_line = (str(error).strip() or type(error).__name__).splitlines()[-1].strip(" -")
+        return f"job {self.job.job_id}: {last_line[:300]}"
 
 
 class Cluster:

@@ -55,7 +55,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_done(options, tmp_path, monkeypatch, change, words):
     monkeypatch.chdir(tmp_path)
-    Path("broken.pt").write_text("junk")
+    Path("broken.pt").write_text("junk\n")
     with pytest.raises(UserError, match=words):
         invoke(*options, *change)
     assert not (tmp_path / "out").exists()

@@ -3,9 +3,10 @@
 import json
 import sys
 from collections import Counter, defaultdict
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -179,9 +180,13 @@ def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what decides the result."""
-    return {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
+def versions(spacy_model: Optional[str] = None) -> dict[str, str]:
+    """Of what decides the result; of a spaCy model where it is an installed package."""
+    found = {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
+    with suppress(PackageNotFoundError):
+        if spacy_model:
+            found[spacy_model] = version(spacy_model)
+    return found
 
 
 def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

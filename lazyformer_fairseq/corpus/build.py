@@ -68,7 +68,11 @@ def build_corpus(
     _tell(left_out, files)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # one that cannot do the work is named now, not by a worker
-    plan = {"settings": settings.as_json(), "versions": versions(settings.spacy_model), "inputs": describe_inputs(files)}
+    plan = {
+        "settings": settings.as_json(),
+        "versions": versions(settings.spacy_model),
+        "inputs": describe_inputs(files),
+    }
     if manifest := finished_manifest(folder, plan):
         return manifest
     early, late = _divide(plan["settings"])

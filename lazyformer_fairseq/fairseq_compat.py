@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, options
@@ -25,6 +26,9 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lazyformer_fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+# For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
+USER_DIR = Path(__file__).absolute().parent
 
 
 def install() -> None:

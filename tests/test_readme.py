@@ -29,6 +29,8 @@ TINY = (
 ADDED_OPTIONS = {
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "scripts/pretrain.sh": f"{TINY} --max-update 2 --tokens-per-sample 32 --sequences-per-update 4",
+    "lazyformer glue report": "",
+    "lazyformer glue predict": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
     "fairseq-train data": f"{TINY} --max-update 2 --tokens-per-sample 32 --batch-size 4 --cpu",
     "fairseq-train glue_data/CoLA": f"{TINY} --max-update 2 --cpu",

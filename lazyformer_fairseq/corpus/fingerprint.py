@@ -12,7 +12,7 @@ from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
 
 # Punctuation outside ASCII: of Latin, general, of Chinese and Japanese, full-width.
 PUNCTUATION = re.compile(
-    "[\u00a0-\u00a9\u00ab-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u2000-\u206f\u3000-\u3004\u3008-\u3020\uff00-\uff0f\uff1a-\uff20]+"
+    "[\u0085\u00a0-\u00a9\u00ab-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\uff00-\uff0f\uff1a-\uff20]+"
 )
 NOT_WORDS = bytes(c for c in range(128) if not chr(c).isalnum())
 NOT_WORDS_TO_SPACES = bytes.maketrans(NOT_WORDS, b" " * len(NOT_WORDS))
@@ -50,7 +50,7 @@ def fingerprint(text: str) -> tuple[int, int]:
     Case, spacing and punctuation do not count: other lines, curly quotes or one space more make no difference.
     """
     letters = _folded(text).translate(None, NOT_WORDS)
-    digest = xxhash.xxh3_128_intdigest(letters or text.encode())
+    digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
     return digest >> 64, digest & 0xFFFFFFFFFFFFFFFF
 
 

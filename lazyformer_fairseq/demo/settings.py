@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-PACKAGE = Path(__file__).resolve().parent.parent
+from lazyformer_fairseq.fairseq_compat import USER_DIR
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {
@@ -46,7 +46,7 @@ class DemoSettings:
     def pretraining_command(self, model: str, data: Path, save_dir: Path) -> list[str]:
         """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""
         return [
-            *(str(data), "--user-dir", str(PACKAGE), "--task", "full_sentences_masked_lm"),
+            *(str(data), "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm"),
             *("--tokens-per-sample", str(self.tokens_per_sample), "--criterion", "masked_lm_accuracy"),
             *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
@@ -58,7 +58,7 @@ class DemoSettings:
     def finetuning_command(self, model: str, task: Path, checkpoint: Path, save_dir: Path) -> list[str]:
         """Arguments of the fairseq-train that fine-tunes it on the acceptability task."""
         return [
-            *(str(task), "--user-dir", str(PACKAGE), "--task", "glue", "--glue-task", "CoLA"),
+            *(str(task), "--user-dir", str(USER_DIR), "--task", "glue", "--glue-task", "CoLA"),
             *("--criterion", "glue", "--finetune-from-model", str(checkpoint)),
             *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
             *("--optimizer", "fused_adam", "--clip-norm", "1.0", "--lr-scheduler", "linear_warmup"),

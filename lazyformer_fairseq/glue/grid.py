@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_compat import USER_DIR
 from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.glue.start_models import StartModel
@@ -100,7 +101,7 @@ class Run:
         valid = [split for split in self.task.splits if split.startswith("valid")]
         kept = () if self.is_worth_resuming else ("--no-last-checkpoints", "--no-save-optimizer-state")
         return [
-            *(str(self.data), "--user-dir", str(Path(__file__).resolve().parent.parent)),
+            *(str(self.data), "--user-dir", str(USER_DIR)),
             *("--task", "glue", "--glue-task", self.task.name, "--tokens-per-sample", str(self.tokens_per_sample)),
             *(("--max-train-rows", str(self.max_train_rows)) if self.max_train_rows else ()),
             *("--criterion", "glue", *self.model.options, "--finetune-from-model", str(start)),

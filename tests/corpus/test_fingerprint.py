@@ -3,7 +3,7 @@ import random
 
 import pytest
 from datatrove.data import Document
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.fingerprint import BANDS, Fingerprint, bands, fingerprint
@@ -28,6 +28,8 @@ def test_values_are_the_same_on_every_machine():
 
 
 @given(st.text(), st.text())
+@example("", " ")
+@example("a\u1680b", "a\x85b")
 def test_documents_of_any_text_get_integers_of_64_bits(one, other):
     document = Document(text=one, id="file:1")
     step = pickle.loads(pickle.dumps(Fingerprint(near_duplicates=True)))

@@ -96,6 +96,7 @@ def short(value: Union[int, float]) -> str:
 
 
 def size(number_of_bytes: Union[int, float]) -> str:
+    """Three digits and a unit: 9.77 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if number_of_bytes < 999.5:
             return f"{number_of_bytes:.3g} {unit}"
@@ -109,6 +110,7 @@ def percent(share: Optional[float]) -> str:
 
 
 def duration(seconds: float) -> str:
+    """In the unit that reads best: 31.4 s, 12 min, 2 h 05 min."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

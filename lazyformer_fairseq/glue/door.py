@@ -78,6 +78,7 @@ def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str,
 
 
 def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
+    """Where runs go, from the command's options; UserError where these do not go together."""
     options = {}
     for text in given["slurm"]:
         name, found, value = text.partition("=")

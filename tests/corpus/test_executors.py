@@ -75,7 +75,7 @@ if __name__ == "__main__":
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
     workers = [Path("/proc", file.suffix[1:]) for file in files]
-    wait_for(lambda: [worker for worker in workers if worker.exists()], lambda alive: not alive)
+    assert not wait_for(lambda: [worker for worker in workers if worker.exists()], lambda alive: not alive)
 
 
 def wait_for(look, is_done, seconds=60):

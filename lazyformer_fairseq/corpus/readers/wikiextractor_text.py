@@ -17,6 +17,7 @@ def starts_document(line: bytes, after_blank: bool) -> bool:
 
 
 def parse(block: Block, piece: Piece, watch: Watch) -> Iterator[tuple[str, dict]]:
+    """The document of one ``<doc>``, without its title. BadInput names the line of an element that is broken."""
     text = decode(block.content, watch)
     if block.is_preamble:
         if text.strip():

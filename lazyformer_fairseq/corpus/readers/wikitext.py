@@ -20,6 +20,7 @@ def starts_document(line: bytes, after_blank: bool) -> bool:
 
 
 def parse(block: Block, piece: Piece, watch: Watch) -> Iterator[tuple[str, dict]]:
+    """The article below one title: its paragraphs, without headings."""
     text = HEADING.sub("", decode(block.content, watch))
     text = JOINT.sub(r"\1", lines_to_paragraphs(text))
     if text or not block.is_preamble:

@@ -1,14 +1,19 @@
-"""Steps that the tests of executors run in other processes: these import them from here."""
+"""What tests of the corpus run in other processes: these import it from here."""
 
 import errno
 import os
+import resource
 import signal
+import sys
 import time
 from pathlib import Path
+from typing import Optional
 
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
+from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 
 
@@ -51,3 +56,26 @@ class Sleep(PipelineStep):
         (self.folder / f"worker.{os.getpid()}").touch()
         time.sleep(300)
         yield from ()
+
+
+def build_in_process(
+    inputs: list[str],
+    folder: Path,
+    settings: CorpusSettings,
+    ready,
+    problem: Path,
+    largest_file: Optional[int] = None,
+) -> None:
+    """Builds a corpus once it has told that it is ready; writes a UserError into ``problem``.
+
+    Args:
+        largest_file: bytes; a longer one cannot be written, as on a full disk.
+    """
+    if largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    ready.set()
+    try:
+        build_corpus(inputs, folder, settings)
+    except UserError as error:
+        problem.write_text(str(error))
+        sys.exit(1)

@@ -4,9 +4,8 @@ import bz2
 import fcntl
 import hashlib
 import json
-import os
+import multiprocessing
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,8 +14,10 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Optional
 
 import pytest
+from executor_steps import build_in_process
 from fairseq.data import data_utils
 from helpers import ROOT, toy_texts
 
@@ -135,11 +136,13 @@ def test_killed_at_random_moments(raw, built, tmp_path):
     killed = 0
     while killed < 20:
         # Soon after the start while there is little to go on with, then anywhere.
-        child = forked(lambda: build_corpus(inputs(raw), tmp_path / "out", SETTINGS))
-        status = killed_after(child, chance.random() * seconds * 0.3)
-        killed += os.WIFSIGNALED(status)
-        if not os.WIFSIGNALED(status):
-            assert os.WEXITSTATUS(status) == 0
+        child = started(inputs(raw), tmp_path / "out", tmp_path / "problem")
+        child.join(chance.random() * seconds * 0.3)
+        child.kill()
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        if child.exitcode != -signal.SIGKILL:
+            assert child.exitcode == 0
             seconds *= 0.8  # the machine was busier when it was timed
         if (tmp_path / "out").exists():  # it had finished: from the beginning again
             assert content(tmp_path / "out") == content(built)
@@ -164,42 +167,22 @@ def test_the_command_killed_at_random_moments(raw, built, tmp_path):
     assert content(tmp_path / "out") == content(built)
 
 
-def forked(run) -> int:
-    """The pid of a child that runs something; modules need not be imported again."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        run()
-    except UserError as error:
-        os.write(2, f"{error}\n".encode())
-        os._exit(1)
-    except BaseException as error:
-        os.write(2, f"{type(error)} {error}\n".encode())
-        os._exit(2)
-    os._exit(0)
+def started(given: list[str], folder: Path, problem: Path, largest_file: Optional[int] = None):
+    """A process that has begun to build; forked from one that has imported everything, so it begins at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lazyformer_fairseq.corpus.build"])
+    ready = context.Event()
+    child = context.Process(target=build_in_process, args=(given, folder, SETTINGS, ready, problem, largest_file))
+    child.start()
+    assert ready.wait(60)
+    return child
 
 
-def killed_after(child: int, seconds: float) -> int:
-    """The wait status of a child that is killed unless it ends before."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return status
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
-
-
-def test_a_full_disk(raw, built, tmp_path, capfd):
-    def run_with_small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
-        build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
-
-    _, status = os.waitpid(forked(run_with_small_files), 0)
-    assert os.waitstatus_to_exitcode(status) == 1
-    assert "cannot be written" in capfd.readouterr().err
+def test_a_full_disk(raw, built, tmp_path):
+    child = started(inputs(raw), tmp_path / "out", tmp_path / "problem", largest_file=12_000)
+    child.join()
+    assert child.exitcode == 1
+    assert "cannot be written" in (tmp_path / "problem").read_text()
     assert not (tmp_path / "out").exists()
     build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
     assert content(tmp_path / "out") == content(built)

@@ -4,13 +4,13 @@
 # PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
 # CORPUS  text for `make demo` (default: the English prose that Python itself carries)
 # OUTPUT  folder of its results (default: results/demo)
-# TEST_PROCESSES  of `make test` (default 0: one after the other; "auto": one a core)
+# TEST_PROCESSES  of `make test` (default "auto": one a core; 0: in this process, for a debugger)
 VENV ?= .venv
 PYTHON ?=
 CORPUS ?=
 OUTPUT ?=
 PYTEST_ARGS ?= -m "not slow"
-TEST_PROCESSES ?= 0
+TEST_PROCESSES ?= auto
 
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/setup.stamp

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,23 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    logging.disable(logging.INFO)  # fairseq's
-    _claim(settings, folder)
-    data, task = folder / "data", folder / "acceptability"
-    _prepare(settings, data, task)
-    results = _pretrained(settings, data, folder)
-    _add_matthews(settings, task, folder, results)
-    _print_report(settings, data, task, folder, results)
+    with _without_the_log_of_fairseq():
+        _claim(settings, folder)
+        data, task = folder / "data", folder / "acceptability"
+        _prepare(settings, data, task)
+        results = _pretrained(settings, data, folder)
+        _add_matthews(settings, task, folder, results)
+        _print_report(settings, data, task, folder, results)
+
+
+@contextmanager
+def _without_the_log_of_fairseq() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _claim(settings: DemoSettings, folder: Path) -> None:

@@ -24,6 +24,7 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability import hooks
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def install() -> None:
     let_fp16_run_on_cpus()
     tell_schedules_the_length_of_an_epoch()
     print_user_errors_plainly()
+    hooks.install()
 
 
 def release_arch_name(name: str) -> None:

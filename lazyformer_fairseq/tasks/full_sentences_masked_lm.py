@@ -6,13 +6,13 @@ from pathlib import Path
 
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.full_sentences_dataset import FullSentencesDataset
 from lazyformer_fairseq.data.masking import Masking
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class FullSentencesMaskedLMConfig(FairseqDataclass):
+class FullSentencesMaskedLMConfig(ReliabilityConfig):
     data: str = field(
         default=MISSING,
         metadata={"help": "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"},

@@ -20,6 +20,7 @@ from lazyformer_fairseq.glue.encode import encode_split
 from lazyformer_fairseq.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
 from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription, find_task
 from lazyformer_fairseq.glue.tsv import read_split
+from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class GlueConfig(FairseqDataclass):
+class GlueConfig(ReliabilityConfig):
     data: str = field(
         default=MISSING,
         metadata={"help": "folder of the task's official files, train.tsv and so on, or of the task as prepared"},

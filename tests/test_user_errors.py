@@ -54,6 +54,15 @@ def test_an_error_of_a_process_that_fairseq_started(error):
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
 
 
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores Ctrl-C, and so would the processes that a test starts there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_no_traceback_and_loses_nothing(data_folder, tmp_path):
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),

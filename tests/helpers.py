@@ -1,5 +1,6 @@
 """What tests share beside fixtures."""
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.glue.task_table import TASKS, Split, TaskDescription
+from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
@@ -83,10 +86,39 @@ def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[st
 
 
 def count_parameters(arch: str, vocab_size: int = 32_768) -> int:
-    """Parameters of a named arch, counted without making them."""
-    dictionary = Dictionary()
-    while len(dictionary) < vocab_size:
-        dictionary.add_symbol(f"word{len(dictionary)}")
+    """Parameters of a named encoder, counted without making them."""
     with torch.device("meta"):
-        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), dictionary)
+        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_causal_parameters(arch: str, vocab_size: int = 267_735) -> int:
+    """Parameters of a named causal language model, counted without making them."""
+    with torch.device("meta"):
+        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@functools.cache
+def _dictionary_of(size: int) -> Dictionary:
+    dictionary = Dictionary()
+    while len(dictionary) < size:
+        dictionary.add_symbol(f"word{len(dictionary)}")
+    return dictionary
+
+
+def assert_equal_state(one, other, name="checkpoint"):
+    """Of two nested containers of tensors and values, bit for bit; `name` tells where they differ."""
+    assert type(one) is type(other), name
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), name
+        for key in one:
+            assert_equal_state(one[key], other[key], f"{name}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), name
+        for number, (part, other_part) in enumerate(zip(one, other, strict=True)):
+            assert_equal_state(part, other_part, f"{name}[{number}]")
+    else:
+        assert one == other, name

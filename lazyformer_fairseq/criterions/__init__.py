@@ -1,1 +1,1 @@
-"""fairseq criterions: masked LM with accuracy, and GLUE."""
+"""fairseq criterions: masked LM with accuracy, causal LM, and GLUE."""

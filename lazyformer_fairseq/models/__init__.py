@@ -1,5 +1,6 @@
-"""fairseq models: one config, one model, one preset per row of the table of architectures, and the hub interface."""
+"""fairseq models: the encoder and the causal language model with their presets, and the hub interface."""
 
+from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
-__all__ = ["LazyFormerModel"]
+__all__ = ["CausalLanguageModel", "LazyFormerModel"]

@@ -1,31 +1,30 @@
 """The fairseq model: every ``--arch`` of ours is this class with another sublayer pattern."""
 
-import hashlib
 import logging
 from typing import Any, Optional
 
-import torch
 from fairseq.models import (
     BaseFairseqModel,
     FairseqEncoder,
     FairseqEncoderModel,
     register_model,
-    register_model_architecture,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.architectures import ARCHITECTURES, Architecture
+from lazyformer_fairseq.architectures import ARCHITECTURES
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_compat import release_arch_name
 from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
+from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.heads import ClassificationHead, MaskedLMHead
 from lazyformer_fairseq.modules.layer_norm import layer_norm_class
 
 logger = logging.getLogger(__name__)
 
+PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the weight with a row for each word
 _ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
@@ -117,7 +116,7 @@ class LazyFormerModel(FairseqEncoderModel):
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
         """As fairseq's; weights of another shape or encoder give a UserError that names them."""
         self.upgrade_state_dict(state_dict)
-        check_same_encoder(state_dict, self.state_dict())
+        check_same_weights(state_dict, self.state_dict(), PER_WORD)
         return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
 
 
@@ -160,54 +159,4 @@ class _EncoderWithHead(FairseqEncoder):
         return self.sentence_encoder.max_positions
 
 
-def dictionary_hash(dictionary) -> Tensor:
-    """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under other symbols.
-
-    Counts do not matter: they are statistics of a corpus.
-    """
-    digest = hashlib.sha256("\n".join(dictionary.symbols).encode()).digest()
-    return torch.tensor(list(digest), dtype=torch.uint8)
-
-
-def check_same_encoder(loaded: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Raises a UserError that names the first difference between a checkpoint's weights and dictionary and the model's.
-
-    Without it fairseq says "please ensure that the architectures match" and nothing more.
-    """
-    embedding = "encoder.sentence_encoder.embed_tokens.weight"
-    if embedding in loaded and loaded[embedding].size(0) != own[embedding].size(0):
-        raise UserError(
-            f"the checkpoint was trained with a dictionary of {loaded[embedding].size(0)} symbols, this run's has "
-            f"{own[embedding].size(0)}; use the tokenizer and data that the checkpoint was trained with"
-        )
-    ours = own["dictionary_sha256"]
-    if not torch.equal(loaded.get("dictionary_sha256", ours).to(ours.device), ours):
-        raise UserError(
-            "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
-            "order; use the tokenizer and data that the checkpoint was trained with"
-        )
-    advice = "give the --arch, --sublayer-pattern and sizes that the checkpoint was trained with"
-    for name, weight in own.items():
-        if name not in loaded:
-            raise UserError(f"the checkpoint has no weight {name}; {advice}")
-        if loaded[name].shape != weight.shape:
-            raise UserError(
-                f"the checkpoint's {name} is {tuple(loaded[name].shape)}, the model's {tuple(weight.shape)}; {advice}"
-            )
-    for name in loaded:
-        if name not in own:
-            raise UserError(f"the checkpoint has a weight {name} that this model lacks; {advice}")
-
-
-def _register_preset(name: str, row: Architecture) -> None:
-    release_arch_name(name)
-
-    @register_model_architecture("lazyformer", name)
-    def preset(args):
-        for option, value in row.options().items():
-            if getattr(args, option, None) is None:
-                setattr(args, option, value)
-
-
-for _name, _row in ARCHITECTURES.items():
-    _register_preset(_name, _row)
+register_presets("lazyformer", ARCHITECTURES)

@@ -58,7 +58,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.padding_idx = padding_idx
         self.max_positions = max_positions
+        self.embed_dim = embed_dim
+        self.ffn_embed_dim = ffn_embed_dim
+        self.num_heads = num_heads
         self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
+        self.activation = activation
+        self.normalize_before = normalize_before
         self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
         self.embed_positions = nn.Embedding(max_positions, embed_dim)
         self.relative_position_bias = (
@@ -66,19 +73,19 @@ class Encoder(nn.Module):
             if relative_position_buckets
             else None
         )
-
-        def inner(planned: PlannedSublayer) -> nn.Module:
-            if planned.kind == "s":
-                return SelfAttention(embed_dim, num_heads, attention_dropout, keeps_distribution=planned.is_read)
-            if planned.kind == "l":
-                return LazyAttention(embed_dim, num_heads, attention_dropout)
-            return FeedForward(embed_dim, ffn_embed_dim, activation, activation_dropout)
-
-        self.sublayers = nn.ModuleList(
-            ResidualSublayer(inner(planned), embed_dim, dropout, normalize_before) for planned in plan(pattern)
-        )
+        self.sublayers = nn.ModuleList(self.build_sublayer(planned) for planned in plan(pattern))
         self.embedding_layer_norm = None if normalize_before else layer_norm(embed_dim)
         self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
+
+    def build_sublayer(self, planned: PlannedSublayer) -> ResidualSublayer:
+        """One sublayer of the encoder's sizes with weights of its own: what ``sublayers`` is made of, or a search's."""
+        if planned.kind == "s":
+            inner = SelfAttention(self.embed_dim, self.num_heads, self.attention_dropout, planned.is_read)
+        elif planned.kind == "l":
+            inner = LazyAttention(self.embed_dim, self.num_heads, self.attention_dropout)
+        else:
+            inner = FeedForward(self.embed_dim, self.ffn_embed_dim, self.activation, self.activation_dropout)
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
 
     def forward(
         self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None, return_all: bool = False

@@ -1,7 +1,7 @@
 """The ``f`` sublayer: two linear maps and an activation."""
 
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,6 +17,8 @@ class FeedForward(nn.Module):
         dropout: after the activation.
     """
 
+    attends = False
+
     def __init__(
         self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
     ):
@@ -26,9 +28,7 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(embed_dim, ffn_embed_dim)
         self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
 
-    def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], bias: Optional[Tensor]
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    def forward(self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any) -> tuple[Tensor, Optional[Tensor]]:
         """Returns the output (B, T, C) and `distribution` unchanged, for a lazy sublayer further up."""
         hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
         return self.fc2(hidden), distribution

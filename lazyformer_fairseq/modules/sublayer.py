@@ -1,6 +1,6 @@
 """What every sublayer shares: the residual connection, LayerNorm and dropout around its inner module."""
 
-from typing import Optional
+from typing import Any, Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,24 +12,42 @@ class ResidualSublayer(nn.Module):
     """LayerNorm(x + F(x)) (post-norm, BERT), or x + F(LayerNorm(x)) (pre-norm; PAR Transformer, equations 1 and 2).
 
     Args:
-        inner: F: SelfAttention, LazyAttention or FeedForward.
+        inner: F: SelfAttention, RelativeAttention, LazyAttention or FeedForward.
         embed_dim: C.
         dropout: on F's output.
         normalize_before: pre-norm.
+
+    Attributes:
+        attends: whether F looks at other positions (``s`` and ``l``), and so at memory.
     """
 
     def __init__(self, inner: nn.Module, embed_dim: int, dropout: float = 0.0, normalize_before: bool = False):
         super().__init__()
         self.inner = inner
+        self.attends: bool = inner.attends
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim)
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], bias: Optional[Tensor]
+        self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """(x, distribution) -> (x, distribution), as the encoder's loop carries them."""
-        inner_input = self.layer_norm(x_BTC) if self.normalize_before else x_BTC
-        y, distribution = self.inner(inner_input, distribution, bias)
+        """(x, distribution) -> (x, distribution), as the loops of Encoder and CausalDecoder carry them.
+
+        Args:
+            x_BTC: input.
+            distribution: (B, N, T, M + T) of the nearest ``s`` below that is read, from before dropout; else None.
+            shared: what all sublayers of one forward pass share: in the Encoder the bias that is added to the scores,
+                or None; in the CausalDecoder a :class:`RelativePositions`.
+            memory_BMC: what `x_BTC` was in the previous segments, before any LayerNorm; without effect on an ``f``.
+        """
+        inner_input = self._normalised(x_BTC)
+        if self.attends and memory_BMC is not None:
+            y, distribution = self.inner(inner_input, distribution, shared, self._normalised(memory_BMC))
+        else:
+            y, distribution = self.inner(inner_input, distribution, shared)
         x_BTC = x_BTC + F.dropout(y, self.dropout, self.training)
         return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), distribution
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return self.layer_norm(x) if self.normalize_before else x

@@ -1,0 +1,107 @@
+"""The causal language model: Transformer-XL, PAR, Sandwich and lazy PAR are this class with other patterns."""
+
+import logging
+from typing import Any, Optional
+
+from fairseq.models import BaseFairseqModel, register_model
+from torch import Tensor
+from torch.nn import functional as F
+
+from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig, parse_cutoffs
+from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.presets import register_presets
+from lazyformer_fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.layer_norm import layer_norm_class
+from lazyformer_fairseq.modules.stream_memory import StreamMemory
+
+logger = logging.getLogger(__name__)
+
+_ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
+
+
+@register_model("lazyformer_lm", dataclass=CausalLMConfig)
+class CausalLanguageModel(BaseFairseqModel):
+    """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
+
+    Attributes:
+        decoder: the CausalDecoder; its `mem_len` and `clamp_len` may be set for evaluation.
+        softmax: the AdaptiveSoftmax.
+    """
+
+    def __init__(self, cfg: CausalLMConfig, dictionary):
+        super().__init__()
+        self.cfg = cfg
+        self.padding_idx = dictionary.pad()
+        self.decoder = CausalDecoder(
+            pattern=cfg.sublayer_pattern,
+            vocab_size=len(dictionary),
+            embed_dim=cfg.decoder_embed_dim,
+            ffn_embed_dim=cfg.decoder_ffn_embed_dim,
+            num_heads=cfg.decoder_attention_heads,
+            mem_len=cfg.mem_len,
+            clamp_len=cfg.clamp_len,
+            cutoffs=parse_cutoffs(cfg.adaptive_softmax_cutoff),
+            div_val=cfg.adaptive_softmax_factor,
+            dropout=cfg.dropout,
+            attention_dropout=cfg.attention_dropout,
+            activation_dropout=cfg.activation_dropout,
+            activation=_ACTIVATIONS[str(cfg.activation_fn)],
+            normalize_before=cfg.decoder_normalize_before,
+        )
+        self.softmax = AdaptiveSoftmax(self.decoder.embedding)
+        self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
+        self.apply(init_transformer_xl_weights)
+
+    @classmethod
+    def build_model(cls, cfg: CausalLMConfig, task) -> "CausalLanguageModel":
+        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        try:
+            model = cls(cfg, task.source_dictionary)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
+        return model
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Optional[StreamMemory] = None,
+        target: Optional[Tensor] = None,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        **unused,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Reads one segment of B streams.
+
+        Args:
+            src_tokens: ids (B, T).
+            memory: of these B streams; it is brought up to the end of this segment. None to start and end here.
+            target: ids (B, T), the tokens that follow.
+            features_only: return the decoder's output.
+            return_all_hiddens: also return what every sublayer returned.
+
+        Returns:
+            With `target` the negative log-likelihood of each token in nats, (B, T) in float32, 0 where the target is
+            padding; without, log-probabilities (B, T, V); or features (B, T, C). And
+            ``{"inner_states": list of (B, T, C)}``.
+        """
+        features, inner_states = self.decoder(src_tokens, memory, return_all=return_all_hiddens)
+        extra = {"inner_states": inner_states}
+        if features_only:
+            return features, extra
+        if target is None:
+            return self.softmax.log_probabilities(features, self.decoder.embedding), extra
+        nll = self.softmax.negative_log_likelihood(features.flatten(0, 1), target.flatten(), self.decoder.embedding)
+        return nll.view_as(target).masked_fill(target == self.padding_idx, 0), extra
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
+        self.upgrade_state_dict(state_dict)
+        check_same_weights(state_dict, self.state_dict(), per_word="softmax.bias")
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
+
+
+register_presets("lazyformer_lm", CAUSAL_ARCHITECTURES)

@@ -15,6 +15,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq_cli.train import cli_main
 from helpers import ROOT, build_toy_corpus
+from language_model_data import prepare_toy_wikitext
 
 import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
 
@@ -38,6 +39,12 @@ def data_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("corpus") / "data"
     build_toy_corpus(folder, vocab_size=160)
     return folder
+
+
+@pytest.fixture(scope="session")
+def lm_data(tmp_path_factory) -> Path:
+    """A folder that ``lazyformer lm prepare`` wrote, of toy text."""
+    return prepare_toy_wikitext(tmp_path_factory.mktemp("language modelling"))
 
 
 @pytest.fixture

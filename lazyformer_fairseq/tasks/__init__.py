@@ -1,1 +1,1 @@
-"""fairseq tasks: masked-LM pre-training and GLUE fine-tuning."""
+"""fairseq tasks: masked-LM pre-training, GLUE fine-tuning, language models of streams."""

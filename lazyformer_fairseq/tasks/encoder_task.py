@@ -1,6 +1,9 @@
 """What the tasks of an encoder share."""
 
-from fairseq.data import Dictionary
+from typing import Optional
+
+import numpy as np
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.tasks import FairseqTask
 
 
@@ -20,3 +23,29 @@ class EncoderTask(FairseqTask):
     @property
     def target_dictionary(self) -> Dictionary:
         return self.dictionary
+
+    def get_batch_iterator(
+        self,
+        dataset: FairseqDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        disable_iterator_cache: bool = False,
+        **others,
+    ):
+        """fairseq's, which also knows how to go on in an epoch that was begun with another batch size."""
+        make_iterator = super().get_batch_iterator
+        iterator = make_iterator(
+            dataset, max_tokens, max_sentences, disable_iterator_cache=disable_iterator_cache, **others
+        )
+
+        if not self.can_reuse_epoch_itr(dataset):  # data workers that wait for another epoch would wait in vain
+            iterator.persistent_workers = False
+
+        def make(size: dict[str, Optional[int]]):
+            return make_iterator(dataset, **size, disable_iterator_cache=True, **others).frozen_batches
+
+        def cut(samples: np.ndarray, size: dict[str, Optional[int]]):
+            return dataset.batch_by_size(samples, **size)
+
+        iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
+        return iterator

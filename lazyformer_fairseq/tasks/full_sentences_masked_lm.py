@@ -6,12 +6,15 @@ from pathlib import Path
 
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
+from lazyformer_fairseq.data.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.full_sentences_dataset import FullSentencesDataset
 from lazyformer_fairseq.data.masking import Masking
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.data_check import check_data
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
@@ -31,6 +34,13 @@ class FullSentencesMaskedLMConfig(ReliabilityConfig):
     mask_prob: float = field(default=0.15, metadata={"help": "share of tokens to predict"})
     leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of these that stay as they are"})
     random_token_prob: float = field(default=0.1, metadata={"help": "share of these that become another word"})
+    verify: ChoiceEnum(["quick", "full", "none"]) = field(
+        default="quick",
+        metadata={
+            "help": "check the data of all epochs at the start: quick looks at the ends of files and at samples, full "
+            "at every id"
+        },
+    )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
     no_save: bool = II("checkpoint.no_save")
@@ -62,18 +72,19 @@ class FullSentencesMaskedLMTask(EncoderTask):
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
         path = Path(data_folders(cfg.data)[0]) / "dict.txt"
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; give the folder that preprocessing wrote, with dict.txt in it")
-        try:
-            dictionary = Dictionary.load(str(path))
-        except (ValueError, RuntimeError) as error:
-            raise UserError(f"{path}: not a dictionary of lines 'symbol count': {error}") from error
+        dictionary = load_dictionary(path)
         logger.info("dictionary: %d symbols from %s", len(dictionary), path)
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints."""
+        """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints.
+
+        Raises:
+            UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
+        """
         folders = data_folders(self.cfg.data)
+        if split not in self.datasets:
+            self._check_data(folders, split, combine)
         path = str(Path(folders[(epoch - 1) % len(folders)]) / split)
         items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
         if items is None:
@@ -104,6 +115,12 @@ class FullSentencesMaskedLMTask(EncoderTask):
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(tokenizer_of(folders[0]), Path(self.cfg.save_dir))
 
+    def _check_data(self, folders: list[str], split: str, combine: bool) -> None:
+        tokenizer = tokenizer_of(folders[0])
+        check_data(
+            folders, split, self.dictionary, str(self.cfg.verify), tokenizer if tokenizer.is_dir() else None, combine
+        )
+
     def has_sharded_data(self, split: str) -> bool:
         return len(data_folders(self.cfg.data)) > 1
 
@@ -115,8 +132,8 @@ def data_folders(data: str) -> list[str]:
     """The folders of ``a:b:c``, each of which must exist (UserError); a corpus stands for its shards, in order."""
     folders = []
     for folder in utils.split_paths(data):
-        if not Path(folder).is_dir():
-            raise UserError(f"--data {data}: {folder} is no folder")
+        if not folder or not Path(folder).is_dir():
+            raise UserError(f"--data {data}: {folder or 'an empty name'} is no folder")
         shards = {int(path.name[5:]): str(path) for path in Path(folder).glob("shard*") if path.name[5:].isdigit()}
         folders += [shards[number] for number in sorted(shards)] or [folder]
     return folders

@@ -1,0 +1,1 @@
+"""Language models from the command line: ``lazyformer lm prepare``, ``lazyformer lm evaluate``."""

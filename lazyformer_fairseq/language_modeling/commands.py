@@ -1,0 +1,79 @@
+"""``lazyformer lm``: texts of language modelling, and what a model makes of them."""
+
+from pathlib import Path
+from typing import Optional
+
+import click
+
+A_PATH = click.Path(path_type=Path)
+CORPORA = ("wikitext", "enwik8", "text8")
+
+
+@click.group()
+def lm() -> None:
+    """Language models: prepare their data, evaluate them. They are trained by fairseq-train (see README)."""
+
+
+@lm.command()
+@click.argument("corpus", type=click.Choice(CORPORA))
+@click.argument("source", type=A_PATH)
+@click.argument("out", type=A_PATH)
+@click.option(
+    "--official",
+    type=click.Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
+    help="Refuse a text that is not exactly this one.  [default: any, and say so]",
+)
+def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
+    """Turn a text, as it is distributed, into the folder OUT that fairseq-train and `lazyformer lm evaluate` read.
+
+    \b
+    wikitext  WikiText-2 or -103 by words; SOURCE has wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens
+    enwik8    its bytes, 90, 5 and 5 million; SOURCE is the file, or its folder
+    text8     its characters, 90, 5 and 5 million; SOURCE is the file, or its folder
+
+    OUT is written whole or not at all; manifest.json in it has the counts.
+    """
+    from lazyformer_fairseq.language_modeling import prepare as steps
+
+    click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
+
+
+@lm.command()
+@click.argument("checkpoint", type=A_PATH)
+@click.argument("data", type=A_PATH)
+@click.option("--split", default="test", help="Of DATA.")
+@click.option("--tgt-len", type=int, help="Tokens of a segment.  [default: the training's]")
+@click.option("--mem-len", type=int, help="Tokens of the memory.  [default: the training's]")
+@click.option(
+    "--clamp-len", type=int, help="Longer distances are taken for it; 0: no limit.  [default: the training's]"
+)
+@click.option("--batch-size", type=int, default=1, help="Streams; more are quicker and give the same but for rounding.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of weights and sums.")
+@click.option("--json", "json_file", type=A_PATH, help="Write the result to this file too.")
+def evaluate(
+    checkpoint: Path,
+    data: Path,
+    split: str,
+    tgt_len: Optional[int],
+    mem_len: Optional[int],
+    clamp_len: Optional[int],
+    batch_size: int,
+    device: Optional[str],
+    precision: str,
+    json_file: Optional[Path],
+) -> None:
+    """Perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
+
+    Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
+
+    \b
+    The paper's lengths:      --tgt-len --mem-len --clamp-len
+    base on WikiText-103            64       640         400
+    large on WikiText-103          128      1600        1000
+    24b on enwik8 and text8         80      2100         820
+    """
+    from lazyformer_fairseq.language_modeling import evaluate_command
+
+    lengths = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
+    click.echo(evaluate_command.run(checkpoint, data, split, lengths, batch_size, device, precision, json_file))

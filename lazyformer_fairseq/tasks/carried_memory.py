@@ -1,0 +1,98 @@
+"""The memory of the streams of one split, with the place in the text that it has reached."""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any, Optional
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from lazyformer_fairseq.modules.stream_memory import StreamMemory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StreamsShape:
+    """What must be equal for a memory to fit: tokens of the text, rows of all workers, tokens of segment and memory."""
+
+    tokens: int
+    rows: int
+    tgt_len: int
+    mem_len: int
+
+
+class CarriedMemory:
+    """Follows streams from segment to segment; of a jump in the text it makes a new start, never a wrong past.
+
+    Attributes:
+        memory: of the segments before `next_segment`.
+        next_segment: the segment that the memory is of use to.
+    """
+
+    def __init__(self) -> None:
+        self.memory = StreamMemory()
+        self.next_segment = 0
+
+    def forget(self) -> None:
+        """Streams go on from here without a past."""
+        self.memory.clear()
+
+    def before(self, segment: int) -> StreamMemory:
+        """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
+        if segment != self.next_segment and segment and self.memory.length:
+            logger.warning(
+                "the data goes on at segment %d, but the memory ends before %d: streams start with empty memory",
+                segment,
+                self.next_segment,
+            )
+        if segment != self.next_segment or segment == 0:
+            self.memory.clear()
+        return self.memory
+
+    def has_read(self, segment: int) -> None:
+        """Says that the memory holds `segment` too. What is not finite becomes 0: it would spoil all that follows."""
+        self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
+        self.next_segment = segment + 1
+
+    def gather(self, shape: StreamsShape) -> Optional[dict[str, Any]]:
+        """What a checkpoint keeps: plain numbers and tensors (rows of all workers, M, C). To be called by all workers.
+
+        Returns:
+            None on all workers but the first, and where the workers' memories differ in length.
+        """
+        states = [state.detach() for state in self.memory.states]
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            lengths: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(lengths, (self.next_segment, self.memory.length))
+            if len(set(lengths)) > 1:
+                logger.warning("the workers' memories are of different length, so the checkpoint keeps none")
+                return None
+            states = [_gather_rows(state) for state in states]
+            if torch.distributed.get_rank() > 0:
+                return None
+        return {**asdict(shape), "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
+
+    def restore(self, saved: dict[str, Any], shape: StreamsShape, rows: slice) -> None:
+        """Takes this worker's `rows` of what :meth:`gather` gave; where it does not fit, says so and stays empty."""
+        differences = [
+            f"{name} {saved[name]}, now {value}" for name, value in asdict(shape).items() if saved[name] != value
+        ]
+        if differences:
+            logger.warning(
+                "the checkpoint's memory does not fit (%s): streams start with empty memory", "; ".join(differences)
+            )
+            self.forget()
+            return
+        self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
+        self.next_segment = saved["next_segment"]
+        logger.info("memory of %d tokens a stream is back from the checkpoint", self.memory.length)
+
+
+def _gather_rows(state_BMC: Tensor) -> Tensor:
+    """On the first worker the rows of all, elsewhere this worker's own. A sublayer at a time: all may not fit a GPU."""
+    world, first = torch.distributed.get_world_size(), torch.distributed.get_rank() == 0
+    parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
+    torch.distributed.gather(state_BMC.contiguous(), parts, dst=0)
+    return torch.cat(parts).cpu() if first else state_BMC

@@ -1,0 +1,212 @@
+"""Task ``stream_language_modeling``: truncated back-propagation through long texts (Transformer-XL, section 3.2).
+
+The text is cut into as many contiguous streams as an update's forward pass has rows, over all workers. A batch is the
+next segment of each stream, in order: nothing is shuffled, and the memory of one batch is there for the next, be it in
+the same update (``--update-freq``) or in the next one. An epoch starts all streams anew, with empty memory: the text
+that would precede a stream's start is what the stream above it ends with, and that was last seen an epoch ago.
+Validation has a memory of its own, empty at its start, so that it leaves training's alone.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from lazyformer_fairseq.data.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.stream_memory import StreamMemory
+from lazyformer_fairseq.reliability.items_check import check_items
+from lazyformer_fairseq.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.tasks.carried_memory import CarriedMemory, StreamsShape
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask
+from lazyformer_fairseq.tasks.segment_iterator import SegmentIterator
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_KEY = "stream_memory"  # in a checkpoint's extra_state
+
+
+@dataclass
+class StreamLanguageModelingConfig(ReliabilityConfig):
+    data: str = field(default=MISSING, metadata={"help": "folder that lazyformer lm prepare wrote"})
+    tgt_len: int = field(default=192, metadata={"help": "tokens of a segment, predicted in one forward pass"})
+    valid_tgt_len: Optional[int] = field(
+        default=None, metadata={"help": "tokens of a segment in validation; default: as in training"}
+    )
+    train_subset: str = II("dataset.train_subset")
+
+
+class _Text(FairseqDataset):
+    """A split before it is known how many streams it is cut into."""
+
+    def __init__(self, split: str, tokens: np.ndarray):
+        self.split = split
+        self.tokens = tokens
+
+
+@register_task("stream_language_modeling", dataclass=StreamLanguageModelingConfig)
+class StreamLanguageModelingTask(EncoderTask):
+    """Cuts texts into streams and keeps their memory between batches; each worker keeps that of its own rows.
+
+    Attributes:
+        training, validation: the memories.
+        mem_len: the model's, known when it is built.
+    """
+
+    cfg: StreamLanguageModelingConfig
+
+    def __init__(self, cfg: StreamLanguageModelingConfig, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        self.training = CarriedMemory()
+        self.validation = CarriedMemory()
+        self.mem_len = 0
+        self._streams: Optional[TokenStreams] = None  # of training
+        self._restored: Optional[dict[str, Any]] = None  # from a checkpoint, until the next batch
+        self._gathered: Optional[dict[str, Any]] = None  # for a checkpoint, until it is written
+
+    @classmethod
+    def setup_task(cls, cfg: StreamLanguageModelingConfig, **kwargs) -> "StreamLanguageModelingTask":
+        """Loads the dictionary.
+
+        Raises:
+            UserError: no dictionary, or segments without a token.
+        """
+        for option in ("tgt_len", "valid_tgt_len"):
+            if (value := getattr(cfg, option)) is not None and value < 1:
+                raise UserError(f"--{option.replace('_', '-')} {value}: a segment has at least 1 token")
+        path = Path(cfg.data) / "dict.txt"
+        dictionary = load_dictionary(path)
+        logger.info("dictionary: %d symbols from %s", len(dictionary), path)
+        return cls(cfg, dictionary)
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        model = super().build_model(cfg, from_checkpoint)
+        self.mem_len = getattr(cfg, "mem_len", 0)
+        return model
+
+    def load_dataset(self, split: str, **kwargs) -> None:
+        """Maps the tokens of a split.
+
+        Raises:
+            UserError: a file is missing, damaged, empty or of another dictionary.
+        """
+        prefix = Path(self.cfg.data) / split
+        tokens = open_tokens(prefix)
+        check_items(prefix, len(self.dictionary), eos=None)  # characters have no ends
+        self.datasets[split] = _Text(split, tokens)
+        logger.info("%s: %d tokens", prefix, len(tokens))
+
+    def get_batch_iterator(
+        self,
+        dataset: _Text,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
+        **unused,
+    ) -> SegmentIterator:
+        """The segments in order; none is shuffled.
+
+        Raises:
+            UserError: no ``--batch-size``; a segment or the memory is longer than a stream.
+        """
+        if max_sentences is None:
+            raise UserError("--max-tokens does not say how many streams there are; give --batch-size")
+        is_training = dataset.split == self.cfg.train_subset
+        streams = TokenStreams(
+            dataset.tokens,
+            rows=max_sentences * num_shards,
+            tgt_len=self.cfg.tgt_len if is_training else self.cfg.valid_tgt_len or self.cfg.tgt_len,
+            eos=self.dictionary.eos(),
+            pad=self.dictionary.pad(),
+            shards=num_shards,
+            shard=shard_id,
+            keeps_rest=not is_training,
+        )
+        if is_training:
+            self._streams = streams
+            check_memory_fits(self.mem_len, streams)
+            logger.info("%d streams of %d tokens: %d segments", streams.rows, streams.longest, len(streams))
+        return SegmentIterator(
+            streams,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            skip_remainder_batch=skip_remainder_batch,
+        )
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        """As fairseq's, with the memory of the segments before; of a batch that is out of turn nothing stays."""
+        if ignore_grad:  # a dummy, so that this worker keeps step with others
+            sample = _with_memory(sample, StreamMemory())
+            return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        self._restore_memory()
+        self.validation.forget()  # it is done, and its memory is large
+        sample = _with_memory(sample, self.training.before(sample["segment"]))
+        result = super().train_step(sample, model, criterion, optimizer, update_num)
+        self.training.has_read(sample["segment"])
+        return result
+
+    def valid_step(self, sample, model, criterion):
+        sample = _with_memory(sample, self.validation.before(sample["segment"]))
+        result = super().valid_step(sample, model, criterion)
+        self.validation.has_read(sample["segment"])
+        return result
+
+    def forget_memory(self) -> None:
+        """For an update that was skipped, or undone: what it left in the memory may not be sound."""
+        self._restored = None
+        self.training.forget()
+
+    def gather_memory(self) -> None:
+        """Brings the memories of all workers to the one that writes checkpoints; all workers call it."""
+        if self._streams is not None:
+            self._restore_memory()
+            self._gathered = self.training.gather(self._shape())
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """What fairseq adds to a checkpoint's extra_state."""
+        gathered, self._gathered = self._gathered, None
+        return {} if gathered is None else {CHECKPOINT_KEY: gathered}
+
+    def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
+        """Keeps the memory that a checkpoint has for the next batch, if that is the one it belongs before."""
+        self._restored = extra_state.get(CHECKPOINT_KEY)
+        if self._restored is None:
+            self.training.forget()
+            logger.warning("the checkpoint has no memory of streams: they start with empty memory")
+
+    def _restore_memory(self) -> None:
+        if self._restored is not None:
+            saved, self._restored = self._restored, None
+            first = self._streams.shard * self._streams.rows_of_shard
+            self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
+
+    def _shape(self) -> StreamsShape:
+        return StreamsShape(len(self._streams.tokens), self._streams.rows, self._streams.tgt_len, self.mem_len)
+
+
+def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
+    """Raises a UserError where a stream ends before its memory is full."""
+    if mem_len + streams.tgt_len > streams.longest:
+        raise UserError(
+            f"--mem-len {mem_len}: with segments of {streams.tgt_len} tokens (--tgt-len) it is longer than a stream, "
+            f"which has {streams.longest}; give a smaller one, or fewer rows (--batch-size)"
+        )
+
+
+def _with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:
+    """A copy: fairseq keeps the first batch to use it again."""
+    return {**sample, "net_input": {**sample["net_input"], "memory": memory}}

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Transformer-XL, Sandwich, PAR and lazy PAR side by side: a launcher of `lazyformer lm compare`.
+set -euo pipefail
+# shellcheck source=scripts/launch.sh
+source "$(dirname "$0")/launch.sh"
+
+usage() {
+  cat <<'HELP'
+usage: scripts/compare_language_models.sh DATA OUT [options of `lazyformer lm compare`]
+
+Trains the four models on DATA, what `lazyformer lm prepare` wrote, equal in all but their pattern, evaluates and times
+them, and writes table and picture to OUT. Run again after a stop, it goes on.
+On a CPU: 16 sublayers of width 64, 2,000 updates each (the command's defaults). On a GPU, in bf16: the paper's 32
+sublayers, width 256, 8 minutes of training each; four models with three seeds are 96 minutes.
+
+  scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --pattern 'found=(sff)x8 (f)x8'
+
+Options that follow win; `lazyformer lm compare --help` lists them all.
+HELP
+}
+
+if [[ " $* " == *" --help "* || $# -eq 0 ]]; then
+  usage
+  exit 0
+fi
+[[ $# -ge 2 && $1 != -* && $2 != -* ]] || fail "give DATA and OUT first; see scripts/compare_language_models.sh --help"
+data=$1 out=$2
+shift 2
+
+on_a_gpu=()
+if [[ $(count_gpus) -gt 0 ]]; then
+  on_a_gpu=(
+    --device cuda --sublayers 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
+    --tgt-len 128 --mem-len 128 --batch-size 32 --evaluation-mem-len 640 --clamp-len 400
+  )
+  [[ " $* " == *" --updates "* ]] || on_a_gpu+=(--minutes 8)
+fi
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=python3
+[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
+exec "$python" -m lazyformer_fairseq.cli lm compare "$data" "$out" "${on_a_gpu[@]}" "$@"

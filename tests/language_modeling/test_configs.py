@@ -1,0 +1,56 @@
+"""Every file of configs/language_modeling through fairseq-hydra-train, against the table of models and the launcher."""
+
+import pytest
+import torch
+from helpers import ROOT
+from omegaconf import OmegaConf
+from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
+
+from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
+
+NAMES = sorted(path.stem for path in (ROOT / "configs" / "language_modeling").glob("*.yaml") if path.stem != "paper")
+SETTINGS = {"base": (192, 256), "large": (384, 128), "24b": (512, 96)}  # tokens of a segment, rows of an update
+
+TINY = (
+    "common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 dataset.num_workers=0 "
+    "dataset.batch_size=2 task.tgt_len=8 optimization.max_update=1 model.decoder_embed_dim=32 model.mem_len=8 "
+    "model.decoder_ffn_embed_dim=32 model.decoder_attention_heads=2 model.adaptive_softmax_cutoff=''"
+).split()
+
+
+def test_there_is_one_for_each_setting_of_the_paper():
+    models = ("transformer_xl", "par_transformer", "sandwich_transformer")
+    assert sorted(f"{model}_{size}" for model in models for size in SETTINGS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_the_papers_setting(handed_over, name):  # noqa: F811
+    cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere")
+    row = CAUSAL_ARCHITECTURES[name].options()
+    assert {option: cfg.model[option] for option in row} == row
+    tgt_len, rows = SETTINGS[name.rpartition("_")[2]]
+    world_size = cfg.distributed_training.distributed_world_size
+    assert world_size * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == rows
+    assert (cfg.task.tgt_len, cfg.model.mem_len, cfg.task.data) == (tgt_len, tgt_len, "somewhere")
+    assert rows * tgt_len == 49_152
+    assert (cfg.task._name, cfg.criterion._name) == ("stream_language_modeling", "causal_lm")
+    assert (cfg.optimizer._name, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay) == ("fused_adam", 1e-8, 0.0)
+    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("cosine", 1000)
+    assert (cfg.optimization.lr, cfg.optimization.clip_norm, cfg.optimization.max_update) == ([2.5e-4], 0.25, 40_000)
+    assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "par_transformer_24b",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "par_transformer_24b"),
+    ],
+)
+def test_it_trains(hydra_main, lm_data, tmp_path, name):  # noqa: F811
+    to = (f"task.data='{lm_data}'", f"checkpoint.save_dir={tmp_path}")
+    hydra_main(f"language_modeling/{name}", *TINY, *to, "dataset.disable_validation=true")
+    state = torch.load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+    cfg = OmegaConf.create(state["cfg"])
+    assert cfg.model.sublayer_pattern == CAUSAL_ARCHITECTURES[name].sublayer_pattern

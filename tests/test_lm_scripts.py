@@ -1,0 +1,175 @@
+"""The scripts of language modelling: what is downloaded, prepared, and the command that would train."""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+from language_model_data import write_toy_wikitext
+from test_corpus_scripts import Mirror
+from test_pretrain_script import eight_gpus, parsed, with_gpus
+
+from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.language_modeling.prepare import read_manifest
+
+PREPARE = {"wikitext103": "wikitext-103-v1.zip", "enwik8": "enwik8.zip", "text8": "text8.zip"}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """``script("prepare_text8.sh", ...)``: runs it in a folder of its own, with no GPU to be seen."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with_gpus(tmp_path, "exit 9")
+
+    def run(name: str, *arguments: object) -> subprocess.CompletedProcess:
+        command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+
+    return run
+
+
+@pytest.fixture
+def mirror():
+    mirror = Mirror()
+    yield mirror
+    mirror.server.shutdown()
+    mirror.server.server_close()
+
+
+@pytest.fixture
+def archive(tmp_path) -> bytes:
+    """A toy text, packed as WikiText-103 is."""
+    text = write_toy_wikitext(tmp_path / "packed" / "wikitext-103")
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as file:
+        for path in text.iterdir():
+            file.write(path, f"wikitext-103/{path.name}")
+    return (tmp_path / "archive.zip").read_bytes()
+
+
+@pytest.mark.parametrize(("name", "file"), PREPARE.items())
+def test_what_would_be_done(script, name, file):
+    run = script(f"prepare_{name}.sh", "my data", "--dry-run")
+    assert run.returncode == 0 and "would download https://" in run.stderr and file in run.stderr
+    corpus, official = ("wikitext", "wikitext-103") if name == "wikitext103" else (name, name)
+    command = shlex.split(run.stdout)
+    at = command.index("prepare")
+    assert command[at + 1 :] == [corpus, f"my data.download/{official}", "my data", "--official", official]
+    run = script(f"prepare_{name}.sh", "out", "--from", ".", "--unofficial", "--dry-run")
+    assert shlex.split(run.stdout)[-4:] == ["prepare", corpus, ".", "out"] and not run.stderr
+
+
+def test_a_text_that_is_there_and_not_the_official_one_is_refused(script, tmp_path):
+    text = write_toy_wikitext(tmp_path / "my text")
+    run = script("prepare_wikitext103.sh", "data", "--from", text)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_download_goes_on_where_it_broke_off_and_is_checked(script, mirror, archive, tmp_path):
+    mirror.files["/wiki.zip"] = archive
+    part = tmp_path / "data.download" / "wiki.zip.part"
+    part.parent.mkdir()
+    part.write_bytes(archive[:1000])
+    # As it comes from another place than the official one, its MD5 is not the published one.
+    run = script("prepare_wikitext103.sh", "data", "--url", f"{mirror.url}/wiki.zip")
+    assert run.returncode == 1 and "its MD5 is not 9ddaacaf6af0710eda8c456decff7832" in run.stderr
+    assert (tmp_path / "data.download" / "wiki.zip").read_bytes() == archive and not part.exists()
+    assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_was_downloaded_is_unpacked_and_prepared(script, archive, tmp_path):
+    copy = tmp_path / "prepare_toy.sh"
+    text = (ROOT / "scripts" / "prepare_wikitext103.sh").read_text()
+    text = text.replace("9ddaacaf6af0710eda8c456decff7832", hashlib.md5(archive).hexdigest())
+    copy.write_text(text.replace('"$(dirname "$0")/prepare_text.sh"', f'"{ROOT}/scripts/prepare_text.sh"'))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
+    run = subprocess.run(
+        ["bash", str(copy), "data", "--downloads", "kept", "--unofficial"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "NOT an official text" in run.stdout and read_manifest(tmp_path / "data")["official"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--from x", "give OUT first"),
+        ("out --from", "--from needs a value"),
+        ("out --fast", "--fast: no such option"),
+        ("out --from nowhere", "--from nowhere: is no folder"),
+    ],
+)
+def test_what_cannot_be_prepared_is_said(script, arguments, message):
+    run = script("prepare_enwik8.sh", *arguments.split())
+    assert run.returncode > 0 and run.stderr.startswith("error: ") and message in run.stderr
+
+
+def test_a_server_that_has_it_not_is_named(script, mirror):
+    run = script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
+    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
+
+
+@pytest.mark.parametrize("name", [*(f"prepare_{name}.sh" for name in PREPARE), "train_language_model.sh"])
+def test_help(script, name):
+    for arguments in ((), ("--help",), ("a", "b", "--help")):
+        run = script(name, *arguments)
+        assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/{name}")
+
+
+def dry_run(script, *arguments: object):
+    run = script("train_language_model.sh", *arguments, "--dry-run")
+    assert run.returncode == 0, run.stderr
+    command = shlex.split(run.stdout)
+    return parsed(command[command.index("fairseq_cli.train") + 1 :]), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch", "gpus", "tgt_len", "streams", "update_freq"),
+    [
+        ("par_transformer_base", 8, 192, 32, 1),
+        ("transformer_xl_base", 2, 192, 32, 4),
+        ("sandwich_transformer_large", 8, 384, 16, 1),
+        ("par_transformer_24b", 4, 512, 12, 2),
+    ],
+)
+def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams, update_freq):
+    with_gpus(tmp_path, eight_gpus())
+    cfg, said = dry_run(script, arch, "some data", "--gpus", gpus)
+    row = CAUSAL_ARCHITECTURES[arch].options()
+    assert {key: cfg.model[key] for key in row} == row
+    assert (cfg.task._name, cfg.task.data, cfg.task.tgt_len) == ("stream_language_modeling", "some data", tgt_len)
+    assert cfg.model.mem_len == tgt_len and gpus * streams * update_freq * tgt_len == 49_152
+    assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (streams, [update_freq])
+    assert f"{gpus} processes x {streams} streams x {update_freq} segments" in said
+    assert (cfg.criterion._name, cfg.optimizer._name, cfg.lr_scheduler._name) == ("causal_lm", "fused_adam", "cosine")
+    assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_updates) == ([2.5e-4], 1000)
+    assert (cfg.optimization.clip_norm, cfg.optimization.max_update) == (0.25, 40_000)
+    assert (cfg.common.cpu, cfg.common.bf16) == (False, True)
+
+
+def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
+    own = ("--max-update", 7, "--sublayer-pattern", "(sff)x5", "--rows-per-update", 8)
+    cfg, said = dry_run(script, "par_transformer_base", "data", *own)
+    assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
+    assert "an update is 8 rows: 1 processes x 4 streams x 2 segments" in said
+    for arguments, message in {
+        "par_transformer_base": "give ARCH and DATA first",
+        "a data --rows-per-gpu": "--rows-per-gpu needs a value",
+        "a data --rows-per-update some": "--rows-per-update some: give a whole number",
+        "a data --gpus 3": "256 rows an update do not divide among 3 processes",
+        "a data --rows-per-gpu 0": "--rows-per-gpu 0: give at least 1",
+    }.items():
+        run = script("train_language_model.sh", *arguments.split())
+        assert run.returncode == 2 and run.stderr.startswith("error: ") and message in run.stderr

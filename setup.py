@@ -14,6 +14,7 @@ INSTALL_REQUIRES = [
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
     "sacremoses>=0.1.1,<0.3",
+    "safetensors>=0.4.3,<1",  # weights without code, `lazyformer export`
     "scikit-learn>=1.5,<2",
     "scipy>=1.14,<2",
     "sentencepiece>=0.2.0,<0.3",
@@ -31,6 +32,8 @@ EXTRAS_REQUIRE = {
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
     ],
+    # `make audit`.
+    "audit": ["bandit>=1.8,<2", "pip-audit>=2.7,<3"],
     # `lazyformer corpus`.
     "corpus": [
         "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document
@@ -41,6 +44,8 @@ EXTRAS_REQUIRE = {
         "xxhash>=3.4,<4",  # datatrove's MinHash breaks with 4
         "zstandard>=0.22,<1",
     ],
+    # `lazyformer search`: LAMB, which torch has not; fairseq's needs NVIDIA apex.
+    "search": ["pytorch_optimizer>=4.1,<5"],
     # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
     "cluster": ["ray>=2.40,<3", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from

@@ -1,0 +1,118 @@
+"""The command ``lazyformer search``."""
+
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.search.schedule import Schedule
+
+DEFAULT = Schedule()
+POSITIVE = click.IntRange(min=1)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+NOT_NEGATIVE = click.FloatRange(min=0)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("data")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--task", type=click.Choice(["masked-lm", "language-model"]), required=True, help="What DATA is for.")
+@click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
+@click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
+@click.option("--baseline-pattern", help="To compare with; of as many sublayers.  [default: (sf)x(half of them)]")
+@click.option("--candidates", default="s,f,identity", help="Of each layer. Add l for lazy attention.")
+@click.option("--batch-size", type=POSITIVE, default=128, help="Sequences or streams an update.")
+@click.option("--architecture-share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.2,
+              help="Of the training data, held apart for the architecture.")  # fmt: skip
+@click.option("--constant-updates", type=click.IntRange(min=0), default=DEFAULT.constant_updates,
+              help="Of weights alone, before the first architecture stage.")  # fmt: skip
+@click.option("--max-updates", type=POSITIVE, default=DEFAULT.max_updates, help="Of weights and architecture together.")
+@click.option("--unchanged-share", type=ABOVE_0, default=DEFAULT.unchanged_share,
+              help="Of a stage of architecture; so long unchanged, the pattern is found. Above 1: stages.")  # fmt: skip
+@click.option("--weights-lr", type=ABOVE_0, default=1e-2, help="LAMB's learning rate.")
+@click.option("--weights-decay", type=NOT_NEGATIVE, default=1e-4, help="LAMB's weight decay.")
+@click.option("--clip-norm", type=NOT_NEGATIVE, default=0.25, help="Of the weights' gradient; 0 for none.")
+@click.option("--architecture-lr", type=ABOVE_0, default=1e-2, help="Adam's learning rate.")
+@click.option("--architecture-decay", type=NOT_NEGATIVE, default=5e-4, help="Adam's weight decay.")
+@click.option("--temperature", type=ABOVE_0, default=DEFAULT.temperature, help="Of the Gumbel-softmax, at first.")
+@click.option("--final-temperature", type=ABOVE_0, default=DEFAULT.final_temperature,
+              help="At MAX_UPDATES; exponential decay from the first architecture stage on.")  # fmt: skip
+@click.option("--latency-price", type=NOT_NEGATIVE, default=0.0, help="Nats a prediction for one baseline's latency.")
+@click.option("--latency-budget", type=NOT_NEGATIVE, default=0.0, help="Share of the baseline's latency that is free.")
+@click.option("--latencies", type=click.Path(path_type=Path, exists=True, dir_okay=False),
+              help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]')  # fmt: skip
+@click.option("--latency-tokens", type=POSITIVE, help="Length that latency is measured at.  [default: the training's]")
+@click.option("--latency-memory", type=click.IntRange(min=0), help="Memory then.  [default: the model's --mem-len]")
+@click.option("--seed", type=int, default=1, help="Of weights, data and choices.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
+@click.option("--log-interval", type=POSITIVE, default=100, help="Updates between lines of the history.")
+@click.option("--save-interval", type=POSITIVE, default=500, help="Updates between states that a search can resume.")
+@click.option("--time-only", is_flag=True, help="Search nothing; time the supernet's updates beside the baseline's.")
+def search(**given: Any) -> None:
+    """Search a sublayer pattern by gradient descent (PAR Transformer, section 2).
+
+    Every layer becomes a mixture of self-attention, feed-forward and identity; what the mixtures come to prefer is
+    the pattern. DATA is what pre-training reads, OUT the folder of the search. Options of fairseq's task and model,
+    such as --tokens-per-sample or --encoder-embed-dim, may follow. Stopped at any moment, the same command goes on.
+    """
+    from lazyformer_fairseq.search.run import run_search
+    from lazyformer_fairseq.search.step_cost import time_updates
+
+    out, save_interval, time_only = given.pop("out"), given.pop("save_interval"), given.pop("time_only")
+    settings = _settings(**given)
+    if time_only:
+        click.echo(time_updates(settings, out))
+        return
+    click.echo(_summary(run_search(settings, out, save_interval), out))
+
+
+def _settings(
+    data: str,
+    task: str,
+    arch: str,
+    sublayers: Optional[int],
+    baseline_pattern: Optional[str],
+    candidates: str,
+    latencies: Optional[Path],
+    device: Optional[str],
+    **rest: Any,
+):
+    """Raises UserError where the options do not fit together."""
+    import torch
+
+    from lazyformer_fairseq.errors import UserError
+    from lazyformer_fairseq.search import fairseq_model
+    from lazyformer_fairseq.search.choices import IDENTITY, read_candidates
+    from lazyformer_fairseq.search.price import read_price_list
+    from lazyformer_fairseq.search.settings import SearchSettings, choose_baseline
+
+    names = read_candidates(candidates)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here")
+    cfg = fairseq_model.parse(data, task, arch, rest["seed"], rest["fairseq_options"])
+    schedule = Schedule(**{name: rest.pop(name) for name in Schedule.__dataclass_fields__})
+    baseline = choose_baseline(baseline_pattern, sublayers, fairseq_model.sublayers_of(cfg))
+    kinds = sorted({*names, *baseline} - {IDENTITY})
+    return SearchSettings(
+        data=str(Path(data).absolute()),
+        task=task,
+        arch=arch,
+        baseline=baseline,
+        candidates=names,
+        schedule=schedule,
+        prices=read_price_list(latencies, kinds).as_json() if latencies else None,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        **rest,
+    )
+
+
+def _summary(result: dict[str, Any], out: Path) -> str:
+    from lazyformer_fairseq.search.result import markdown_table
+
+    how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
+    if not result["pattern"]:
+        found = "Every layer prefers identity: no sublayer is left. Give a lower --latency-price, or search longer."
+    else:
+        found = f"Found after {result['updates']} updates ({how}):\n\n  --sublayer-pattern '{result['pattern']}'"
+    return f"\n{found}\n\n{markdown_table(result['table'])}\n\nFiles: {out}"

@@ -1,0 +1,140 @@
+"""Task, model, data and loss of a search, as fairseq-train would build them."""
+
+from typing import Any, NoReturn
+
+import torch
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks import setup_task
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.encoder import Encoder
+from lazyformer_fairseq.search.choices import Choices
+from lazyformer_fairseq.search.data_parts import Part, two_parts_of_blocks, two_parts_of_text
+from lazyformer_fairseq.search.mixture import Supernet, supernet_pattern
+from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.sublayer_pattern import expand
+
+Network = Encoder | CausalDecoder
+
+# Task, criterion, and an option that only its architectures have.
+TASKS = {
+    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "encoder_embed_dim"),
+    "language-model": ("stream_language_modeling", "causal_lm", "decoder_embed_dim"),
+}
+OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
+
+
+def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str, ...]) -> Any:
+    """fairseq's config.
+
+    Raises:
+        UserError: fairseq does not know an option or a value of one.
+    """
+    for option in fairseq_options:
+        if option.split("=")[0] in OURS:
+            raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
+    parser = options.get_training_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(
+            f"{message}; options that lazyformer search does not have itself go to fairseq's task and model"
+        )
+
+    parser.error = refuse
+    name, criterion, size = TASKS[task]
+    command = [data, "--task", name, "--criterion", criterion, "--arch", arch, "--seed", str(seed), "--no-save"]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
+    if not hasattr(cfg.model, "sublayer_pattern"):
+        raise UserError(f"--arch {arch}: is not one of this package's, which are built from patterns")
+    if not hasattr(cfg.model, size):
+        raise UserError(f"--arch {arch} is not an architecture for --task {task}")
+    return cfg
+
+
+class FairseqSearch:
+    """What a search builds from fairseq's registries.
+
+    Args:
+        settings: of the search.
+
+    Attributes:
+        task: fairseq's.
+        cfg: fairseq's.
+
+    Raises:
+        UserError: as the task and :func:`parse` do.
+    """
+
+    def __init__(self, settings: SearchSettings):
+        self.settings = settings
+        self.cfg = parse(settings.data, settings.task, settings.arch, settings.seed, settings.fairseq_options)
+        self.task = setup_task(self.cfg.task)
+        self.criterion = self.task.build_criterion(self.cfg.criterion)
+
+    def build_model(self, pattern: str) -> tuple[nn.Module, Network]:
+        """A fresh seeded model of any pattern, on the search's device, and its part that loops over sublayers."""
+        utils.set_torch_seed(self.settings.seed)
+        self.cfg.model.sublayer_pattern = pattern
+        model = self.task.build_model(self.cfg.model).to(self.settings.device)
+        return model, next(module for module in model.modules() if isinstance(module, Network))
+
+    def build_supernet(self, candidates: tuple[str, ...]) -> Supernet:
+        """A supernet of as many layers as the baseline has."""
+        layers = self.settings.layers
+        model, network = self.build_model(supernet_pattern(candidates, layers))
+        return Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
+
+    def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Summed loss in nats and number of predictions."""
+        loss, count, _ = self.criterion(model, batch)
+        return loss, count
+
+    def parts(self) -> tuple[Part, Part]:
+        """The training data, for the weights and for the architecture; each call reads it from its start.
+
+        Raises:
+            UserError: there is too little of it, or it does not fit the model.
+        """
+        self.task.load_dataset("train")
+        dataset, settings = self.task.dataset("train"), self.settings
+        if settings.task == "masked-lm":
+            dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
+            return two_parts_of_blocks(dataset, settings.architecture_share, settings.batch_size)
+        dictionary = self.task.dictionary
+        return two_parts_of_text(
+            dataset.tokens,
+            settings.architecture_share,
+            settings.batch_size,
+            self.cfg.task.tgt_len,
+            self.cfg.model.mem_len,
+            dictionary.eos(),
+            dictionary.pad(),
+        )
+
+    @property
+    def latency_tokens(self) -> int:
+        """T of what latency is measured with: as asked, else the training's."""
+        segment = self.cfg.task.tokens_per_sample if self.settings.task == "masked-lm" else self.cfg.task.tgt_len
+        return self.settings.latency_tokens or segment
+
+    @property
+    def latency_memory(self) -> int:
+        """M of what latency is measured with, 0 for encoders."""
+        if self.settings.task == "masked-lm":
+            return 0
+        asked = self.settings.latency_memory
+        return self.cfg.model.mem_len if asked is None else asked
+
+
+def sublayers_of(cfg: Any) -> int:
+    """How many the architecture has by its own pattern."""
+    return len(expand(cfg.model.sublayer_pattern))
+
+
+def random_tokens(vocab_size: int, rows: int, length: int, device: str) -> Tensor:
+    """Ids (B, T) without padding, the same ones each time."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(4, max(vocab_size, 5), (rows, length), generator=generator).to(device)

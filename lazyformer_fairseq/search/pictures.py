@@ -1,0 +1,86 @@
+"""Pictures of a search: the probabilities as the paper's Figure 2 shows them, and how they came about."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+NAMES = {"s": "self-attention", "l": "lazy attention", "f": "feed-forward", "identity": "identity"}
+LETTERS = {"s": "s", "l": "l", "f": "f", "identity": "-"}
+# Okabe and Ito's, which colour-blind readers tell apart.
+COLOURS = {"s": "#D55E00", "l": "#CC79A7", "f": "#0072B2", "identity": "0.5"}
+STAGES = {"weights": ("o", "#0072B2", "on the weights' data"), "architecture": ("s", "#D55E00", "on held-apart data")}
+
+
+def draw_probabilities(probabilities: Sequence[Sequence[float]], candidates: Sequence[str], path: Path) -> None:
+    """Layers along x, candidates as rows, brighter where more probable (PAR Transformer, Figure 2); a dot: the choice.
+
+    Args:
+        probabilities: (L, K).
+        candidates: K names.
+        path: of the PNG.
+    """
+    table = np.asarray(probabilities).T
+    layers = table.shape[1]
+    figure, axis = pyplot.subplots(figsize=(max(5.0, 0.32 * layers + 2.5), 0.5 * len(candidates) + 1.4))
+    image = axis.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
+    axis.set_yticks(range(len(candidates)), [NAMES[name] for name in candidates])
+    axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
+    axis.set_xlabel("layer, the lowest first")
+    figure.colorbar(image, label="probability", pad=0.02)
+    _save(figure, path)
+
+
+def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, path: Path) -> None:
+    """Loss by stage, entropy and temperature, expected latency, and the kinds in the pattern, against updates."""
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
+    updates = [row["update"] for row in history]
+    _draw_loss(axes[0, 0], history)
+    axes[0, 1].plot(updates, [row["entropy"] for row in history], color="#0072B2")
+    axes[0, 1].set_ylabel("entropy, bits a layer", color="#0072B2")
+    axes[0, 1].set_ylim(0, 1.05 * history[0]["entropy"])
+    beside = axes[0, 1].twinx()
+    beside.plot(updates, [row["temperature"] for row in history], color="#E69F00", linestyle="--")
+    beside.set_ylabel("temperature", color="#E69F00")
+    beside.set_ylim(bottom=0)
+    axes[1, 0].plot(updates, [row["expected_latency"] for row in history], color="#009E73", label="expected")
+    axes[1, 0].axhline(baseline_latency, color="0.45", linestyle="--", label="baseline")
+    axes[1, 0].set_ylabel("latency, ms")
+    axes[1, 0].set_ylim(bottom=0)
+    axes[1, 0].legend(fontsize=8)
+    for name, letter in LETTERS.items():
+        counts = [row["by_layer"].count(letter) for row in history]
+        if any(counts):
+            axes[1, 1].step(updates, counts, where="post", color=COLOURS[name], label=NAMES[name])
+    axes[1, 1].set_ylabel("layers that prefer it")
+    axes[1, 1].set_ylim(bottom=0)
+    axes[1, 1].legend(fontsize=8)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("updates")
+    _save(figure, path)
+
+
+def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
+    for stage, (mark, colour, label) in STAGES.items():
+        rows = [(row["update"], row["loss"]) for row in history if row["stage"] == stage]
+        if rows:
+            axis.plot(*zip(*rows, strict=True), marker=mark, markersize=3, color=colour, label=label)
+    axis.set_ylabel("loss, bits a prediction")
+    axis.legend(fontsize=8)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    figure.savefig(unfinished, dpi=150, bbox_inches="tight", format="png")
+    pyplot.close(figure)
+    unfinished.replace(path)

@@ -1,0 +1,85 @@
+"""A whole search, from its settings to its results."""
+
+from pathlib import Path
+from typing import Any
+
+from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.search.fairseq_model import FairseqSearch
+from lazyformer_fairseq.search.folder import RESULT, SearchFolder
+from lazyformer_fairseq.search.found_pattern import by_layer, compact, letters
+from lazyformer_fairseq.search.latencies import measure_prices
+from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
+from lazyformer_fairseq.search.pictures import draw_history, draw_probabilities
+from lazyformer_fairseq.search.price import LatencyPrice, PriceList
+from lazyformer_fairseq.search.result import compare_with_baseline, markdown_table
+from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.search.training import SupernetTraining
+
+
+def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:
+    """Searches in the folder `path`, or goes on where an earlier run was stopped, or says what it has found.
+
+    Returns:
+        What result.json holds.
+
+    Raises:
+        UserError: the folder holds another search, or settings and data do not fit together.
+    """
+    fairseq = FairseqSearch(settings)
+    fairseq.parts()  # data that does not fit must not leave a folder behind
+    folder = SearchFolder(path, settings)
+    if (found := folder.result()) is not None:
+        print(f"{path}: this search is finished.")
+        return found
+    search = open_search(fairseq, folder)
+    search.run(folder.save_state, save_interval)
+    return _write_results(fairseq, folder, search)
+
+
+def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
+    """A search at its start, or where its folder's state has it."""
+    settings, prices = fairseq.settings, _prices(fairseq, folder)
+    price = LatencyPrice(prices, settings.latency_price, settings.latency_budget, prices.of(settings.baseline))
+    supernet = fairseq.build_supernet(settings.candidates)
+    training = SupernetTraining(supernet, settings, fairseq.loss_of, price)
+    search = Search(training, fairseq.parts(), settings.schedule, prices, settings.log_interval)
+    if (state := folder.load_state()) is not None:
+        search.load_state_dict(state)
+        print(f"{folder.path}: goes on at update {search.update}.")
+    return search
+
+
+def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
+    """As given; else as measured when the search began, for a search that goes on must pay the same."""
+    given = fairseq.settings.prices
+    if given is not None:
+        return PriceList(**given)
+    measured = folder.path / "latencies.json"
+    if measured.exists():
+        return PriceList(**read_json(measured))
+    prices = measure_prices(fairseq)
+    write_json(measured, prices.as_json())
+    return prices
+
+
+def _write_results(fairseq: FairseqSearch, folder: SearchFolder, search: Search) -> dict[str, Any]:
+    choices, chosen, path = search.choices, search.most_probable(), folder.path
+    probabilities = choices.probabilities().tolist()
+    write_json(
+        path / "probabilities.json",
+        {"candidates": list(choices.candidates), "layers": probabilities, "by_layer": by_layer(chosen)},
+    )
+    draw_probabilities(probabilities, choices.candidates, path / "probabilities.png")
+    draw_history(search.history, search.prices.of(fairseq.settings.baseline), path / "history.png")
+    rows = compare_with_baseline(fairseq, chosen)
+    result = {
+        "pattern": compact(letters(chosen)),
+        "by_layer": by_layer(chosen),
+        "converged": search.converged,
+        "updates": search.update,
+        "entropy": choices.entropy(),
+        "table": rows,
+    }
+    (path / "table.md").write_text(markdown_table(rows) + "\n", encoding="utf-8")
+    write_json(path / RESULT, result)  # last: it says that all is there
+    return result

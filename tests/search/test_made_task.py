@@ -1,0 +1,94 @@
+"""A made task that needs attention early: the search finds that out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.search.choices import Choices
+from lazyformer_fairseq.search.loop import Search
+from lazyformer_fairseq.search.mixture import Supernet, supernet_pattern
+from lazyformer_fairseq.search.price import PriceList
+from lazyformer_fairseq.search.schedule import Schedule
+from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.search.training import SupernetTraining
+
+SYMBOLS = 12
+CANDIDATES = ("s", "f", "identity")
+# Any function of two symbols. A position must look at the first one, then work it out for itself: attention that comes
+# after the last feed-forward sublayer is of no use.
+ANSWERS = torch.randint(0, SYMBOLS, (SYMBOLS, SYMBOLS), generator=torch.Generator().manual_seed(3))
+
+
+class Questions:
+    """Random batches: each position's answer is a function of its own symbol and the first position's."""
+
+    def __init__(self, count: int, seed: int):
+        self.count = count
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(1000 * epoch + self.seed)
+        for _ in range(start, self.count):
+            symbols = torch.randint(0, SYMBOLS, (64, 6), generator=generator)
+            yield {"symbols": symbols, "answers": ANSWERS[symbols[:, :1], symbols]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Answerer(nn.Module):
+    def __init__(self, pattern: str):
+        super().__init__()
+        self.encoder = Encoder(
+            pattern, SYMBOLS, 16, 32, 2, max_positions=6, normalize_before=True, relative_position_buckets=0
+        )
+        self.head = nn.Linear(16, SYMBOLS)
+        self.apply(init_bert_weights)
+        for embedding in (self.encoder.embed_tokens, self.encoder.embed_positions):
+            nn.init.normal_(embedding.weight)
+
+    def forward(self, symbols):
+        return self.head(self.encoder(symbols)[0])
+
+
+def loss_of(model, batch):
+    answers = batch["answers"]
+    return F.cross_entropy(model(batch["symbols"]).flatten(0, 1), answers.flatten(), reduction="sum"), answers.numel()
+
+
+def found(seed: int, cycles: int) -> Search:
+    torch.manual_seed(seed)
+    model = Answerer(supernet_pattern(CANDIDATES, 4))
+    settings = SearchSettings("", "", "", "sfsf", weights_lr=2e-2, architecture_lr=5e-2)
+    schedule = Schedule(240, 240 + 36 * cycles, final_temperature=0.5, unchanged_share=99)
+    training = SupernetTraining(Supernet(model, model.encoder, Choices(4, CANDIDATES)), settings, loss_of)
+    search = Search(training, (Questions(24, seed), Questions(12, seed + 500)), schedule, PriceList())
+    search.run(lambda state: None)
+    return search
+
+
+def check_attention_is_early(search: Search) -> None:
+    attention, feed_forward, _ = search.choices.probabilities().unbind(dim=-1)
+    assert search.most_probable()[-1] == "f"
+    assert attention[-1] < 0.2
+    assert feed_forward[-1] > 0.6
+    assert attention[:2].max() > 0.7
+    assert "s" in search.most_probable()[:2]
+
+
+def test_where_attention_is_needed_early_the_search_keeps_it_early():
+    check_attention_is_early(found(seed=1, cycles=12))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_so_it_does_from_other_seeds(seed):
+    check_attention_is_early(found(seed, cycles=20))

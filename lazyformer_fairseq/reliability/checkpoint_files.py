@@ -1,0 +1,175 @@
+"""Checkpoint files: there whole or not at all, with a checksum inside that tells whether one is as it was written.
+
+What torch.save writes is a zip archive. A zip archive may end in a comment, which torch does not read; ours is a
+SHA-256 of all that torch.save wrote. File and checksum get their name by one rename, so no kill can part them. Files
+without it still load: stock fairseq's are zip archives too, where every record has a CRC-32; files from before torch
+1.6 have nothing that could be checked.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Union
+
+import torch
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+UNFINISHED = ".unfinished"
+PIECE = 2**22  # bytes read at a time
+
+_LABEL = b"lazyformer_fairseq sha256 "
+_NO_COMMENT = struct.pack("<H", 0)  # the end of an archive: the length of its comment
+_COMMENT_FOLLOWS = struct.pack("<H", len(_LABEL) + 64)
+_ENDING = re.compile(re.escape(_COMMENT_FOLLOWS + _LABEL) + rb"([0-9a-f]{64})")
+_ENDING_SIZE = len(_COMMENT_FOLLOWS + _LABEL) + 64
+_ARCHIVE, _ARCHIVE_END = b"PK", b"PK\x05\x06"
+_PICKLE = b"\x80"  # how files from before torch 1.6 begin
+
+
+class DamagedCheckpointError(UserError):
+    """A file that is not, or no longer, what was once saved; another one may do."""
+
+
+def save(state: Any, path: Union[str, Path]) -> None:
+    """``torch.save``, whole or not at all, with a checksum.
+
+    Raises:
+        OSError: the file could not be written; one that was there before is as it was.
+    """
+    with whole_file(path) as file:
+        hashed = _HashedFile(file)
+        try:
+            torch.save(state, hashed)
+        except RuntimeError:  # torch's, when it cannot go on where a write failed
+            if hashed.error is not None:
+                raise hashed.error from None
+            raise
+        file.seek(-len(_NO_COMMENT), os.SEEK_END)
+        file.write(_COMMENT_FOLLOWS + _LABEL + hashed.sha256.hexdigest().encode())
+
+
+class _HashedFile:
+    """What torch.save needs of a file; hashes what is written, and remembers why a write failed."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.error = None
+
+    def write(self, data) -> int:
+        self.sha256.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
+    """Copies a file, whole or not at all. Raises OSError."""
+    with open(source, "rb") as original, whole_file(target) as file:
+        shutil.copyfileobj(original, file, PIECE)
+
+
+@contextmanager
+def whole_file(path: Union[str, Path]) -> Iterator[BinaryIO]:
+    """Yields a file to write; it takes the name `path` when the block ends well, and survives a power cut from then on.
+
+    Until then it is a hidden sibling, locked so that :func:`remove_leftovers` knows it to be in use.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = Path(path).absolute()
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    try:
+        with unfinished.open("xb") as file:
+            with suppress(OSError):  # not every file system knows locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        _sync_folder(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name is kept by its folder: without this a power cut can take the rename back."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Union[str, Path]) -> None:
+    """Removes the unfinished files of killed processes from a folder; those that a process still holds stay."""
+    for path in Path(folder).glob(f".*{UNFINISHED}"):
+        with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            logger.info("%s: removed, a killed process left it unfinished", path)
+
+
+def check(path: Union[str, Path]) -> None:
+    """Reads the whole file to see whether it is as it was written.
+
+    Raises:
+        DamagedCheckpointError: it is not.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(len(_ARCHIVE))
+        file.seek(max(0, size - _ENDING_SIZE))
+        ending = file.read()
+        if checksum := _ENDING.fullmatch(ending):
+            intact = _sha256(file, size - _ENDING_SIZE) == checksum[1].decode()
+            damage = "its checksum does not fit its content"
+        elif ending[-22:-18] == _ARCHIVE_END and ending.endswith(_NO_COMMENT):
+            intact, damage = _records_are_intact(file), "a record's CRC-32 does not fit its content"
+        else:
+            intact = start.startswith(_PICKLE)
+            damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
+    if not intact:
+        raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
+
+
+def _sha256(file: BinaryIO, size: int) -> str:
+    """Of the file as torch.save wrote it: its first `size` bytes, and no comment."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while size:
+        piece = file.read(min(size, PIECE))
+        if not piece:
+            break
+        digest.update(piece)
+        size -= len(piece)
+    digest.update(_NO_COMMENT)
+    return digest.hexdigest()
+
+
+def _records_are_intact(file: BinaryIO) -> bool:
+    try:
+        return zipfile.ZipFile(file).testzip() is None
+    except OSError:
+        raise
+    except Exception:  # zipfile raises what it likes where the archive's list of records is damaged
+        return False

@@ -1,0 +1,71 @@
+"""Latency on this machine: things measured in turn, round after round, so that what slows one slows all."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one thing took.
+
+    Attributes:
+        samples: seconds, one a round, in the order of the rounds.
+    """
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The lower and the upper one, seconds."""
+        return self.quantile(0.25), self.quantile(0.75)
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self.samples, share))
+
+
+def measure(
+    things: Mapping[str, Callable[[], object]],
+    rounds: int = 30,
+    warm_up: int = WARM_UP,
+    device: torch.device | str = "cpu",
+    seed: int = 1,
+    description: str = "latency",
+) -> dict[str, Timing]:
+    """Calls every thing once a round, in an order drawn anew for each round, and times each call.
+
+    Args:
+        things: what to call, by name. Gradients are as the caller has set them.
+        rounds: samples of each.
+        warm_up: rounds before these, not kept.
+        device: a GPU is waited for before and after each call.
+        seed: of the orders.
+        description: of the bar.
+    """
+    chance, samples = random.Random(seed), {name: [] for name in things}
+    for turn in tqdm(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
+        for name in chance.sample(list(things), len(things)):
+            wait_for(device)
+            start = time.perf_counter()
+            things[name]()
+            wait_for(device)
+            if turn >= warm_up:
+                samples[name].append(time.perf_counter() - start)
+    return {name: Timing(tuple(taken)) for name, taken in samples.items()}
+
+
+def wait_for(device: torch.device | str) -> None:
+    """Returns when a GPU has done what it was given; at once for a CPU."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

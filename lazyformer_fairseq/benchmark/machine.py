@@ -1,0 +1,31 @@
+"""What a figure must say of where it was measured."""
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+PACKAGES = ("torch", "fairseq-fixed", "numpy")
+
+
+def describe_machine(device: torch.device | str) -> dict[str, str | int]:
+    """The processor or GPU, and how much of it is used."""
+    if torch.device(device).type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return {"device": _processor(), "threads": torch.get_num_threads()}
+
+
+def describe_versions() -> dict[str, str]:
+    """Of Python and of the packages that decide figures."""
+    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+
+
+def _processor() -> str:
+    """Linux tells its name in a file; elsewhere Python knows the family."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,64 @@
+"""``scripts/compare_language_models.sh``: what it calls, with and without a GPU."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from lazyformer_fairseq.language_modeling.compare_command import compare
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(arguments, gpu)``: the script in a copy whose Python prints what it is given."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "bin").mkdir()
+    for name in ("compare_language_models.sh", "launch.sh"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+
+    def program(name: str, script: str) -> None:
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def call(*arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
+        program("python3", 'for word; do echo "$word"; done')
+        program("nvidia-smi", "echo 'GPU 0: one'" if gpu else "exit 1")
+        environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        script = tmp_path / "scripts" / "compare_language_models.sh"
+        return subprocess.run(["bash", script, *arguments], capture_output=True, text=True, env=environment)
+
+    return call
+
+
+def options_of(done: subprocess.CompletedProcess) -> dict:
+    """What `lazyformer lm compare` reads from the call."""
+    words = done.stdout.splitlines()
+    assert words[:4] == ["-m", "lazyformer_fairseq.cli", "lm", "compare"]
+    return compare.make_context("compare", words[4:]).params
+
+
+def test_on_a_cpu_it_is_the_command_itself(run):
+    options = options_of(run("my data", "out", "--seeds", "1"))
+    assert (options["data"], options["out"]) == (Path("my data"), Path("out"))
+    assert options["seeds"] == (1,) and options["device"] is None and options["sublayers"] == "16"
+
+
+def test_on_a_gpu_it_trains_eight_minutes(run):
+    options = options_of(run("data", "out", "--embed-dim", "512", gpu=True))
+    assert (options["device"], options["minutes"], options["updates"]) == ("cuda", 8, None)
+    assert options["sublayers"] == "32" and options["embed_dim"] == 512, "options that follow win"
+
+
+def test_updates_take_the_place_of_minutes(run):
+    options = options_of(run("data", "out", "--updates", "7", gpu=True))
+    assert (options["updates"], options["minutes"]) == (7, None)
+
+
+def test_it_explains_itself(run):
+    assert "usage: scripts/compare_language_models.sh DATA OUT" in run("--help").stdout
+    done = run("data")
+    assert done.returncode == 2 and done.stderr.startswith("error: give DATA and OUT first")

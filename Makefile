@@ -1,4 +1,4 @@
-# make setup | test | test-all | demo | lint | format | clean
+# make setup | test | test-all | test-reliability | audit | demo | lint | format | clean
 #
 # VENV    the environment to fill and use: .venv, or one of yours: `make setup VENV=$CONDA_PREFIX`
 # PYTHON  the Python 3.11 or 3.12 that .venv is made with (default: the first one that works)
@@ -15,7 +15,7 @@ TEST_PROCESSES ?= auto
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/setup.stamp
 
-.PHONY: setup test test-all demo lint format clean
+.PHONY: setup test test-all test-reliability audit demo lint format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -31,9 +31,24 @@ test: lint
 test-all: PYTEST_ARGS =
 test-all: test
 
+# In full and one after the other: they kill processes, fill disks, measure memory. What they count goes to a file, a
+# line a test, and from there by hand to docs/reliability.md.
+RELIABILITY_COUNTS := $(CURDIR)/results/reliability_counts.jsonl
+test-reliability: lint
+	@rm -f "$(RELIABILITY_COUNTS)"
+	@OMP_NUM_THREADS=1 LAZYFORMER_RELIABILITY_COUNTS="$(RELIABILITY_COUNTS)" \
+		$(RUN) pytest --numprocesses 0 --timeout 7200 -m reliability -v
+	@echo "counted: $(RELIABILITY_COUNTS)"
+
 lint: $(STAMP)
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet . || { echo 'Some files are not formatted: run "make format".'; exit 1; }
+
+# bandit and pip-audit are installed on top of the environment; pip-audit asks a service on the network.
+audit: $(STAMP)
+	@$(RUN) pip install --quiet 'bandit>=1.8,<2' 'pip-audit>=2.7,<3'
+	@$(RUN) bandit --quiet --configfile pyproject.toml --recursive lazyformer_fairseq scripts
+	@$(RUN) pip_audit --skip-editable --progress-spinner off
 
 format: $(STAMP)
 	@$(RUN) ruff check --quiet --fix --exit-zero .

@@ -9,14 +9,16 @@ from fairseq.dataclass import FairseqDataclass
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
     keep_updates_list: Optional[str] = field(
-        default=None, metadata={"help": "updates whose checkpoints are saved and never removed, as 100000,200000"}
+        default=None, metadata={"help": "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"}
     )
     max_skipped_updates: int = field(
         default=10, metadata={"help": "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback"}
     )
     max_rollbacks: int = field(
-        default=3, metadata={"help": "rollbacks to the last good checkpoint before the run stops with a report"}
+        default=3,
+        metadata={"help": "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"},
     )
     loss_spike: float = field(
-        default=0.0, metadata={"help": "skip an update whose loss is this many times the recent median; 0 for never"}
+        default=0.0,
+        metadata={"help": "skip an update whose loss is more than this many times the recent median; 0 for never"},
     )

@@ -13,7 +13,7 @@ them, and writes table and picture to OUT. Run again after a stop, it goes on.
 On a CPU: 16 sublayers of width 64, 2,000 updates each (the command's defaults). On a GPU, in bf16: the paper's 32
 sublayers, width 256, 8 minutes of training each; four models with three seeds are 96 minutes.
 
-  scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --pattern 'found=(sff)x8 (f)x8'
+  scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --pattern 'found=(sff)x4 (f)x4'
 
 Options that follow win; `lazyformer lm compare --help` lists them all.
 HELP

@@ -7,7 +7,7 @@ gpus='' nodes=1 node_rank=0 master=127.0.0.1:29500 max_restarts='' precision='' 
 launch_help() {
   cat <<'HELP'
   --gpus N                processes on this node [its GPUs, or 1 process on the CPU]
-  --nodes N               nodes [1]; start the script on each
+  --nodes N               nodes [1]; start the script on each. All see the same DATA and --save-dir
   --node-rank R           number of this node, from 0 [0]
   --master HOST:PORT      node 0, where there are several [127.0.0.1:29500]
   --max-restarts N        times that all processes start again, from the last checkpoint, when one dies

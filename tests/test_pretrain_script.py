@@ -13,6 +13,7 @@ from helpers import ROOT
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.reliability.checkpoint_options import listed_updates
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"
 
@@ -76,7 +77,8 @@ def test_it_is_table_5(pretrain):
     assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_ratio) == ("linear_warmup", 0.01)
     assert (cfg.optimization.lr, cfg.optimization.max_update) == ([1e-4], 1_000_000)
     assert cfg.dataset.batch_size * cfg.optimization.update_freq[0] == 256
-    assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
+    assert (cfg.checkpoint.save_interval_updates, cfg.checkpoint.keep_interval_updates) == (5_000, 3)
+    assert listed_updates(cfg.task.keep_updates_list) == set(range(100_000, 1_000_000, 100_000))  # 500,000: Table 2
     assert cfg.checkpoint.save_dir == "checkpoints/lazyformer_m2x6_s"
     assert (cfg.common.cpu, cfg.common.fp16, cfg.common.bf16) == (True, False, False)
 
@@ -101,10 +103,20 @@ def test_an_update_has_256_sequences(pretrain, tmp_path, arguments, world, batch
     assert cfg.distributed_training.distributed_world_size == world
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (batch, [update_freq])
     assert f"{world} processes x {batch} sequences x update-freq {update_freq}" in said
-    assert ("torch.distributed.run" in launcher) == (world > 1)
+    assert ("lazyformer_fairseq.reliability.torchrun" in launcher) == (world > 1)
     if world == 16:
-        of_nodes = "--nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr other --master-port 1234"
-        assert of_nodes in " ".join(launcher)
+        assert "--nnodes 2 --nproc-per-node 8 " in " ".join(launcher)
+        assert "--rdzv-endpoint other:1234 --rdzv-id lazyformer --rdzv-conf is_host=0 " in " ".join(launcher)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "restarts"),
+    [("--gpus 2", "3"), ("--gpus 2 --max-restarts 7", "7"), ("--gpus 1 --max-restarts 2", "2"), ("--gpus 1", None)],
+)
+def test_how_often_it_starts_again(pretrain, arguments, restarts):
+    launcher, _, _ = dry_run(pretrain, "bert_base", "data", *arguments.split())
+    assert (launcher[launcher.index("--max-restarts") + 1] if restarts else None) == restarts
+    assert ("--max-restarts" in launcher) == (restarts is not None)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +183,7 @@ def test_help(pretrain, arguments):
         ("bert_base data --gpus 08", "--gpus 08: give a whole number"),
         ("bert_base data --gpus 0", "at least one process is needed"),
         ("bert_base data --gpus 3", "256 sequences an update do not divide among 3 processes; give --sequences-per"),
+        ("bert_base data --max-restarts -1", "--max-restarts -1: give a whole number"),
         ("bert_base data --sequences-per-gpu 0", "--sequences-per-gpu 0: give at least 1"),
         ("bert_base data --master node0", "--master node0: give HOST:PORT"),
         ("bert_base data --node-rank 1", "--node-rank 1: --nodes 1 are numbered from 0 to 0"),

@@ -1,0 +1,133 @@
+"""Where in an epoch a run is, so that it goes on with exactly the samples that it has not seen.
+
+fairseq deals the shuffled batches of an epoch to its processes in turn and saves how many rounds are through. That is
+the place in the order as long as the number of processes and the batches stay the same. Here the state also says how
+the batches were made and how many of them all processes together have consumed. To other processes the rest of the
+same order is dealt; for another batch size (in sentences or tokens) the rest is cut anew, its samples in the same
+order. Masks depend on a sample and the epoch alone, so they stay as they would have been.
+"""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+from fairseq.data.iterators import EpochBatchIterator, GroupedIterator, ShardedIterator
+
+logger = logging.getLogger(__name__)
+
+Batches = Sequence[Sequence[int]]
+BatchSize = dict[str, Optional[int]]  # fairseq's max_tokens and max_sentences
+
+
+class ExactEpochBatchIterator(EpochBatchIterator):
+    """fairseq's iterator, whose state other numbers of processes can load, and other batch sizes if the task helps.
+
+    Attributes:
+        batch_size: what the batches were made with; None where the task did not tell.
+        pieces: of the epoch that was resumed, how batches were made and how many were consumed: one piece, and another
+            for each time that the batch size changed within the epoch. Empty in an epoch from its start.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batch_size: Optional[BatchSize] = None
+        self.pieces: list[dict[str, Any]] = []
+        self._rest: Optional[Batches] = None
+        self._start = 0  # rounds that stand for what was consumed before the epoch was resumed
+
+    def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
+        """By the task: `make(size)` makes batches of all samples, `cut(samples, size)` of some, in their order."""
+        self.batch_size, self._make, self._cut = size, make, cut
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if state["iterations_in_epoch"]:
+            rounds = state["iterations_in_epoch"] - self._start
+            piece = self.pieces[-1] if self.pieces else self._new_piece()
+            last = {**piece, "consumed": piece["consumed"] + rounds * self.num_shards}
+            state.update(pieces=[*self.pieces[:-1], last], samples=self._samples())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Also of another number of processes or batch size. Where the data is another, the epoch starts anew."""
+        if not state.get("pieces") or self._supports_prefetch:
+            return super().load_state_dict(state)
+        if state["samples"] != self._samples():
+            logger.warning(
+                "the checkpoint is from the midst of an epoch of %d samples, and now there are %d (other data, or "
+                "other --tokens-per-sample): the epoch starts anew, so some samples come twice",
+                *(state["samples"], self._samples()),
+            )
+            return super().load_state_dict({**state, "iterations_in_epoch": 0})
+        self.pieces = [dict(piece) for piece in state["pieces"]]
+        if (
+            None not in (self.batch_size, self.pieces[-1]["batch_size"])
+            and self.batch_size != self.pieces[-1]["batch_size"]
+        ):
+            logger.info("batch size %s, before %s: the rest of the epoch is cut anew", self.batch_size, self.pieces[-1])
+            self.pieces.append(self._new_piece())
+        self._rest = self._what_is_left(state["epoch"], state["shuffle"])
+        self._start = max(1, len(self) - math.ceil(len(self._rest) / self.num_shards))
+        super().load_state_dict({**state, "iterations_in_epoch": self._start})
+
+    def next_epoch_itr(self, *args, **kwargs):
+        if self._next_epoch_itr is None:  # an epoch from its start
+            self.pieces, self._rest, self._start = [], None, 0
+        return super().next_epoch_itr(*args, **kwargs)
+
+    def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
+        if self._rest is None:
+            return super().ordered_batches(epoch, fix_batches_to_gpus, shuffle)
+        mine = ShardedIterator(self._rest, self.num_shards, self.shard_id, fill_value=[])
+        return [[]] * self._start + list(mine)  # fairseq skips the first ones
+
+    def _new_piece(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "shards": self.num_shards, "consumed": 0}
+
+    def _samples(self) -> int:
+        return sum(map(len, self.frozen_batches))
+
+    def _what_is_left(self, epoch: int, shuffle: bool) -> Batches:
+        """Batches of the rest of the epoch, in the order in which all processes together consume them."""
+        first, *others = self.pieces
+        known = first["batch_size"] in (self.batch_size, None)
+        left = self._whole_order(
+            self.frozen_batches if known else tuple(self._make(first["batch_size"])), first["shards"], epoch, shuffle
+        )[first["consumed"] :]
+        for piece in others:
+            samples = np.array(list(itertools.chain.from_iterable(left)))
+            left = self._cut(samples, piece["batch_size"])[piece["consumed"] :]
+        return left
+
+    def _whole_order(self, batches: Batches, shards: int, epoch: int, shuffle: bool) -> list[Sequence[int]]:
+        """As fairseq deals them to `shards` processes; how many matters where it shuffles groups of that many."""
+        before = self._frozen_batches, self.num_shards, self.shard_id
+        shards = shards if self.grouped_shuffling else 1
+        try:
+            dealt = []
+            for shard in range(shards):
+                self._frozen_batches, self.num_shards, self.shard_id = batches, shards, shard
+                dealt.append(super().ordered_batches(epoch, False, shuffle))
+        finally:
+            self._frozen_batches, self.num_shards, self.shard_id = before
+        return [batch for batches_of_round in zip(*dealt, strict=True) for batch in batches_of_round if len(batch)]
+
+
+class ExactGroupedIterator(GroupedIterator):
+    """fairseq's groups of ``--update-freq`` batches, all of them.
+
+    fairseq counts them from the epoch's start, and leaves out the last one where an epoch is resumed at a batch that is
+    no multiple of the update-freq, as it can be when that has changed.
+    """
+
+    def __init__(self, iterable, chunk_size: int, skip_remainder_batch: bool = False):
+        position = getattr(iterable, "n", 0)
+        left = len(iterable) - position
+        super().__init__(iterable, chunk_size)
+        groups = left // chunk_size if skip_remainder_batch else math.ceil(left / chunk_size)
+        self.total = self.n + groups
+        if skip_remainder_batch:
+            iterable.take(position + groups * chunk_size)  # else the epoch would not end

@@ -1,0 +1,143 @@
+"""What fairseq would run, or follow out of a folder, of a file that somebody else wrote."""
+
+import ast
+import functools
+import logging
+import operator
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+from fairseq import file_utils
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+SAFETENSORS = ".safetensors"
+# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also says which of
+# fairseq's models it is: with fconv_lm, whatever stood in decoder_layers was run.
+EVALUATING_MODULES = (
+    "fairseq.criterions.ctc",
+    "fairseq.data.audio.raw_audio_dataset",
+    "fairseq.data.codedataset",
+    "fairseq.models.fconv",
+    "fairseq.models.fconv_lm",
+    "fairseq.models.fconv_self_att",
+    "fairseq.models.hubert.hubert",
+    "fairseq.models.lightconv_lm",
+    "fairseq.models.speech_to_text.s2t_wav_transformer",
+    "fairseq.models.transformer_lm",
+    "fairseq.models.wav2vec.wav2vec",
+    "fairseq.models.wav2vec.wav2vec2",
+    "fairseq.optim.adafactor",
+    "fairseq.optim.adam",
+    "fairseq.optim.adamax",
+    "fairseq.optim.cpu_adam",
+    "fairseq.optim.fused_lamb",
+    "fairseq.utils",
+)
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+LONGEST_SETTING, MOST_REPEATS = 1_000_000, 1_000
+
+
+def load_without_code(original: Callable) -> Callable:
+    """Wraps ``load_checkpoint_to_cpu``: torch's protection stays on whatever the environment says, and safetensors are
+    read where a checkpoint is asked for.
+    """
+
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        forbid_unsafe_loads()
+        if str(path).endswith(SAFETENSORS):
+            from lazyformer_fairseq.models.safetensors_files import read_as_checkpoint  # imports this package's models
+
+            return read_as_checkpoint(path)
+        return original(path, *args, **kwargs)
+
+    return load_checkpoint_to_cpu
+
+
+def forbid_unsafe_loads() -> None:
+    """Takes out of the environment, for children too, what makes ``torch.load`` run whatever a file says."""
+    if os.environ.pop(UNSAFE_LOADS, None):
+        logger.warning(
+            "%s is set, and taken back: no checkpoint needs it here, and one could run code by it", UNSAFE_LOADS
+        )
+
+
+def read_setting(text: str) -> Any:
+    """What a setting such as ``[(512, 3)] * 4 + [(512, 2)]`` stands for: numbers, strings, containers, + - * /.
+
+    Raises:
+        UserError: it is anything else; nothing of it was run.
+    """
+    try:
+        if len(text) > LONGEST_SETTING:
+            raise ValueError("too long")
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (ValueError, TypeError, SyntaxError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise UserError(
+            f"setting {text[:200]!r}: refused, nothing of it was run: only numbers, strings, lists and their sums are "
+            f"values ({error})"
+        ) from None
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.List(elts):
+            return [_value(element) for element in elts]
+        case ast.Tuple(elts):
+            return tuple(_value(element) for element in elts)
+        case ast.Dict(keys, values) if None not in keys:
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True)}
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand)
+        case ast.BinOp(left, operation, right) if type(operation) in OPERATORS:
+            return _calculated(type(operation), _value(left), _value(right))
+    raise ValueError(f"it holds a {type(node).__name__}")
+
+
+def _calculated(operation: type, left: Any, right: Any) -> Any:
+    lengths = [len(value) for value in (left, right) if isinstance(value, (str, bytes, list, tuple))]
+    if operation is ast.Mult and lengths:
+        times = right if isinstance(right, int) else left
+        if times * max(lengths) > MOST_REPEATS:
+            raise ValueError("it repeats too often")
+    return OPERATORS[operation](left, right)
+
+
+def check_archive_first(original: Callable) -> Callable:
+    """Wraps ``load_archive_file``, which unpacks links and absolute names as they stand, and moves what they name."""
+
+    @functools.wraps(original)
+    def load_archive_file(archive_file):
+        try:
+            path = file_utils.cached_path(archive_file, cache_dir=None)
+        except OSError:
+            return original(archive_file)  # which says that there is none
+        if not os.path.isdir(path):
+            check_archive(path)
+        return original(archive_file)
+
+    return load_archive_file
+
+
+def check_archive(path: str) -> None:
+    """Raises a UserError where a tar archive is damaged or has a member that is no file or folder inside of it."""
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name)
+                if name.is_absolute() or ".." in name.parts or not (member.isfile() or member.isdir()):
+                    kind = "points out of the archive" if member.isfile() or member.isdir() else "is a link or a device"
+                    raise UserError(f"{path}: refused, nothing of it was unpacked: its member {member.name!r} {kind}")
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: no archive of a model, or a damaged one ({error})") from None

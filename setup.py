@@ -32,8 +32,6 @@ EXTRAS_REQUIRE = {
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
     ],
-    # `make audit`.
-    "audit": ["bandit>=1.8,<2", "pip-audit>=2.7,<3"],
     # `lazyformer corpus`.
     "corpus": [
         "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document

@@ -8,22 +8,25 @@ import logging
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # on import it asks for tensorboardX
 
 from lazyformer_fairseq import fairseq_compat
+from lazyformer_fairseq.criterions import causal_lm, masked_lm
 from lazyformer_fairseq.criterions import glue as glue_criterion
-from lazyformer_fairseq.criterions import masked_lm
-from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.models import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.optim import fused_adam, linear_warmup
-from lazyformer_fairseq.tasks import full_sentences_masked_lm
+from lazyformer_fairseq.tasks import full_sentences_masked_lm, stream_language_modeling
 from lazyformer_fairseq.tasks import glue as glue_task
 
 fairseq_compat.install()
 
 __version__ = "0.1.0"
 __all__ = [
+    "CausalLanguageModel",
     "LazyFormerModel",
+    "causal_lm",
     "full_sentences_masked_lm",
     "fused_adam",
     "glue_criterion",
     "glue_task",
     "linear_warmup",
     "masked_lm",
+    "stream_language_modeling",
 ]

@@ -9,6 +9,9 @@ import click
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.glue.report_commands import predict, report
+from lazyformer_fairseq.language_modeling.commands import lm
+from lazyformer_fairseq.language_modeling.compare_command import compare
+from lazyformer_fairseq.search.commands import search
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -22,6 +25,9 @@ main.add_command(corpus)
 glue.add_command(report)
 glue.add_command(predict)
 main.add_command(glue)
+lm.add_command(compare)
+main.add_command(lm)
+main.add_command(search)
 
 
 @main.command()
@@ -38,6 +44,22 @@ def demo(corpus: Optional[str], output: Path, updates: Optional[int]) -> None:
 
     chosen = {"corpus": corpus, "updates": updates}
     run_demo(DemoSettings(**{name: value for name, value in chosen.items() if value is not None}), output)
+
+
+@main.command()
+@click.argument("checkpoints", metavar="CHECKPOINT_FOLDER", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--checkpoint-file", help="Name in the folder.  [default: the best checkpoint, else the last]")
+def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None:
+    """Write a pre-trained or fine-tuned encoder as safetensors, which run no code whoever loads them.
+
+    OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
+    fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
+    """
+    from lazyformer_fairseq.models import safetensors_files
+
+    safetensors_files.export(checkpoints, out, checkpoint_file)
+    click.echo(f"written: {out}")
 
 
 if __name__ == "__main__":

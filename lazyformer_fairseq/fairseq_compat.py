@@ -5,13 +5,12 @@ import functools
 import logging
 import math
 import os
-import pickle
 import sys
 import warnings
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import options, trainer
 from fairseq.distributed import utils as distributed_utils
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -25,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability import hooks
+from lazyformer_fairseq.reliability.user_error_note import note_user_error
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ def install() -> None:
     """Applies all of it; called once, when the package is imported."""
     silence_warnings_nobody_can_act_on()
     allow_fairseq_checkpoints()
-    name_broken_checkpoints()
     train_on_cpu_under_torchrun()
     share_objects_between_processes()
     let_bf16_run_on_gpus_and_cpus()
     let_fp16_run_on_cpus()
     tell_schedules_the_length_of_an_epoch()
+    see_no_shared_parameter_where_there_is_none()
     print_user_errors_plainly()
     hooks.install()
 
@@ -71,40 +71,6 @@ def allow_fairseq_checkpoints() -> None:
     torch >= 2.6 loads with ``weights_only=True`` and then knows tensors and containers alone.
     """
     torch.serialization.add_safe_globals([argparse.Namespace])
-
-
-def name_broken_checkpoints() -> None:
-    """Turns what torch says of truncated and unsafe checkpoints into an error that names the file and what to do."""
-    original = checkpoint_utils.load_checkpoint_to_cpu
-
-    @functools.wraps(original)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
-        try:
-            return original(path, *args, **kwargs)
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: no such checkpoint") from error
-        except pickle.UnpicklingError as error:
-            raise UserError(_unreadable(path, error)) from error
-        except (OSError, RuntimeError, EOFError, KeyError, UnicodeDecodeError, AttributeError) as error:
-            raise UserError(f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})") from error
-
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-
-
-def _unreadable(path, error: Exception) -> str:
-    """torch's own message recommends to switch the protection off; this one does not."""
-    refused = "GLOBAL" in str(error) or "Unsupported" in str(error)
-    if refused:
-        return (
-            f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
-            f"run code when loaded ({_first_line(error.__context__ or error)}). Do not use it if you do not trust "
-            "where it comes from; save weights and plain settings alone if it is yours"
-        )
-    return f"{path}: truncated, damaged or no checkpoint ({_first_line(error)})"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def train_on_cpu_under_torchrun() -> None:
@@ -192,6 +158,20 @@ def tell_schedules_the_length_of_an_epoch() -> None:
     Trainer.get_train_iterator = get_train_iterator
 
 
+def see_no_shared_parameter_where_there_is_none() -> None:
+    """fairseq takes all linear maps without a bias to share one, the parameter None, and logs a line for each."""
+    original = trainer._catalog_shared_params
+
+    @functools.wraps(original)
+    def catalog_shared_params(module, memo=None, prefix=""):
+        shared = original(module, memo, prefix)
+        if memo is not None:  # it calls itself for each submodule
+            return shared
+        return [names for names in shared if trainer._get_module_by_path(module, names[0]) is not None]
+
+    trainer._catalog_shared_params = catalog_shared_params
+
+
 def print_user_errors_plainly() -> None:
     """A user's mistake ends a command line with its message and exit code 1, without a traceback; Ctrl-C with a line.
 
@@ -205,6 +185,7 @@ def print_user_errors_plainly() -> None:
         user_error = find_user_error(error)
         if user_error is not None:
             message = f"error: {user_error}"
+            note_user_error()
         elif issubclass(kind, KeyboardInterrupt):
             message = "interrupted; the same command goes on from the last checkpoint"
         else:

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import ROOT
+from helpers import ROOT, assert_equal_state
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
 
@@ -34,22 +34,6 @@ class Batches:
 
     def __exit__(self, *_):
         self.patch.stop()
-
-
-def assert_equal_state(one, other, name="checkpoint"):
-    assert type(one) is type(other), name
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), name
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys(), name
-        for key in one:
-            assert_equal_state(one[key], other[key], f"{name}.{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), name
-        for number, (part, other_part) in enumerate(zip(one, other, strict=True)):
-            assert_equal_state(part, other_part, f"{name}[{number}]")
-    else:
-        assert one == other, name
 
 
 def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):

@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, count_parameters, toy_texts
+from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
 from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.tasks.glue import GlueConfig
+from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingConfig
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -32,6 +35,20 @@ ADDED_OPTIONS = {
     "lazyformer glue report": "",
     "lazyformer glue predict": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --gpus none",
+    "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
+    "scripts/train_language_model.sh": (
+        "--decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --adaptive-softmax-cutoff '' "
+        "--sublayer-pattern sff --mem-len 8 --tgt-len 8 --rows-per-update 4 --max-update 2 --num-workers 0"
+    ),
+    "lazyformer lm evaluate": "",
+    "lazyformer lm compare": (
+        "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --adaptive-softmax-cutoff '' --updates 1 --seeds 1 --tgt-len 8 "
+        "--mem-len 8 --batch-size 4 --device cpu"
+    ),
+    "lazyformer search": (
+        "--decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --adaptive-softmax-cutoff '' "
+        "--tgt-len 8 --mem-len 8 --batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 30 --device cpu"
+    ),
     "fairseq-train data": f"{TINY} --max-update 2 --tokens-per-sample 32 --batch-size 4 --cpu",
     "fairseq-train glue_data/CoLA": f"{TINY} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": "task.tokens_per_sample=32 dataset.batch_size=4",
@@ -60,6 +77,7 @@ def users_folder(tmp_path) -> Path:
     """Where a user stands: the checkout, texts of theirs and a GLUE task."""
     for name in ("lazyformer_fairseq", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
+    write_toy_wikitext(tmp_path / "my_wikitext")
     (tmp_path / "my_texts").mkdir()
     text = "\n\n".join(toy_texts(150))
     (tmp_path / "my_texts" / "toy.txt").write_text(text)
@@ -91,7 +109,7 @@ def test_every_command_runs(users_folder):
             assert run.returncode == 0, f"{shlex.join(command)}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
             assert "Traceback" not in run.stderr
             ran.append((command, run))
-    assert len(ran) == 10
+    assert len(ran) == 15
     answers = ran[4][1].stdout.splitlines()
     assert len([line for line in answers if re.match(r"\d+%  ", line)]) == 3
 
@@ -122,9 +140,10 @@ def test_files_and_folders_that_the_readme_names_are_there():
 def test_the_table_of_options_names_options_and_their_defaults():
     section = README.split("## Options beside fairseq's own")[1].split("##")[0]
     named = {name.strip("-").replace("-", "_") for name in re.findall(r"`(--[\w-]+)`", section)} - {"arch"}
-    configs = (FullSentencesMaskedLMConfig, GlueConfig, LazyFormerConfig, FusedAdamConfig, LinearWarmupConfig)
+    tasks = (FullSentencesMaskedLMConfig, GlueConfig, StreamLanguageModelingConfig)
+    configs = (*tasks, LazyFormerConfig, CausalLMConfig, FusedAdamConfig, LinearWarmupConfig)
     defaults = {field.name: field.default for config in configs for field in fields(config)}
     assert named - {"max_update", "max_epoch", "help"} <= defaults.keys()
-    for name in ("mask_prob", "leave_unmasked_prob", "relative_position_max_distance", "warmup_ratio"):
+    for name in ("mask_prob", "leave_unmasked_prob", "relative_position_max_distance", "warmup_ratio", "tgt_len"):
         row = next(line for line in section.splitlines() if f"`--{name.replace('_', '-')}`" in line)
         assert str(defaults[name]) in row

@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fairseq import checkpoint_utils, options, utils
@@ -15,6 +17,7 @@ from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.benchmark.latency import wait_for
+from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.reliability.preemption import SIGNALS
 
 
@@ -24,13 +27,17 @@ class StepwiseTraining:
     Signals are for whoever drives the trainings: one that saved and ended at SIGTERM would know nothing of the others.
 
     Args:
-        command: arguments of fairseq-train; `--save-dir` among them.
+        command: arguments of fairseq-train.
+        folder: of the checkpoints, and of the times of the updates; one that is there is resumed.
 
     Attributes:
-        seconds: of each update that this process made.
+        seconds: of each update, those before a stop included.
     """
 
-    def __init__(self, command: list[str]):
+    def __init__(self, command: list[str], folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [*command, "--save-dir", str(folder)]
+        self.folder = folder
         self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
         np.random.seed(self.cfg.common.seed)
         utils.set_torch_seed(self.cfg.common.seed)
@@ -40,7 +47,7 @@ class StepwiseTraining:
         with _signals_left_alone():
             _, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
         self.trainer.preemption = None
-        self.seconds: list[float] = []
+        self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
         self.batches = self._batches_of_this_epoch()
 
     @property
@@ -50,6 +57,14 @@ class StepwiseTraining:
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
+    def _kept(self, name: str, default: Any) -> Any:
+        """What `NAME.json` has. It is written before the checkpoint, so it may know updates that this has not."""
+        path = self.folder / f"{name}.json"
+        return read_json(path)[name] if path.exists() else default
+
+    def _keep(self, name: str, value: Any) -> None:
+        write_json(self.folder / f"{name}.json", {name: value})
 
     def _batches_of_this_epoch(self) -> iterators.GroupedIterator:
         return iterators.GroupedIterator(self.epochs.next_epoch_itr(), 1)
@@ -72,6 +87,7 @@ class StepwiseTraining:
     def save(self, with_optimizer: bool = True) -> None:
         """Saves as fairseq-train does, with all that the task keeps. Without its optimizer a model cannot resume."""
         self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
+        self._keep("seconds", self.seconds)
         checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)
 
 

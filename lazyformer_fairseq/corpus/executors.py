@@ -1,11 +1,11 @@
 """Runs the tasks of a stage: on this machine, on a Slurm cluster or on Ray, all by datatrove's executors."""
 
+import copy
 import errno
 import fcntl
 import logging
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -102,7 +102,7 @@ class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
         if self.workers == 1 or len(ranks) < 2:
             for rank in ranks:
                 # As in a pool, each task gets a pipeline of its own: steps count in themselves.
-                pickle.loads(pickle.dumps(self)).run_task(rank)
+                copy.deepcopy(self).run_task(rank)
             return
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["lazyformer_fairseq.corpus.stages"])  # its imports are paid once

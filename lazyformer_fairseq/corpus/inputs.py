@@ -87,6 +87,8 @@ def _parse(spec: str) -> tuple[Optional[str], Path]:
         wanted_format, path = None, Path(spec)
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
+    if not path.is_file() and not path.is_dir():
+        raise UserError(f"{path}: is neither a file nor a folder, but a device or a pipe; write its text to a file")
     return wanted_format, path
 
 

@@ -1,26 +1,22 @@
 """Joins parts in fairseq's memory-mapped format to shards, and writes its index, without Python for every item.
 
-PREFIX.bin  the ids of all items, one after the other
-PREFIX.idx  type of the ids, number of items, sizes (int32, ids of each item), pointers (int64, bytes before each)
+The format is described in ``data/binary_format.py``.
 """
 
 import os
 import shutil
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Union
 
 import numpy as np
-from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype, _dtype_header_code
+from fairseq.data.indexed_dataset import _code_to_dtype, _dtype_header_code
 
 from lazyformer_fairseq.corpus.rewritten import rewritten_file
+from lazyformer_fairseq.data.binary_format import BYTES_OF_ITEM, HEADER, MAGIC
 from lazyformer_fairseq.errors import UserError
 
 Prefix = Union[str, Path]
-MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
-HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
-BYTES_OF_ITEM = 4 + 8
 
 
 def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:

@@ -27,10 +27,11 @@ def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, 
         return None
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        there = {name: manifest[name] for name in plan}
-    except (OSError, ValueError, KeyError, TypeError):
+        _refuse_other_plan({name: manifest[name] for name in plan}, plan, folder)
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
-    _refuse_other_plan(there, plan, folder)
     return manifest
 
 

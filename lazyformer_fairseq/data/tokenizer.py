@@ -78,7 +78,10 @@ class Tokenizer:
             settings = TextSettings.from_json(description["settings"])
         except UserError as error:
             raise UserError(f"{folder / SETTINGS_FILE}: {error}") from None
-        tokenizer = cls(folder, settings, _load_model(contents[MODEL_FILE], folder / MODEL_FILE))
+        try:
+            tokenizer = cls(folder, settings, _load_model(contents[MODEL_FILE], folder / MODEL_FILE))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{folder / MODEL_FILE}: damaged, a piece is no UTF-8 text ({error})") from None
         if _dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
             raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / MODEL_FILE}")
         return tokenizer
@@ -253,7 +256,7 @@ def _parse_description(path: Path, content: bytes) -> dict:
     """The checked contents of tokenizer.json, but for the settings."""
     try:
         description = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error})") from None
     version = description.get("format_version") if isinstance(description, dict) else None
     if version != FORMAT_VERSION:

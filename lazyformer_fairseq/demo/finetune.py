@@ -61,4 +61,4 @@ def _finished_epochs(log: Path) -> int:
 
 
 def _best_score(checkpoint: Path) -> float:
-    return float(torch.load(checkpoint)["extra_state"]["best"])
+    return float(torch.load(checkpoint, weights_only=True)["extra_state"]["best"])

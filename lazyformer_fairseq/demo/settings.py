@@ -43,16 +43,16 @@ class DemoSettings:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def pretraining_command(self, model: str, data: Path, save_dir: Path) -> list[str]:
+    def pretraining_command(self, model: str, data: Path) -> list[str]:
         """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""
         return [
             *(str(data), "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm"),
             *("--tokens-per-sample", str(self.tokens_per_sample), "--criterion", "masked_lm_accuracy"),
-            *(*MODELS[model].split(), *SIZES.split(), "--save-dir", str(save_dir), "--seed", str(self.seed)),
+            *(*MODELS[model].split(), *SIZES.split(), "--seed", str(self.seed)),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.2", "--lr", str(self.rate)),
             *("--max-update", str(self.updates), "--batch-size", str(self.sequences)),
-            *("--batch-size-valid", "128", "--num-workers", "0", "--cpu"),
+            *("--batch-size-valid", "128", "--num-workers", "0", "--cpu", "--no-epoch-checkpoints"),
         ]
 
     def finetuning_command(self, model: str, task: Path, checkpoint: Path, save_dir: Path) -> list[str]:

@@ -3,72 +3,34 @@
 One process, one machine state: what slows one model down for a moment slows the others too.
 """
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from fairseq import checkpoint_utils, options, utils
-from fairseq.data import iterators
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
-from fairseq.tasks import setup_task
-from fairseq.trainer import Trainer
 from tqdm import tqdm
 
+from lazyformer_fairseq.benchmark.stepwise_training import StepwiseTraining
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
 
 VALIDATIONS = 8  # points of a curve beside the first
 SAVES = 4
 
 
-class Run:
-    """One model's pre-training, as fairseq-train would do it, one update at a time.
+class Run(StepwiseTraining):
+    """One model's pre-training.
 
     Attributes:
         name: key of MODELS.
-        save_dir: of its checkpoints; one that is there is resumed.
         curve: by validation, lists: `updates`, `seconds` (of training alone), `loss` (bits a masked token), `accuracy`
             (percent).
-        seconds: of each update.
     """
 
-    def __init__(self, name: str, command: list[str], save_dir: Path):
+    def __init__(self, name: str, settings: DemoSettings, data: Path, folder: Path):
+        super().__init__(settings.pretraining_command(name, data), folder)
         self.name = name
-        self.save_dir = save_dir
-        parser = options.get_training_parser()
-        self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command))
-        np.random.seed(self.cfg.common.seed)
-        utils.set_torch_seed(self.cfg.common.seed)
-        self.task = setup_task(self.cfg.task)
-        model, criterion = self.task.build_model(self.cfg.model), self.task.build_criterion(self.cfg.criterion)
         self.task.load_dataset("valid")
-        self.trainer = Trainer(self.cfg, self.task, model, criterion)
-        saved, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
-        self.curve: dict[str, list[float]] = saved["curve"] if saved else {}
-        self.seconds: list[float] = saved["seconds"] if saved else []
-        self.batches = self._batches()
-
-    @property
-    def updates(self) -> int:
-        return self.trainer.get_num_updates()
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
-
-    def _batches(self) -> Iterator[list[dict]]:
-        """Batches of this epoch and all that follow."""
-        while True:
-            yield from iterators.GroupedIterator(self.epochs.next_epoch_itr(), 1)
-            self.epochs = self.trainer.get_train_iterator(self.epochs.next_epoch_idx)
-
-    def update(self) -> None:
-        batch = next(self.batches)
-        start = time.perf_counter()
-        with metrics.aggregate(new_root=True):
-            self.trainer.train_step(batch)
-        self.seconds.append(time.perf_counter() - start)
+        points = self._kept("curve", {})
+        here = sum(updates <= self.updates for updates in points.get("updates", ()))
+        self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
 
     def validate(self) -> None:
         """Adds a point to the curve: loss and accuracy on all held-out documents."""
@@ -80,25 +42,15 @@ class Run:
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
 
-    def save(self) -> None:
-        """Writes a checkpoint that fairseq-train could resume, with the curve and times beside."""
-        extra_state = {
-            "train_iterator": self.epochs.state_dict(),
-            "val_loss": None,
-            "curve": self.curve,
-            "seconds": self.seconds,
-        }
-        self.trainer.consolidate_optimizer()
-        self.trainer.save_checkpoint(str(self.save_dir / "checkpoint_last.pt"), extra_state)
+    def save(self, with_optimizer: bool = True) -> None:
+        """Also keeps the curve."""
+        self._keep("curve", self.curve)
+        super().save(with_optimizer)
 
 
 def pretrain(settings: DemoSettings, data: Path, folder: Path) -> dict[str, Run]:
     """Pre-trains all MODELS, or resumes; each has its checkpoints in `folder`/NAME. Returns the finished runs."""
-    runs = []
-    for name in MODELS:
-        save_dir = folder / name
-        save_dir.mkdir(parents=True, exist_ok=True)
-        runs.append(Run(name, settings.pretraining_command(name, data, save_dir), save_dir))
+    runs = [Run(name, settings, data, folder / name) for name in MODELS]
     total = settings.updates
     point_every, save_every = max(1, total // VALIDATIONS), max(1, total // SAVES)
     done = sum(run.updates for run in runs)

@@ -27,6 +27,7 @@ from lazyformer_fairseq.glue.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, R
 from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.metrics import METRICS
 from lazyformer_fairseq.glue.task_table import TaskDescription
+from lazyformer_fairseq.reliability import checkpoint_files
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,10 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
     vars(checkpoint_utils.save_checkpoint).pop("best", None)  # fairseq keeps the best score of the process, not the run
     fairseq_cli.train.main(cfg)
     train_seconds, tokens = metrics.get_meter("default", "train_wall").sum, metrics.get_meter("default", "wpb").sum
-    best = torch.load(run.folder / BEST, map_location="cpu")
+    best = torch.load(run.folder / BEST, map_location="cpu", weights_only=True)
     scores, baseline = _scores(run, cfg, best)
     if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
-        torch.save(best, run.folder / f"{BEST}.tmp")
-        os.replace(run.folder / f"{BEST}.tmp", run.folder / BEST)
+        checkpoint_files.save(best, run.folder / BEST)
     (run.folder / LAST).unlink(missing_ok=True)
     return {
         "format_version": 1,
@@ -147,9 +147,9 @@ def _clear_unless_resumable(run: Run) -> None:
             checkpoint_utils.load_checkpoint_to_cpu(str(last))
             if read_json(run.folder / SETTINGS) == run.settings:
                 return
-        except UserError as error:  # the kill came while it was written
+        except UserError as error:
             logger.warning("starting anew: %s", error)
-    for path in (*run.folder.glob("*.pt"), *run.folder.glob("*.tmp"), run.folder / SETTINGS):
+    for path in (*run.folder.glob("*.pt"), run.folder / SETTINGS):
         path.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 

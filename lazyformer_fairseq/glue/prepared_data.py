@@ -21,6 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.encode import cut_input
 from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.glue.tsv import Example
+from lazyformer_fairseq.reliability.items_check import check_items
 
 FORMAT = "lazyformer glue task"
 FORMAT_VERSION = 1
@@ -74,15 +75,17 @@ class PreparedTask:
         path = folder / MANIFEST
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read ({error}); run `lazyformer glue prepare`") from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("task") not in TASKS:
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise UserError(f"{path}: is not the manifest of a GLUE task; run `lazyformer glue prepare`")
-        if manifest["format_version"] != FORMAT_VERSION:
+        if manifest.get("format_version") != FORMAT_VERSION:
             raise UserError(
-                f"{path}: format version {manifest['format_version']}, but this program reads {FORMAT_VERSION}; remove "
-                f"{folder} and run `lazyformer glue prepare` again"
+                f"{path}: format version {manifest.get('format_version')!r}, but this program reads {FORMAT_VERSION}; "
+                f"remove {folder} and run `lazyformer glue prepare` again"
             )
+        if not _is_whole(manifest):
+            raise UserError(f"{path}: damaged; remove {folder} and run `lazyformer glue prepare` again")
         return cls(folder, manifest)
 
     @staticmethod
@@ -121,11 +124,12 @@ class PreparedTask:
         if gone:
             raise self._damaged(split, f"{gone[0].name} is gone")
         try:
+            check_items(self.folder / split, vocab_size=None, eos=None)
             items = MMapIndexedDataset(str(self.folder / split))
             targets = None
             if self.task.splits[split].label is not None:
-                targets = np.load(self.folder / f"targets.{split}.npy")
-        except (OSError, ValueError, AssertionError) as error:
+                targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
+        except Exception as error:  # of a damaged header numpy raises anything
             raise self._damaged(split, str(error)) from error
         rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
         found = (self.folder / f"{split}.bin").stat().st_size
@@ -137,6 +141,23 @@ class PreparedTask:
         return UserError(
             f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `lazyformer glue prepare` again"
         )
+
+
+def _is_whole(manifest: dict[str, Any]) -> bool:
+    """Whether all is there that is read of it."""
+    splits = manifest.get("splits")
+    return (
+        all(name in manifest for name in SETTINGS)
+        and isinstance(manifest["task"], str)
+        and manifest["task"] in TASKS
+        and isinstance(splits, dict)
+        and all(
+            name in TASKS[manifest["task"]].splits  # it becomes a file's name
+            and isinstance(split, dict)
+            and all(type(split.get(count)) is int for count in ("rows", "bytes"))
+            for name, split in splits.items()
+        )
+    )
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:

@@ -11,7 +11,16 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group()
 def lm() -> None:
-    """Language models: prepare their data, evaluate them. They are trained by fairseq-train (see README)."""
+    """Language models: prepare their data, evaluate them, compare them.
+
+    \b
+    lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
+    scripts/train_language_model.sh par_transformer_base data/wikitext-103    (fairseq-train)
+    lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103
+    lazyformer lm compare data/wikitext-2 results/compare
+
+    More in docs/language_models.md.
+    """
 
 
 @lm.command()
@@ -21,7 +30,7 @@ def lm() -> None:
 @click.option(
     "--official",
     type=click.Choice(["wikitext-2", "wikitext-103", "enwik8", "text8"]),
-    help="Refuse a text that is not exactly this one.  [default: any, and say so]",
+    help="Refuse a text that is not exactly this one.  [default: take any, say which it is]",
 )
 def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> None:
     """Turn a text, as it is distributed, into the folder OUT that fairseq-train and `lazyformer lm evaluate` read.
@@ -41,13 +50,20 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @lm.command()
 @click.argument("checkpoint", type=A_PATH)
 @click.argument("data", type=A_PATH)
-@click.option("--split", default="test", help="Of DATA.")
-@click.option("--tgt-len", type=int, help="Tokens of a segment.  [default: the training's]")
-@click.option("--mem-len", type=int, help="Tokens of the memory.  [default: the training's]")
+@click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
+@click.option("--tgt-len", type=int, help="Tokens predicted at once.  [default: the training's]")
+@click.option("--mem-len", type=int, help="Tokens remembered before them.  [default: the training's]")
 @click.option(
-    "--clamp-len", type=int, help="Longer distances are taken for it; 0: no limit.  [default: the training's]"
+    "--clamp-len",
+    type=int,
+    help="Distances in tokens beyond it are taken for it; 0: no limit.  [default: the training's]",
 )
-@click.option("--batch-size", type=int, default=1, help="Streams; more are quicker and give the same but for rounding.")
+@click.option(
+    "--batch-size",
+    type=int,
+    default=1,
+    help="Streams that are read at once; more are quicker, with the same result but for rounding.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of weights and sums.")
 @click.option("--json", "json_file", type=A_PATH, help="Write the result to this file too.")
@@ -72,6 +88,10 @@ def evaluate(
     base on WikiText-103            64       640         400
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
+
+    \b
+    lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
+      --tgt-len 64 --mem-len 640 --clamp-len 400
     """
     from lazyformer_fairseq.language_modeling import evaluate_command
 

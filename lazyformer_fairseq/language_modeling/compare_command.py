@@ -49,10 +49,10 @@ def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[st
     "--seeds", multiple=True, type=str, callback=numbers(int), default=DEFAULTS["seeds"], metavar="N,N,...",
     help="Each trains every model.",
 )  # fmt: skip
-@click.option("--updates", type=click.IntRange(1), help=f"Of each training.  [default: {DEFAULTS['updates']}]")
+@click.option("--updates", type=click.IntRange(1), help=f"Of each model and seed.  [default: {DEFAULTS['updates']}]")
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True),
-    help="In place of --updates: as many as fit this time of training, for each model by a trial.",
+    help="In place of --updates: as many as each model makes in this time, by a trial before.",
 )  # fmt: skip
 @size("embed_dim", "Embedding dimension.")
 @size("ffn_embed_dim", "Width of the feed-forward sublayers.")
@@ -91,6 +91,10 @@ def compare(
     then perplexity is taken over every token of the validation and test splits, and latency at batch 1, in turn too.
     OUT gets table.md, table.csv, comparison.png, results.json, and the trained models in runs. Stopped at any moment,
     the same command goes on.
+
+    \b
+    lazyformer lm compare data/wikitext-2 results/compare
+    lazyformer lm compare data/wikitext-2 results/mine --pattern 'found=(sff)x4 (f)x4' --seeds 1,2,3
     """
     import torch
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
@@ -69,7 +68,7 @@ class ComparisonSettings:
     def as_json(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
-    def training_command(self, model: str, seed: int, updates: int, save_dir: Path) -> list[str]:
+    def training_command(self, model: str, seed: int, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains one model.
 
         Pre-norm, as the PAR paper's equations 1 and 2 are: post-norm needs far more updates than a miniature gets to
@@ -88,6 +87,6 @@ class ComparisonSettings:
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "0.25"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", str(self.rate)),
             *("--batch-size", str(self.streams), "--max-update", str(updates), "--seed", str(seed)),
-            *("--save-dir", str(save_dir), "--num-workers", "0", "--no-epoch-checkpoints"),
+            *("--num-workers", "0", "--no-epoch-checkpoints"),
             *("--cpu" if self.device == "cpu" else "--bf16",),
         ]

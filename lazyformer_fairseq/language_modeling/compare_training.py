@@ -16,7 +16,7 @@ TRIAL_WARM_UP, TRIAL_UPDATES = 5, 20
 
 
 class ModelTraining(StepwiseTraining):
-    """One model's training with one seed, in a folder of its own that also keeps the times of its updates.
+    """One model's training with one seed, in a folder of its own.
 
     Args:
         settings: of the comparison.
@@ -27,22 +27,13 @@ class ModelTraining(StepwiseTraining):
     """
 
     def __init__(self, settings: ComparisonSettings, name: str, seed: int, total: int, folder: Path):
-        folder.mkdir(parents=True, exist_ok=True)
-        super().__init__(settings.training_command(name, seed, total, folder))
+        super().__init__(settings.training_command(name, seed, total), folder)
         self.name = name
         self.total = total
-        self.folder = folder
-        self.times = folder / "seconds.json"
-        if self.times.exists():  # written before the checkpoint, so it may know updates that this has not
-            self.seconds = read_json(self.times)["seconds"][: self.updates]
 
     @property
     def share_done(self) -> float:
         return self.updates / self.total
-
-    def save(self, with_optimizer: bool = True) -> None:
-        write_json(self.times, {"seconds": self.seconds})
-        super().save(with_optimizer)
 
 
 def train_in_turn(trainings: list[ModelTraining], progress: tqdm) -> None:

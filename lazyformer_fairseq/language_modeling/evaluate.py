@@ -33,6 +33,7 @@ from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.modules.stream_memory import StreamMemory
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
 
+TASK = "stream_language_modeling"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -82,9 +83,10 @@ def load_model(
         raise UserError("--device cuda: torch sees no GPU; give --device cpu")
     if not Path(checkpoint).is_file():
         raise UserError(f"{checkpoint}: no such checkpoint")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], {"data": str(data)})
-    if not isinstance(models[0], CausalLanguageModel) or not isinstance(task, StreamLanguageModelingTask):
-        raise UserError(f"{checkpoint}: is a {type(models[0]).__name__}, not a language model of this package")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
+    if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
+        raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     return models[0].to(device, PRECISIONS[precision]).eval(), task
 
 

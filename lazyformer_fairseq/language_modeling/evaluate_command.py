@@ -38,7 +38,10 @@ def run(
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder is not there; make it first")
-    unit = read_manifest(data)["unit"]
+    manifest = read_manifest(data)
+    unit = manifest["unit"]
+    if split not in manifest["splits"]:
+        raise UserError(f"--split {split}: {data} has {', '.join(manifest['splits'])}")
     tokens = open_tokens(data / split)
     model, task = load_model(checkpoint, data, device or ("cuda" if torch.cuda.is_available() else "cpu"), precision)
     trained_with = {"tgt_len": task.cfg.tgt_len, "mem_len": model.cfg.mem_len, "clamp_len": model.cfg.clamp_len}

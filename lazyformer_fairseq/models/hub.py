@@ -8,17 +8,19 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
+from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.models.lazyformer import PER_WORD, LazyFormerModel
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")
+CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
 class Filling(NamedTuple):
@@ -59,12 +61,27 @@ def _build(state: dict, dictionary: Dictionary, path: Path) -> LazyFormerModel:
             OmegaConf.structured(LazyFormerConfig),
             {name: value for name, value in options.items() if name in LazyFormerConfig.__dataclass_fields__},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+        raise UserError(f"{path}: not a checkpoint of this package's models: its weights are no tensors")
+    try:
+        # Sizes first, without memory: a few bytes of settings can ask for more of it than there is.
+        with torch.device("meta"):
+            sizes = _assemble(cfg, dictionary, weights).state_dict()
+        own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
+        check_same_weights(weights, own, PER_WORD)
+        model = _assemble(cfg, dictionary, weights)
+        model.load_state_dict(weights)
+    except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: {error}") from error
+    return model
+
+
+def _assemble(cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> LazyFormerModel:
     model = LazyFormerModel(cfg, dictionary)
     for name, num_classes in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, num_classes)
-    model.load_state_dict(weights)
     return model
 
 

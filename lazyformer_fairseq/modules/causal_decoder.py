@@ -88,6 +88,10 @@ class CausalDecoder(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.sublayers = nn.ModuleList(self.build_sublayer(planned) for planned in plan(pattern))
+        if not any(sublayer.attends for sublayer in self.sublayers):
+            # Nothing reads them; on several GPUs DDP waits for the gradient of every weight that wants one.
+            self.content_bias.requires_grad_(False)
+            self.position_bias.requires_grad_(False)
         self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
 
     def build_sublayer(self, planned: PlannedSublayer) -> ResidualSublayer:

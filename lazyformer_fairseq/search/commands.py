@@ -20,30 +20,46 @@ NOT_NEGATIVE = click.FloatRange(min=0)
 @click.option("--task", type=click.Choice(["masked-lm", "language-model"]), required=True, help="What DATA is for.")
 @click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
 @click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
-@click.option("--baseline-pattern", help="To compare with; of as many sublayers.  [default: (sf)x(half of them)]")
-@click.option("--candidates", default="s,f,identity", help="Of each layer. Add l for lazy attention.")
-@click.option("--batch-size", type=POSITIVE, default=128, help="Sequences or streams an update.")
+@click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
+@click.option("--candidates", default="s,f,identity", help="What a layer chooses from: of s, l, f and identity.")
+@click.option("--batch-size", type=POSITIVE, default=128, help="Sequences, or streams of text, an update.")
 @click.option("--architecture-share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.2,
-              help="Of the training data, held apart for the architecture.")  # fmt: skip
+              help="Share of the training data that is held apart for the architecture.")  # fmt: skip
 @click.option("--constant-updates", type=click.IntRange(min=0), default=DEFAULT.constant_updates,
-              help="Of weights alone, before the first architecture stage.")  # fmt: skip
-@click.option("--max-updates", type=POSITIVE, default=DEFAULT.max_updates, help="Of weights and architecture together.")
+              help="Updates of weights alone, before the architecture's first stage.")  # fmt: skip
+@click.option(
+    "--max-updates", type=POSITIVE, default=DEFAULT.max_updates, help="Updates of weights and architecture together."
+)
 @click.option("--unchanged-share", type=ABOVE_0, default=DEFAULT.unchanged_share,
-              help="Of a stage of architecture; so long unchanged, the pattern is found. Above 1: stages.")  # fmt: skip
+              help="The pattern is found when it has not changed for so many architecture stages.")  # fmt: skip
 @click.option("--weights-lr", type=ABOVE_0, default=1e-2, help="LAMB's learning rate.")
 @click.option("--weights-decay", type=NOT_NEGATIVE, default=1e-4, help="LAMB's weight decay.")
-@click.option("--clip-norm", type=NOT_NEGATIVE, default=0.25, help="Of the weights' gradient; 0 for none.")
+@click.option("--clip-norm", type=NOT_NEGATIVE, default=0.25, help="Longest gradient of the weights; 0 for any.")
 @click.option("--architecture-lr", type=ABOVE_0, default=1e-2, help="Adam's learning rate.")
 @click.option("--architecture-decay", type=NOT_NEGATIVE, default=5e-4, help="Adam's weight decay.")
-@click.option("--temperature", type=ABOVE_0, default=DEFAULT.temperature, help="Of the Gumbel-softmax, at first.")
+@click.option(
+    "--temperature",
+    type=ABOVE_0,
+    default=DEFAULT.temperature,
+    help="Of the Gumbel-softmax, until the architecture learns.",
+)
 @click.option("--final-temperature", type=ABOVE_0, default=DEFAULT.final_temperature,
-              help="At MAX_UPDATES; exponential decay from the first architecture stage on.")  # fmt: skip
-@click.option("--latency-price", type=NOT_NEGATIVE, default=0.0, help="Nats a prediction for one baseline's latency.")
+              help="At the last update; exponential decay from --constant-updates on.")  # fmt: skip
+@click.option(
+    "--latency-price",
+    type=NOT_NEGATIVE,
+    default=0.0,
+    help="Nats a prediction that the architecture pays for one baseline's latency.",
+)
 @click.option("--latency-budget", type=NOT_NEGATIVE, default=0.0, help="Share of the baseline's latency that is free.")
 @click.option("--latencies", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]')  # fmt: skip
-@click.option("--latency-tokens", type=POSITIVE, help="Length that latency is measured at.  [default: the training's]")
-@click.option("--latency-memory", type=click.IntRange(min=0), help="Memory then.  [default: the model's --mem-len]")
+@click.option(
+    "--latency-tokens", type=POSITIVE, help="Tokens that latency is measured with.  [default: the training's]"
+)
+@click.option(
+    "--latency-memory", type=click.IntRange(min=0), help="Tokens remembered then.  [default: the model's --mem-len]"
+)
 @click.option("--seed", type=int, default=1, help="Of weights, data and choices.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
 @click.option("--log-interval", type=POSITIVE, default=100, help="Updates between lines of the history.")
@@ -53,8 +69,15 @@ def search(**given: Any) -> None:
     """Search a sublayer pattern by gradient descent (PAR Transformer, section 2).
 
     Every layer becomes a mixture of self-attention, feed-forward and identity; what the mixtures come to prefer is
-    the pattern. DATA is what pre-training reads, OUT the folder of the search. Options of fairseq's task and model,
-    such as --tokens-per-sample or --encoder-embed-dim, may follow. Stopped at any moment, the same command goes on.
+    the pattern. DATA is what pre-training reads (of a corpus in several shards, the first alone), OUT the folder of
+    the search. Options of fairseq's task and model, such as --tokens-per-sample or --encoder-embed-dim, may follow.
+    Stopped at any moment, the same command goes on. More in docs/search.md.
+
+    \b
+    lazyformer search data/wikitext-2 results/search --task language-model --arch transformer_xl_base \\
+      --adaptive-softmax-cutoff '' --tgt-len 192 --mem-len 192
+    lazyformer search data results/search_bert --task masked-lm --arch bert_base \\
+      --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
     from lazyformer_fairseq.search.run import run_search
     from lazyformer_fairseq.search.step_cost import time_updates

@@ -1,10 +1,12 @@
 """Task, model, data and loss of a search, as fairseq-train would build them."""
 
+import difflib
 from typing import Any, NoReturn
 
 import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_INV_REGISTRY
 from fairseq.tasks import setup_task
 from torch import Tensor, nn
 
@@ -19,10 +21,10 @@ from lazyformer_fairseq.sublayer_pattern import expand
 
 Network = Encoder | CausalDecoder
 
-# Task, criterion, and an option that only its architectures have.
+# Task, criterion, and the model whose architectures fit.
 TASKS = {
-    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "encoder_embed_dim"),
-    "language-model": ("stream_language_modeling", "causal_lm", "decoder_embed_dim"),
+    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "lazyformer"),
+    "language-model": ("stream_language_modeling", "causal_lm", "lazyformer_lm"),
 }
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
@@ -31,11 +33,13 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
     """fairseq's config.
 
     Raises:
-        UserError: fairseq does not know an option or a value of one.
+        UserError: the arch is not one for the task, or fairseq does not know an option or a value of one.
     """
     for option in fairseq_options:
         if option.split("=")[0] in OURS:
             raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
+    name, criterion, model = TASKS[task]
+    _check_arch(arch, task, ARCH_MODEL_INV_REGISTRY[model])
     parser = options.get_training_parser()
 
     def refuse(message: str) -> NoReturn:
@@ -44,14 +48,20 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
         )
 
     parser.error = refuse
-    name, criterion, size = TASKS[task]
     command = [data, "--task", name, "--criterion", criterion, "--arch", arch, "--seed", str(seed), "--no-save"]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
-    if not hasattr(cfg.model, "sublayer_pattern"):
-        raise UserError(f"--arch {arch}: is not one of this package's, which are built from patterns")
-    if not hasattr(cfg.model, size):
-        raise UserError(f"--arch {arch} is not an architecture for --task {task}")
-    return cfg
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
+
+
+def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
+    """Raises a UserError that names those that fit, the most similar ones first."""
+    if arch in fitting:
+        return
+    close = difflib.get_close_matches(arch, fitting)
+    others = [name for name in fitting if name not in close and not name.endswith("_tiny")]
+    raise UserError(
+        f"--arch {arch}: no architecture for --task {task}; choose from {', '.join([*close, *others])}, or the tiny "
+        "twin of one"
+    )
 
 
 class FairseqSearch:

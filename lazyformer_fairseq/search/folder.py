@@ -15,6 +15,7 @@ SETTINGS = "settings.json"
 STATE = "state.pt"
 HISTORY = "history.jsonl"
 RESULT = "result.json"
+LATENCIES = "latencies.json"
 
 
 class SearchFolder:
@@ -25,14 +26,20 @@ class SearchFolder:
         settings: of the search.
 
     Raises:
-        UserError: the folder holds a search of other settings, or other things, or cannot be written.
+        UserError: the folder holds a search of other settings that has begun, or other things, or cannot be written.
     """
 
     def __init__(self, path: Path, settings: SearchSettings):
         self.path = path
         ours = json.loads(json.dumps(settings.as_json()))
         if self._file(SETTINGS).exists():
-            _refuse_other_settings(path, read_json(self._file(SETTINGS)), ours)
+            if differing := _differences(read_json(self._file(SETTINGS)), ours):
+                if self._file(STATE).exists():
+                    raise UserError(
+                        f"{path}: holds a search of other settings ({differing}); give those, or another folder"
+                    )
+                self._file(LATENCIES).unlink(missing_ok=True)  # nothing has been searched yet, so nothing is lost
+                write_json(self._file(SETTINGS), ours)
             return
         if path.exists() and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
             raise UserError(f"{path}: exists already and holds no search; choose another folder")
@@ -74,13 +81,10 @@ class SearchFolder:
         return read_json(self._file(RESULT)) if self._file(RESULT).exists() else None
 
 
-def _refuse_other_settings(path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    differing = [
+def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """In words; empty where there are none."""
+    return "; ".join(
         f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
         for name in sorted({*theirs, *ours})
         if theirs.get(name) != ours.get(name)
-    ]
-    if differing:
-        raise UserError(
-            f"{path}: holds a search of other settings ({'; '.join(differing)}); give those, or another folder"
-        )
+    )

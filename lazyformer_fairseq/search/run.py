@@ -5,7 +5,7 @@ from typing import Any
 
 from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.search.fairseq_model import FairseqSearch
-from lazyformer_fairseq.search.folder import RESULT, SearchFolder
+from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
 from lazyformer_fairseq.search.found_pattern import by_layer, compact, letters
 from lazyformer_fairseq.search.latencies import measure_prices
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
@@ -54,7 +54,7 @@ def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
     given = fairseq.settings.prices
     if given is not None:
         return PriceList(**given)
-    measured = folder.path / "latencies.json"
+    measured = folder.path / LATENCIES
     if measured.exists():
         return PriceList(**read_json(measured))
     prices = measure_prices(fairseq)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fairseq.trainer import Trainer
 from helpers import toy_texts
 
 from lazyformer_fairseq.demo import run, side_by_side
@@ -82,14 +83,14 @@ def assert_report_is_complete(printed: str, folder) -> None:
 
 def test_both_models_see_the_same_batches(settings, tmp_path, monkeypatch):
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in MODELS}
-    original = side_by_side.Trainer.train_step
+    original = Trainer.train_step
 
     def train_step(trainer, samples, *args, **kwargs):
         name = trainer.cfg.checkpoint.save_dir.rsplit("/", 1)[-1]
         seen[name].append(samples[0]["net_input"]["src_tokens"])
         return original(trainer, samples, *args, **kwargs)
 
-    monkeypatch.setattr(side_by_side.Trainer, "train_step", train_step)
+    monkeypatch.setattr(Trainer, "train_step", train_step)
     run._prepare(settings, tmp_path / "data", tmp_path / "task")
     side_by_side.pretrain(settings, tmp_path / "data", tmp_path)
     first, second = seen.values()

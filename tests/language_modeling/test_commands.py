@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from click.testing import CliRunner
+from helpers import ROOT
 from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.cli import main
@@ -53,8 +54,10 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
             lm("evaluate", *arguments)
 
     refused(r"manifest\.json: no such file", checkpoint, tmp_path)
-    refused(r"nothing\.(idx|bin): no such file", checkpoint, lm_data, "--split", "nothing")
+    refused("--split nothing: .* has train, valid, test", checkpoint, lm_data, "--split", "nothing")
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", lm_data)
+    encoder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
+    refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, lm_data)
     refused("--tgt-len 0: must be 1 or more", checkpoint, lm_data, "--tgt-len", 0)
     refused("--json .*: its folder is not there", checkpoint, lm_data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -206,6 +206,7 @@ def test_where_nothing_is_left_the_result_says_so(masked_lm, tmp_path):
 def test_too_few_updates_for_a_stage_of_architecture(masked_lm, tmp_path):
     with pytest.raises(UserError, match="--max-updates 4: the first update of the architecture would be number"):
         searched(masked_lm, tmp_path, schedule=Schedule(3, 4))
+    searched(masked_lm, tmp_path, schedule=Schedule(3, 24))  # the mistake has not claimed the folder
 
 
 def test_a_damaged_state_is_named(masked_lm, tmp_path):
@@ -247,9 +248,13 @@ def test_the_command_searches_and_measures_latency_itself(data_folder, tmp_path)
         ("--task masked-lm --arch bert_tiny --baseline-pattern sf --sublayers 4", "has 2 sublayers"),
         ("--task masked-lm --arch bert_tiny --candidates l,f", "add s"),
         ("--task masked-lm --arch bert_tiny --frobnicate 3", "unrecognized arguments: --frobnicate"),
-        ("--task masked-lm --arch bert_tinny", "bert_tinny"),
+        ("--task masked-lm --arch bert_tinny", "bert_tinny: no .* choose from bert_tiny, "),
+        ("--task masked-lm --arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
         ("--task masked-lm --arch bert_tiny --sublayer-pattern sf", "the search sets it itself"),
-        ("--task masked-lm --arch transformer_xl_tiny", "not an architecture for --task masked-lm"),
+        (
+            "--task masked-lm --arch transformer_xl_tiny",
+            "no architecture for --task masked-lm; choose from (lazyformer|bert)",
+        ),
         ("--task masked-lm --arch bert_tiny --architecture-share 0.0001", "make no second part"),
     ],
 )

@@ -16,7 +16,10 @@ import zstandard
 
 from lazyformer_fairseq.corpus.readers.bad_input import BadInput
 
-CHUNK = 1 << 16
+CHUNK = {"gz": 1 << 16, "bz2": 1 << 16, "zst": 1 << 12}  # read at once; 4 KiB of zst can stand for 128 MiB
+MOST_AT_ONCE = 1 << 24  # bytes of text; 50 bytes of bz2 can stand for 46 MB
+# Text shrinks to a third, a bomb to a millionth. Below the second number any file may do as it likes.
+MOST_TIMES, BEYOND_BYTES = 200, 1 << 28
 BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
 BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
@@ -76,7 +79,7 @@ class _Decompressed(_Plain):
     """The streams of a compressed file that begin before ``end``. ``consumed``: compressed bytes read so far.
 
     Raises:
-        BadInput: a stream is damaged or stops before its end.
+        BadInput: a stream is damaged, stops before its end, or stands for far more bytes than text would.
     """
 
     def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
@@ -87,11 +90,12 @@ class _Decompressed(_Plain):
         self._chunk = b""
         self._stream: Any = None  # None between two streams
         self._ready = memoryview(b"")
+        self._unpacked = 0
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            if not self._chunk:
-                self._chunk = self._file.read(CHUNK)
+            if not self._chunk and not self._holds_input():
+                self._chunk = self._file.read(CHUNK[self._kind])
                 if not self._chunk and self._stream is None:
                     return 0
                 if not self._chunk:
@@ -102,17 +106,25 @@ class _Decompressed(_Plain):
                 chunk = self._chunk.lstrip(b"\0")  # some tools fill up the last block with zeros
                 self._at += len(self._chunk) - len(chunk)
                 self._chunk = chunk
-            if self._chunk:
+            if self._chunk or self._holds_input():
                 self._ready = memoryview(self._decompress())
+                self._unpacked += len(self._ready)
+                if self._unpacked > max(BEYOND_BYTES, MOST_TIMES * (self._at - self._start)):
+                    self._fail(f"unpack to more than {MOST_TIMES} times their size, which no text does")
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
+    def _holds_input(self) -> bool:
+        """Whether the decompressor has more to say about what it was given; only bz2's ever has."""
+        return not getattr(self._stream, "needs_input", True)
+
     def _decompress(self) -> bytes:
+        most = (MOST_AT_ONCE,) if self._kind == "bz2" else ()
         try:
             self._stream = self._stream or DECOMPRESSORS[self._kind]()
-            text = self._stream.decompress(self._chunk)
+            text = self._stream.decompress(self._chunk, *most)
         except (OSError, zlib.error, zstandard.ZstdError, EOFError) as error:
             self._fail(f"are damaged ({error})")
         left = self._stream.unused_data if self._stream.eof else b""

@@ -67,9 +67,7 @@ class _Reader:
     def read(self, name: str) -> bytes:
         self._left -= self._archive.getinfo(name).file_size  # no more is unpacked than is declared there
         if self._left < 0:
-            raise BadInput(
-                f"{self._path}: the epub unpacks to more than {MOST_TIMES} times its size; no book does"
-            )
+            raise BadInput(f"{self._path}: the epub unpacks to more than {MOST_TIMES} times its size; no book does")
         return self._archive.read(name)
 
 

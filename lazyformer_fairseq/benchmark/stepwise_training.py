@@ -17,7 +17,7 @@ from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.benchmark.latency import wait_for
-from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.reliability.preemption import SIGNALS
 
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.glue.paper_table import LEARNING_RATES, SEEDS
-from lazyformer_fairseq.glue.several_values import CommandWithSeveralValues, divided, numbers
+from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
 

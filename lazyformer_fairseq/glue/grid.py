@@ -12,10 +12,10 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_compat import USER_DIR
-from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.glue.start_models import StartModel
 from lazyformer_fairseq.glue.task_table import TaskDescription
+from lazyformer_fairseq.json_files import read_json, write_json
 
 FROM_MNLI = ("RTE", "MRPC", "STS-B")
 BATCH_SIZE = 32

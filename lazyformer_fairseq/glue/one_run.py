@@ -24,9 +24,9 @@ from omegaconf import DictConfig
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
-from lazyformer_fairseq.glue.json_files import read_json, write_json
 from lazyformer_fairseq.glue.metrics import METRICS
 from lazyformer_fairseq.glue.task_table import TaskDescription
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.reliability import checkpoint_files
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.json_files import read_json
 from lazyformer_fairseq.glue.results import Failure, Grid, Results, Run, RunKey, measured
 from lazyformer_fairseq.glue.task_table import TASKS
+from lazyformer_fairseq.json_files import read_json
 
 FORMAT_VERSION = 1
 _NUMBER = (int, float)

@@ -5,7 +5,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.glue.several_values import CommandWithSeveralValues, divided
+from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided
 
 A_PATH = click.Path(path_type=Path)
 

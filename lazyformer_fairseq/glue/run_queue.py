@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
-from lazyformer_fairseq.glue.json_files import write_json
+from lazyformer_fairseq.json_files import write_json
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from lazyformer_fairseq.benchmark.machine import describe_machine, describe_versions
 from lazyformer_fairseq.data.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.language_modeling.compare_costs import measure_costs
 from lazyformer_fairseq.language_modeling.compare_picture import draw
 from lazyformer_fairseq.language_modeling.compare_report import markdown_table, write_csv

@@ -9,8 +9,8 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.glue.several_values import numbers
 from lazyformer_fairseq.language_modeling.compare_settings import MODELS, ComparisonSettings
+from lazyformer_fairseq.several_values import numbers
 
 A_PATH = click.Path(path_type=Path)
 DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}

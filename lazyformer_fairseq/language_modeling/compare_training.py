@@ -8,7 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from lazyformer_fairseq.benchmark.stepwise_training import StepwiseTraining
-from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.language_modeling.compare_settings import ComparisonSettings
 
 SAVES = 10  # of a training

@@ -8,7 +8,7 @@ import torch
 
 from lazyformer_fairseq.data.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.json_files import write_json
+from lazyformer_fairseq.json_files import write_json
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 

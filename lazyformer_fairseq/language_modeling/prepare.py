@@ -17,7 +17,7 @@ from tqdm import tqdm
 from lazyformer_fairseq.corpus.shards import write_index
 from lazyformer_fairseq.data.whole_folder import refuse_filled_folder, written_whole
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.language_modeling.text_sources import (
     END_OF_LINE,
     SPLITS,

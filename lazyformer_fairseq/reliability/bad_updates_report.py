@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lazyformer_fairseq.glue.json_files import write_json
+from lazyformer_fairseq.json_files import write_json
 
 REPORT = "bad_updates.json"
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.glue.json_files import read_json, write_json
+from lazyformer_fairseq.json_files import read_json, write_json
 from lazyformer_fairseq.search.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
 from lazyformer_fairseq.search.found_pattern import by_layer, compact, letters

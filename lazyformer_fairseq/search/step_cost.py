@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from lazyformer_fairseq.benchmark.latency import Timing, measure
 from lazyformer_fairseq.benchmark.machine import describe_machine, describe_versions
-from lazyformer_fairseq.glue.json_files import write_json
+from lazyformer_fairseq.json_files import write_json
 from lazyformer_fairseq.search.choices import CANDIDATES
 from lazyformer_fairseq.search.data_parts import Part
 from lazyformer_fairseq.search.fairseq_model import FairseqSearch

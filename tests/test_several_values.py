@@ -3,7 +3,7 @@
 import click
 from click.testing import CliRunner
 
-from lazyformer_fairseq.glue.several_values import CommandWithSeveralValues, divided, numbers
+from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 
 @click.command(cls=CommandWithSeveralValues)

@@ -24,7 +24,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); remove it and run the grid again") from None
+        raise UserError(f"{path}: cannot be read as JSON ({error}); remove it and run the same command again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not an object; remove it and run the grid again")
+        raise UserError(
+            f"{path}: holds {type(content).__name__}, not an object; remove it and run the same command again"
+        )
     return content

@@ -202,7 +202,8 @@ def _result_targets(folder: Path) -> dict[str, Target]:
     run.mkdir(parents=True)
     result = {
         **{"format_version": 1, "model": "m", "checkpoint": "c", "updates": 3, "task": "CoLA", "lr": 2e-5, "seed": 1},
-        **{"epochs": 10, "metrics": {"dev": {"matthews": 0.5}}, "baseline": {"dev": {"matthews": 0.0}}},
+        **{"epochs": 10, "metrics": {"dev": {"matthews": 0.5, "accuracy": 0.7}}},
+        **{"baseline": {"dev": {"matthews": 0.0, "accuracy": 0.6}}},
         **{"train_rows": 9, "seconds": 1.0, "started_from": None},
     }
     grid = {"models": {"m": "c"}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}

@@ -27,6 +27,7 @@ class ScalerOverflow(Exception):
 
 
 def guard_of(trainer) -> UpdateGuard:
+    """The trainer's guard; made, and told of every batch's loss, when it is first asked for."""
     if not hasattr(trainer, "update_guard"):
         trainer.update_guard = UpdateGuard(trainer)
         trainer.get_criterion().register_forward_hook(trainer.update_guard.hear_batch)

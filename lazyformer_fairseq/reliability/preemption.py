@@ -144,6 +144,8 @@ def end_reader(epoch_iterator) -> None:
 
 
 def listen_from_here(load_checkpoint):
+    """For ``checkpoint_utils.load_checkpoint``: signals are heard from before it on."""
+
     @functools.wraps(load_checkpoint)
     def wrapped(cfg, trainer, *args, **kwargs):
         trainer.preemption = Preemption(trainer)
@@ -154,6 +156,8 @@ def listen_from_here(load_checkpoint):
 
 
 def share_signals(aggregate_logging_outputs):
+    """For ``Trainer._aggregate_logging_outputs``: one more number in its sums, so that all processes agree."""
+
     @functools.wraps(aggregate_logging_outputs)
     def wrapped(self, logging_outputs, *sums, ignore=False):
         preemption = getattr(self, "preemption", None)
@@ -168,6 +172,8 @@ def share_signals(aggregate_logging_outputs):
 
 
 def end_before_update(train_step):
+    """For ``Trainer.train_step``: a run that has saved ends here; an update under way is finished first."""
+
     @functools.wraps(train_step)
     def wrapped(self, *args, **kwargs):
         preemption = getattr(self, "preemption", None)
@@ -181,6 +187,8 @@ def end_before_update(train_step):
 
 
 def save_after_validation_batch(valid_step):
+    """For ``Trainer.valid_step``: a signal during validation saves after the batch under way."""
+
     @functools.wraps(valid_step)
     def wrapped(self, *args, **kwargs):
         output = valid_step(self, *args, **kwargs)
@@ -192,6 +200,8 @@ def save_after_validation_batch(valid_step):
 
 
 def save_after_update(cumulative_training_time):
+    """For ``Trainer.cumulative_training_time``: a signal saves after the update, before validation."""
+
     @functools.wraps(cumulative_training_time)
     def wrapped(self):
         if getattr(self, "preemption", None) is not None:
@@ -202,6 +212,8 @@ def save_after_update(cumulative_training_time):
 
 
 def no_saving_meanwhile(state_dict):
+    """For ``Trainer.state_dict``, which asks for the time too: a save must not start another."""
+
     @functools.wraps(state_dict)
     def wrapped(self):
         if getattr(self, "preemption", None) is None:

@@ -144,6 +144,7 @@ def test_readers_raise_our_own_errors_alone_in_full(targets, monkeypatch, record
 
 def test_valid_files_are_read(targets):
     """Else the fuzzing would see nothing but the first line of a reader."""
-    for target in targets.values():
+    for name, target in targets.items():
+        assert target.seeds, f"{name} has no valid file to start from"
         for seed in target.seeds:
-            target.read(seed)
+            target.read(seed)  # raises where it is not

@@ -63,7 +63,7 @@ def two_shards(tmp_path_factory):
     return folder
 
 
-def compare(fairseq_train, data, folder, options: str, choose_stops) -> list[int]:
+def assert_goes_on_bit_for_bit(fairseq_train, data, folder, options: str, choose_stops) -> list[int]:
     """Makes a run in one go, and one that is stopped again and again. Returns after which updates.
 
     `choose_stops` is asked, with the numbers of updates after each epoch.
@@ -96,14 +96,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train):
         return [1, ends[0] - 5, ends[0], ends[0] + 7]
 
     options = f"{TINY} --max-epoch 2"
-    compare(fairseq_train, two_shards, tmp_path, options, first_update_within_and_at_the_end_of_an_epoch)
+    assert_goes_on_bit_for_bit(
+        fairseq_train, two_shards, tmp_path, options, first_update_within_and_at_the_end_of_an_epoch
+    )
 
 
 @pytest.mark.parametrize("precision", ["--fp16", pytest.param("--bf16", marks=pytest.mark.slow)])
 def test_half_precision_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, precision):
     # The scale doubles after 7 updates without an overflow, counted from the start of the run.
     options = f"{TINY} {precision} --fp16-scale-window 7 --max-epoch 1 --disable-validation"
-    compare(fairseq_train, two_shards, tmp_path, options, lambda ends: [ends[0] - 9])
+    assert_goes_on_bit_for_bit(fairseq_train, two_shards, tmp_path, options, lambda ends: [ends[0] - 9])
 
 
 @pytest.mark.slow
@@ -116,5 +118,5 @@ def test_stopped_anywhere_it_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_t
     def anywhere(ends):
         return sorted(random.Random(1).sample(range(1, ends[-1]), 10))
 
-    stops = compare(fairseq_train, two_shards, tmp_path, options, anywhere)
+    stops = assert_goes_on_bit_for_bit(fairseq_train, two_shards, tmp_path, options, anywhere)
     record_counts("stopped anywhere, resumed bit for bit", precision=precision or "fp32", stops=stops)

@@ -29,13 +29,17 @@ class PlannedSublayer:
     Attributes:
         kind: ``s``, ``l`` or ``f``.
         reads: index of the ``s`` whose distribution an ``l`` reuses, ``None`` for the other kinds.
-        is_read: for an ``s``, whether an ``l`` above reads its distribution. Only then must it be kept; every other
-            ``s`` may use a fused kernel that never writes it.
+        readers: for an ``s``, how many ``l`` above read its distribution.
     """
 
     kind: str
     reads: Optional[int] = None
-    is_read: bool = False
+    readers: int = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the distribution must be handed on."""
+        return self.readers > 0
 
 
 def expand(pattern: str) -> str:
@@ -64,10 +68,7 @@ def plan(pattern: str) -> tuple[PlannedSublayer, ...]:
     for index, kind in enumerate(letters):
         source = index if kind == "s" else source
         reads.append(source if kind == "l" else None)
-    read = set(reads)
-    return tuple(
-        PlannedSublayer(kind, reads[index], kind == "s" and index in read) for index, kind in enumerate(letters)
-    )
+    return tuple(PlannedSublayer(kind, reads[index], reads.count(index)) for index, kind in enumerate(letters))
 
 
 class _Parser:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.benchmark.latency import Timing, measure
 from lazyformer_fairseq.modules.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.encoder import Encoder
+from lazyformer_fairseq.modules.lazy_backends.eager import StoredDistribution
 from lazyformer_fairseq.modules.stream_memory import StreamMemory
 from lazyformer_fairseq.sublayer_pattern import PlannedSublayer
 
@@ -50,15 +51,16 @@ def measure_sublayers(
     weight = next(network.parameters())
     like = {"device": weight.device, "dtype": weight.dtype}
     x, x_memory = (torch.randn(1, length, network.embed_dim, **like) for length in (time, memory))
-    uniform = torch.full((1, network.num_heads, time, memory + time), 1 / (memory + time), **like)
+    keys = memory + time
+    uniform = StoredDistribution(torch.full((1, network.num_heads, time, keys), 1 / keys, **like))
     with torch.inference_mode():
         if isinstance(network, CausalDecoder):
             shared: Any = network.relative_positions(time, memory)
         else:
-            shared = network.attention_bias(time, None, weight.dtype)
+            shared = network.attention_context(x)
 
         def thing(kind: str) -> Callable[[], object]:
-            planned = PlannedSublayer(kind, 0 if kind == "l" else None, is_read=kind == "s" and "l" in kinds)
+            planned = PlannedSublayer(kind, 0 if kind == "l" else None, readers=int(kind == "s" and "l" in kinds))
             sublayer = network.build_sublayer(planned).to(**like).eval()
             return lambda: sublayer(x, uniform, shared, x_memory if memory else None)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lazyformer_fairseq.architectures import ARCHITECTURES
+from lazyformer_fairseq.modules.lazy_backends.choice import AUTO, BACKENDS
 
 _DEFAULT = ARCHITECTURES["lazyformer_m2x6_s"]
 
@@ -44,4 +45,15 @@ class LazyFormerConfig(FairseqDataclass):
     )
     relative_position_max_distance: int = field(
         default=128, metadata={"help": "from this distance on all relative positions share a bucket"}
+    )
+    lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = field(
+        default=AUTO,
+        metadata={
+            "help": "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused "
+            "take memory linear in the length; auto takes the fastest that was measured"
+        },
+    )
+    compile: bool = field(
+        default=False,
+        metadata={"help": "in training, run the encoder's sublayers and the masked-LM loss through torch.compile"},
     )

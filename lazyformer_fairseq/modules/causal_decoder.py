@@ -13,6 +13,7 @@ from lazyformer_fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.feed_forward import FeedForward
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.lazy_attention import LazyAttention
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
 from lazyformer_fairseq.modules.relative_attention import (
     RelativeAttention,
     RelativePositions,
@@ -134,7 +135,7 @@ class CausalDecoder(nn.Module):
         shared = self.relative_positions(tokens_BT.size(1), past.length)
         inputs: list[Tensor] = []
         all_states = [x] if return_all else []
-        distribution: Optional[Tensor] = None
+        distribution: Optional[ReusableAttention] = None
         for sublayer in self.sublayers:
             remembered = None
             if sublayer.attends:

@@ -1,17 +1,22 @@
 """The encoder: embeddings, then one loop over the sublayers of the pattern."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.feed_forward import FeedForward
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.lazy_attention import LazyAttention
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
+from lazyformer_fairseq.modules.lazy_backends.choice import Situation, check_backend, choose
+from lazyformer_fairseq.modules.lazy_backends.score_bias import ScoreBias
 from lazyformer_fairseq.modules.position_bias import RelativePositionBias
-from lazyformer_fairseq.modules.self_attention import SelfAttention
+from lazyformer_fairseq.modules.self_attention import AttentionContext, SelfAttention
 from lazyformer_fairseq.modules.sublayer import ResidualSublayer
 from lazyformer_fairseq.sublayer_pattern import PlannedSublayer, plan
 
@@ -36,6 +41,14 @@ class Encoder(nn.Module):
         normalize_before: pre-norm.
         relative_position_buckets: of the relative bias; 0 for none.
         relative_position_max_distance: from which on all distances share a bucket.
+        lazy_backend: how attention is computed, "auto" or one of :data:`lazy_backends.choice.BACKENDS`.
+
+    Attributes:
+        lazy_backend: may be set between two forward passes; weights do not depend on it.
+        compiles: whether torch.compile takes the sublayers in training; may be set likewise.
+
+    Raises:
+        ValueError: sizes that do not fit together, or a back end that has no attention dropout with it (UserError).
     """
 
     def __init__(
@@ -54,6 +67,7 @@ class Encoder(nn.Module):
         normalize_before: bool = False,
         relative_position_buckets: int = 32,
         relative_position_max_distance: int = 128,
+        lazy_backend: str = "auto",
     ):
         super().__init__()
         self.padding_idx = padding_idx
@@ -66,6 +80,8 @@ class Encoder(nn.Module):
         self.activation_dropout = activation_dropout
         self.activation = activation
         self.normalize_before = normalize_before
+        self.lazy_backend = lazy_backend
+        self.compiles = False
         self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
         self.embed_positions = nn.Embedding(max_positions, embed_dim)
         self.relative_position_bias = (
@@ -74,13 +90,14 @@ class Encoder(nn.Module):
             else None
         )
         self.sublayers = nn.ModuleList(self.build_sublayer(planned) for planned in plan(pattern))
+        self._attentions = sum(isinstance(sublayer.inner, SelfAttention) for sublayer in self.sublayers)
         self.embedding_layer_norm = None if normalize_before else layer_norm(embed_dim)
         self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
 
     def build_sublayer(self, planned: PlannedSublayer) -> ResidualSublayer:
         """One sublayer of the encoder's sizes with weights of its own: what ``sublayers`` is made of, or a search's."""
         if planned.kind == "s":
-            inner = SelfAttention(self.embed_dim, self.num_heads, self.attention_dropout, planned.is_read)
+            inner = SelfAttention(self.embed_dim, self.num_heads, self.attention_dropout, planned.readers)
         elif planned.kind == "l":
             inner = LazyAttention(self.embed_dim, self.num_heads, self.attention_dropout)
         else:
@@ -111,23 +128,61 @@ class Encoder(nn.Module):
             x = self.embedding_layer_norm(x)
         x = F.dropout(x, self.dropout, self.training)
 
-        bias = self.attention_bias(time, padding_mask_BT, x.dtype)
-        all_states = [x] if return_all else []
-        distribution: Optional[Tensor] = None
-        for sublayer in self.sublayers:
-            x, distribution = sublayer(x, distribution, bias)
-            if return_all:
-                all_states.append(x)
+        shared = self.attention_context(x, padding_mask_BT)
+        run = compiled(_run) if self.compiles and self.training else _run
+        x, all_states = run(self.sublayers, x, shared, return_all)
         return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
 
-    def attention_bias(self, time: int, padding_mask_BT: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-        """What is added to every ``s`` sublayer's scores: relative bias and -inf at padding; None where neither is."""
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(time)
-        if padding_mask_BT is not None:
-            at_padding = torch.zeros_like(padding_mask_BT, dtype=dtype).masked_fill(padding_mask_BT, float("-inf"))
-            at_padding = at_padding[:, None, None, :]
-            bias = at_padding if bias is None else bias + at_padding
-        return bias
+    @property
+    def lazy_backend(self) -> str:
+        return self._lazy_backend
+
+    @lazy_backend.setter
+    def lazy_backend(self, name: str) -> None:
+        check_backend(name, self.attention_dropout)
+        self._lazy_backend = name
+
+    def attention_context(self, x_BTC: Tensor, padding_mask_BT: Optional[Tensor] = None) -> AttentionContext:
+        """What the sublayers share in a forward pass over `x_BTC`; the mask is True at padding."""
+        time = x_BTC.size(1)
+        lengths = None if padding_mask_BT is None else padding_mask_BT.size(1) - padding_mask_BT.sum(-1)
+        relative = self.relative_position_bias
+        bias = ScoreBias(lengths_B=lengths) if relative is None else relative(time, lengths)
+        situation = Situation(
+            device=x_BTC.device.type,
+            precision=x_BTC.dtype,
+            batch=x_BTC.size(0),
+            heads=self.num_heads,
+            time=time,
+            head_size=self.embed_dim // self.num_heads,
+            is_training=torch.is_grad_enabled(),
+            is_biased=relative is not None,
+            is_padded=lengths is not None,
+            has_dropout=self.training and self.attention_dropout > 0,
+            blocks=self._attentions,
+        )
+        # Now, not where it is used: to torch.compile what was chosen is a constant, and the choosing is no code for it.
+        readers = {module.readers for module in self.sublayers.modules() if isinstance(module, SelfAttention)}
+        chosen = {number: choose(self.lazy_backend, situation, number) for number in readers}
+        return AttentionContext(bias, partial(_backend, chosen, self.lazy_backend, situation))
+
+
+def _backend(chosen: dict[int, str], name: str, situation: Situation, readers: int) -> str:
+    """What is chosen already for so many readers; else (a sublayer outside of the encoder) what is chosen now."""
+    return chosen[readers] if readers in chosen else choose(name, situation, readers)
+
+
+def _run(
+    sublayers: Iterable[nn.Module], x_BTC: Tensor, shared: AttentionContext, return_all: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The last sublayer's output (B, T, C), and, if asked for, the input and all outputs."""
+    all_states = [x_BTC] if return_all else []
+    distribution: Optional[ReusableAttention] = None
+    for sublayer in sublayers:
+        x_BTC, distribution = sublayer(x_BTC, distribution, shared)
+        if return_all:
+            all_states.append(x_BTC)
+    return x_BTC, all_states
 
 
 def init_bert_weights(module: nn.Module) -> None:

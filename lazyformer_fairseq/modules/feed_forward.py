@@ -6,6 +6,8 @@ from typing import Any, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
+
 
 class FeedForward(nn.Module):
     """W2 activation(W1 x); 2 C W + W + C parameters.
@@ -28,7 +30,9 @@ class FeedForward(nn.Module):
         self.fc1 = nn.Linear(embed_dim, ffn_embed_dim)
         self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
 
-    def forward(self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any) -> tuple[Tensor, Optional[Tensor]]:
+    def forward(
+        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any
+    ) -> tuple[Tensor, Optional[ReusableAttention]]:
         """Returns the output (B, T, C) and `distribution` unchanged, for a lazy sublayer further up."""
         hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
         return self.fc2(hidden), distribution

@@ -2,6 +2,7 @@
 
 from typing import Optional
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,10 +25,23 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, T, V), or (M, V) at the M positions that `masked_tokens`, a boolean (B, T), names."""
+        """Logits from features (B, T, C).
+
+        Args:
+            masked_tokens: positions to give logits at: their places in the B * T ones, int64 (M,), or a boolean (B, T),
+                for which a GPU must be waited for to count them.
+
+        Returns:
+            (B, T, V), or (M, V) at the M positions asked for.
+        """
         if masked_tokens is not None:
-            features = features[masked_tokens]
+            features = features.flatten(0, 1).index_select(0, as_positions(masked_tokens))
         return F.linear(self.layer_norm(F.gelu(self.dense(features))), self.weight, self.bias)
+
+
+def as_positions(masked_tokens: Tensor) -> Tensor:
+    """Places in the B * T positions, int64 (M,), of what is that already or a boolean (B, T)."""
+    return masked_tokens.flatten().nonzero().squeeze(1) if masked_tokens.dtype == torch.bool else masked_tokens
 
 
 class ClassificationHead(nn.Module):

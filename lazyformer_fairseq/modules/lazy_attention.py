@@ -2,10 +2,9 @@
 
 from typing import Any, Optional
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
 from lazyformer_fairseq.modules.self_attention import check_heads, merge_heads, split_heads, with_memory
 
 
@@ -30,13 +29,13 @@ class LazyAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, ReusableAttention]:
         """Attends with the weights that are there.
 
         Args:
             x_BTC: input.
-            distribution: (B, N, T, M + T) of the nearest ``s`` below, from before dropout.
+            distribution: of the nearest ``s`` below, from before dropout.
             shared: unused: biases and masks are in `distribution` already.
             memory_BMC: what `x_BTC` was in the previous segments; None where there are none (M = 0).
 
@@ -45,5 +44,5 @@ class LazyAttention(nn.Module):
         """
         assert distribution is not None, "the plan puts an s below every l"
         v = split_heads(self.v_proj(with_memory(memory_BMC, x_BTC)), self.num_heads)
-        dropped = F.dropout(distribution, self.dropout, self.training)
-        return self.out_proj(merge_heads(torch.matmul(dropped, v))), distribution
+        dropout = self.dropout if self.training else 0.0
+        return self.out_proj(merge_heads(distribution.attend(v, dropout))), distribution

@@ -1,9 +1,12 @@
 """T5's relative position bias (Raffel et al., 2019), which LazyFormer adds to absolute positions (section 3)."""
 
 import math
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.lazy_backends.score_bias import ScoreBias
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -46,10 +49,8 @@ class RelativePositionBias(nn.Module):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
-    def forward(self, time: int) -> Tensor:
-        """The bias for sequences of `time` tokens, (1, N, T, T): row the query, column the key."""
+    def forward(self, time: int, lengths_B: Optional[Tensor] = None) -> ScoreBias:
+        """The bias for sequences of `time` tokens, of which `lengths_B` are not padding; None where all are text."""
         distance = torch.arange(1 - time, time, device=self.table.device)
-        by_distance = self.table[relative_position_bucket(distance, self.num_buckets, self.max_distance)]  # (2T-1, N)
-        # Row i of the bias is the window of T distances that starts at -i: sliding windows, the last one first. This
-        # looks each distance up once, where indexing by a (T, T) matrix of buckets would look each pair up.
-        return by_distance.t().unfold(-1, time, 1).flip(-2).unsqueeze(0)
+        bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
+        return ScoreBias(self.table, bucket_by_distance, self.max_distance, lengths_B)

@@ -5,8 +5,10 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.self_attention import attend, check_heads, merge_heads, split_heads, with_memory
+from lazyformer_fairseq.modules.lazy_backends import eager
+from lazyformer_fairseq.modules.self_attention import check_heads, merge_heads, split_heads, with_memory
 
 
 class RelativePositions(NamedTuple):
@@ -74,7 +76,7 @@ class RelativeAttention(nn.Module):
         embed_dim: C.
         num_heads: N; must divide C (ValueError).
         dropout: on the distribution.
-        keeps_distribution: whether a lazy sublayer above reads the distribution; see :func:`attend`.
+        keeps_distribution: whether a lazy sublayer above reads the distribution.
     """
 
     attends = True
@@ -93,10 +95,10 @@ class RelativeAttention(nn.Module):
     def forward(
         self,
         x_BTC: Tensor,
-        distribution: Optional[Tensor],
+        distribution: Optional[eager.StoredDistribution],
         shared: RelativePositions,
         memory_BMC: Optional[Tensor] = None,
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Optional[eager.StoredDistribution]]:
         """Attends.
 
         Args:
@@ -118,5 +120,10 @@ class RelativeAttention(nn.Module):
         bias = relative_shift(by_distance) + shared.causal_mask
         dropout = self.dropout if self.training else 0.0
         about_content = (q + shared.content_bias).transpose(1, 2)
-        attended, distribution = attend(about_content, k, v, bias, dropout, self.keeps_distribution)
+        if self.keeps_distribution:
+            distribution = eager.distribution(about_content, k, bias, v.dtype)
+            attended = distribution.attend(v, dropout)
+        else:
+            distribution = None
+            attended = F.scaled_dot_product_attention(about_content, k, v, attn_mask=bias, dropout_p=dropout)
         return self.out_proj(merge_heads(attended)), distribution

@@ -1,11 +1,13 @@
 """The ``s`` sublayer of an encoder: multi-head self-attention that can hand its distribution on."""
 
-import math
-from typing import Optional
+from collections.abc import Callable
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention, attend
+from lazyformer_fairseq.modules.lazy_backends.score_bias import ScoreBias
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
@@ -23,36 +25,22 @@ def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
     return x_BTC if memory_BMC is None else torch.cat([memory_BMC, x_BTC], dim=1)
 
 
-def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, bias: Optional[Tensor], dropout: float, keep_distribution: bool
-) -> tuple[Tensor, Optional[Tensor]]:
-    """softmax(QK^T / sqrt(D) + bias) V, (B, N, T, D), and, if it is to be kept, the distribution (B, N, T, K).
-
-    Without it the fastest exact kernel there is computes the product, and the distribution need not be written to
-    memory.
-
-    Args:
-        q_BNTD: queries.
-        k_BNKD: keys.
-        v_BNKD: values.
-        bias: added to the scores, broadcastable to (B, N, T, K).
-        dropout: on the distribution; what is returned is from before it.
-        keep_distribution: whether to return the distribution, in the precision of the values.
-    """
-    if not keep_distribution:
-        return F.scaled_dot_product_attention(q_BNTD, k_BNKD, v_BNKD, attn_mask=bias, dropout_p=dropout), None
-    scores = torch.matmul(q_BNTD / math.sqrt(q_BNTD.size(-1)), k_BNKD.transpose(-2, -1))
-    if bias is not None:
-        scores = scores + bias
-    at_least_single = torch.promote_types(scores.dtype, torch.float32)
-    distribution = torch.softmax(scores, dim=-1, dtype=at_least_single).type_as(v_BNKD)
-    return torch.matmul(F.dropout(distribution, dropout), v_BNKD), distribution
-
-
 def check_heads(embed_dim: int, num_heads: int) -> None:
     """Raises ValueError where heads do not divide the width."""
     if num_heads < 1 or embed_dim % num_heads:
         raise ValueError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")
+
+
+class AttentionContext(NamedTuple):
+    """What all sublayers of one forward pass of an Encoder share.
+
+    Attributes:
+        bias: of the scores.
+        backend: from the number of a distribution's readers to the name of the back end that computes it.
+    """
+
+    bias: ScoreBias
+    backend: Callable[[int], str]
 
 
 class SelfAttention(nn.Module):
@@ -62,35 +50,35 @@ class SelfAttention(nn.Module):
         embed_dim: C.
         num_heads: N; must divide C (ValueError).
         dropout: on the distribution.
-        keeps_distribution: whether a lazy sublayer above reads the distribution. Where none does, the fastest exact
-            kernel there is computes the product and the distribution is never written to memory.
+        readers: how many lazy sublayers above read the distribution.
     """
 
     attends = True
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, keeps_distribution: bool = False):
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, readers: int = 0):
         super().__init__()
         check_heads(embed_dim, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
-        self.keeps_distribution = keeps_distribution
+        self.readers = readers
         self.qkv_proj = nn.Linear(embed_dim, 3 * embed_dim)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], bias: Optional[Tensor]
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: AttentionContext
+    ) -> tuple[Tensor, ReusableAttention]:
         """Attends.
 
         Args:
             x_BTC: input.
             distribution: of the sublayers below; replaced here.
-            bias: added to the scores, broadcastable to (B, N, T, T); -inf at keys that are padding.
+            shared: bias and back end of this forward pass.
 
         Returns:
-            The output (B, T, C) and, where kept, the distribution (B, N, T, T) before dropout, else None.
+            The output (B, T, C) and the distribution, from before dropout.
         """
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv_proj(x_BTC).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        attended, distribution = attend(q, k, v, bias, dropout, self.keeps_distribution)
+        backend = shared.backend(self.readers)
+        attended, distribution = attend(q, k, v, shared.bias, dropout, self.readers, backend)
         return self.out_proj(merge_heads(attended)), distribution

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
 
 
 class ResidualSublayer(nn.Module):
@@ -30,15 +31,15 @@ class ResidualSublayer(nn.Module):
         self.layer_norm = layer_norm(embed_dim)
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, Optional[ReusableAttention]]:
         """(x, distribution) -> (x, distribution), as the loops of Encoder and CausalDecoder carry them.
 
         Args:
             x_BTC: input.
-            distribution: (B, N, T, M + T) of the nearest ``s`` below that is read, from before dropout; else None.
-            shared: what all sublayers of one forward pass share: in the Encoder the bias that is added to the scores,
-                or None; in the CausalDecoder a :class:`RelativePositions`.
+            distribution: of the nearest ``s`` below, from before dropout; None below the first.
+            shared: what all sublayers of one forward pass share: in the Encoder an :class:`AttentionContext`, in the
+                CausalDecoder a :class:`RelativePositions`.
             memory_BMC: what `x_BTC` was in the previous segments, before any LayerNorm; without effect on an ``f``.
         """
         inner_input = self._normalised(x_BTC)

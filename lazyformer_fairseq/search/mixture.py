@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.encoder import Encoder
+from lazyformer_fairseq.modules.lazy_backends.eager import StoredDistribution
 from lazyformer_fairseq.search.choices import IDENTITY, Choices
 
 
@@ -48,8 +50,12 @@ class Mixture(nn.Module):
         self.weights: Optional[Tensor] = None
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[Tensor], shared: Any, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        self,
+        x_BTC: Tensor,
+        distribution: Optional[StoredDistribution],
+        shared: Any,
+        memory_BMC: Optional[Tensor] = None,
+    ) -> tuple[Tensor, Optional[StoredDistribution]]:
         """As a :class:`~lazyformer_fairseq.modules.sublayer.ResidualSublayer`'s."""
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
         mixed = x_BTC * weight[IDENTITY] if IDENTITY in weight else None
@@ -57,9 +63,13 @@ class Mixture(nn.Module):
         for kind, sublayer in self.sublayers.items():
             y_BTC, own = sublayer(x_BTC, distribution, shared, memory_BMC)
             mixed = y_BTC * weight[kind] if mixed is None else torch.addcmul(mixed, y_BTC, weight[kind])
-            if kind == "s" and own is not None:
-                carried = own if distribution is None else torch.lerp(distribution, own, weight["s"])
+            if kind == "s" and "l" in self.candidates and own is not None:
+                carried = own if distribution is None else _between(distribution, own, weight["s"])
         return mixed, carried
+
+
+def _between(below: StoredDistribution, own: StoredDistribution, weight: Tensor) -> StoredDistribution:
+    return StoredDistribution(torch.lerp(below.probabilities, own.probabilities, weight))
 
 
 class Supernet(nn.Module):
@@ -77,6 +87,8 @@ class Supernet(nn.Module):
         self.choices = choices
         self.mixtures = _into_layers(network.sublayers, choices)
         network.sublayers = nn.ModuleList(self.mixtures)
+        if isinstance(network, Encoder) and "l" in choices.candidates:
+            network.lazy_backend = "eager"  # distributions are mixed, so they have to be there
 
     def forward(self, *args, **kwargs) -> Any:
         """The model's output, with weights drawn for this pass."""

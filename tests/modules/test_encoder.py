@@ -8,8 +8,10 @@ from fairseq.data import Dictionary
 from fairseq.models.roberta.model import RobertaEncoder
 from torch.nn import functional as F
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.heads import MaskedLMHead
+from lazyformer_fairseq.modules.lazy_backends.choice import BACKENDS
 
 PAD, VOCABULARY = 1, 50
 
@@ -203,45 +205,50 @@ def test_without_dropout_training_is_deterministic_and_with_it_not():
 
 def test_each_sublayer_draws_its_own_attention_dropout_of_the_undropped_distribution():
     encoder = make_encoder("sll", attention_dropout=0.5).train()
-    attention = encoder.sublayers[0].inner
     handed_on = []
     for sublayer in encoder.sublayers:
         sublayer.inner.register_forward_hook(lambda module, inputs, outputs: handed_on.append(outputs[1]))
     with mock.patch.object(F, "dropout", wraps=F.dropout) as dropout:
         encoder(random_tokens(2, 9))
     dropped = [call.args[0] for call in dropout.call_args_list if call.args[0].dim() == 4]
-    assert len(dropped) == 3 and attention.keeps_distribution
-    for distribution in (*dropped, *handed_on):
-        assert distribution is handed_on[0]
-    torch.testing.assert_close(handed_on[0].sum(-1), torch.ones(2, 2, 9))
+    assert len(dropped) == 3
+    for distribution in (*dropped, *(stored.probabilities for stored in handed_on)):
+        assert distribution is dropped[0]
+    torch.testing.assert_close(dropped[0].sum(-1), torch.ones(2, 2, 9))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("buckets", [0, 32])
-def test_only_a_distribution_that_is_read_is_kept(buckets):
-    encoder = make_encoder("sf sflf s", relative_position_buckets=buckets)
-    with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
-        encoder(random_tokens(1, 5))
-    assert fused.call_count == 2
-    assert [s.inner.keeps_distribution for s in encoder.sublayers if hasattr(s.inner, "keeps_distribution")] == [
-        False, True, False,
-    ]  # fmt: skip
-
-
-def test_the_kept_and_the_fused_distribution_agree():
-    encoder = make_encoder("sf", relative_position_buckets=32)
+def test_all_back_ends_agree_on_a_whole_encoder(backend, buckets):
+    encoder = make_encoder("sf M3 sl", relative_position_buckets=buckets).double()
     tokens = with_padding(random_tokens(2, 9))
-    fused, _ = encoder(tokens, tokens.eq(PAD))
-    encoder.sublayers[0].inner.keeps_distribution = True
-    kept, _ = encoder(tokens, tokens.eq(PAD))
-    is_text = tokens.ne(PAD)
-    torch.testing.assert_close(fused[is_text], kept[is_text])
+    results = []
+    for name in ("eager", backend):
+        encoder.lazy_backend = name
+        features, _ = encoder(tokens, tokens.eq(PAD))
+        results.append(
+            [features, *torch.autograd.grad(features[tokens.ne(PAD)].sin().sum(), list(encoder.parameters()))]
+        )
+    torch.testing.assert_close(results[1], results[0])
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_the_encoder_compiles_to_one_graph(padded):
-    encoder = make_encoder("(sf)x1 M2", attention_dropout=0.1, dropout=0.1).train()
+def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
+    with pytest.raises(UserError, match="--lazy-backend quick: choose from auto, eager"):
+        make_encoder("sf", lazy_backend="quick")
+    with pytest.raises(UserError, match="--attention-dropout 0.1 would"):
+        make_encoder("sf", lazy_backend="fused", attention_dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "padded"),
+    [("eager", True), ("materialize", True), ("recompute", False), ("fused", False), ("auto", True)],
+)
+def test_the_encoder_compiles_to_one_graph(backend, padded):
+    dropout = 0.1 if backend == "eager" else 0.0
+    encoder = make_encoder("(sf)x1 M2", attention_dropout=dropout, dropout=0.1, lazy_backend=backend).train()
     tokens = with_padding(random_tokens(2, 9))
     mask = tokens.eq(PAD) if padded else None
+    torch.compiler.reset()  # of other parametrisations of this test, else a limit is reached
     compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")  # fullgraph: raises at a graph break
     compiled(tokens, mask)[0].sum().backward()
     encoder.eval()

@@ -7,6 +7,7 @@ from torch import nn
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.encoder import Encoder
+from lazyformer_fairseq.modules.lazy_backends.eager import StoredDistribution
 from lazyformer_fairseq.modules.stream_memory import StreamMemory
 from lazyformer_fairseq.search.choices import CANDIDATES, Choices
 from lazyformer_fairseq.search.mixture import Supernet, supernet_pattern
@@ -39,8 +40,8 @@ def naive(supernet, rows, x, shared):
             if name == "identity":
                 total = total + weight * x
             elif name in mixture.sublayers:
-                y, own = mixture.sublayers[name](x, carried, shared)
-                kept = own if name == "s" else kept
+                y, own = mixture.sublayers[name](x, None if carried is None else StoredDistribution(carried), shared)
+                kept = own.probabilities if name == "s" and "l" in names and own is not None else kept
                 total = total + weight * y
         if "l" in names and kept is not None:
             m = row[names.index("s")]
@@ -62,7 +63,7 @@ def test_outputs_and_gradients_are_those_of_equation_4(candidates, normalize_bef
 
     x = network.embed_tokens(tokens) + network.embed_positions.weight[:5]
     x = x if normalize_before else network.embedding_layer_norm(x)
-    expected, _ = naive(supernet, rows, x, network.attention_bias(5, None, x.dtype))
+    expected, _ = naive(supernet, rows, x, network.attention_context(x))
     expected = network.final_layer_norm(expected) if normalize_before else expected
     assert found.allclose(expected, atol=1e-6)
     weighted = torch.randn_like(found)
@@ -112,16 +113,16 @@ def test_carried_distributions_are_distributions(kind, seed):
     for _ in range(2):  # the second segment has memory
         supernet(torch.randint(2, 11, (2, 4)), **memory)
     assert len(carried) == 8
-    assert carried[-1].shape[-1] == (8 if memory else 4)
-    for distribution in carried:
+    assert carried[-1].probabilities.shape[-1] == (8 if memory else 4)
+    for distribution in (stored.probabilities for stored in carried):
         assert (distribution >= 0).all()
         assert distribution.sum(dim=-1).allclose(torch.ones(()), atol=1e-5)
 
 
 def test_without_lazy_candidates_no_distribution_is_kept():
-    for candidates, kept in ((WITHOUT_LAZY, [False] * 3), (CANDIDATES, [True, True, False])):
+    for candidates, readers in ((WITHOUT_LAZY, [0] * 3), (CANDIDATES, [1, 1, 0])):
         mixtures = make_supernet(candidates).mixtures
-        assert [mixture.sublayers["s"].inner.keeps_distribution for mixture in mixtures] == kept
+        assert [mixture.sublayers["s"].inner.readers for mixture in mixtures] == readers
     supernet = make_supernet(WITHOUT_LAZY)
     supernet.mixtures[-1].register_forward_hook(lambda module, inputs, output: pytest.fail() if output[1] else None)
     supernet(torch.randint(2, 11, (2, 5)))

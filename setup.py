@@ -44,6 +44,8 @@ EXTRAS_REQUIRE = {
     ],
     # `lazyformer search`: LAMB, which torch has not; fairseq's needs NVIDIA apex.
     "search": ["pytorch_optimizer>=4.1,<5"],
+    # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.
+    "bench": ["transformers>=5,<6"],
     # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
     "cluster": ["ray>=2.40,<3", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from

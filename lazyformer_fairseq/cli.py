@@ -6,6 +6,7 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.glue.report_commands import predict, report
@@ -21,6 +22,7 @@ def main() -> None:
     logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library say everything
 
 
+main.add_command(bench)
 main.add_command(corpus)
 glue.add_command(report)
 glue.add_command(predict)

@@ -47,3 +47,16 @@ def numbers(kind: type) -> Any:
         return tuple(found)
 
     return convert
+
+
+def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Callback: NAME=PATTERN."""
+    found = {}
+    for value in values:
+        name, equals, pattern = value.partition("=")
+        if not equals or not name or not pattern or "/" in name:
+            raise click.BadParameter(f"{value!r} is no NAME=PATTERN, such as 'mine=(sff)x4 (f)x4'")
+        if name in found:
+            raise click.BadParameter(f"{name} is there twice")
+        found[name] = pattern
+    return found

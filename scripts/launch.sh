@@ -52,6 +52,37 @@ take_launch_option() {
   esac
 }
 
+# take_options WHAT "$@": all options after ARCH and DATA. An update consists of so many WHAT, such as "rows". Sets
+# $per_gpu and $per_update where they are given, and the array fairseq_options.
+take_options() {
+  local what=$1
+  shift
+  fairseq_options=()
+  while [[ $# -gt 0 ]]; do
+    take_launch_option "$@"
+    if [[ $taken -eq 0 && $1 =~ ^--$what-per-(gpu|update)$ ]]; then
+      [[ $# -ge 2 ]] || fail "$1 needs a value"
+      is_whole_number "$2" || fail "$1 $2: give a whole number"
+      if [[ $1 == *-gpu ]]; then per_gpu=$2; else per_update=$2; fi
+      taken=2
+    elif [[ $taken -eq 0 ]]; then
+      fairseq_options+=("$1") taken=1
+    fi
+    shift "$taken"
+  done
+}
+
+# settle_batches WHAT: lowers $per_gpu until an update can be made of such batches. Sets $update_freq, batches of a
+# process in an update.
+settle_batches() {
+  [[ $per_update -gt 0 && $((per_update % world)) -eq 0 ]] ||
+    fail "$per_update $1 an update do not divide among $world processes; give --$1-per-update N"
+  [[ $per_gpu -gt 0 ]] || fail "--$1-per-gpu 0: give at least 1"
+  local share=$((per_update / world)) # of one process
+  while [[ $((share % per_gpu)) -ne 0 ]]; do per_gpu=$((per_gpu - 1)); done
+  update_freq=$((share / per_gpu))
+}
+
 # Those that torch will see: nvidia-smi knows nothing of CUDA_VISIBLE_DEVICES.
 count_gpus() {
   if ! nvidia-smi -L >/dev/null 2>&1; then

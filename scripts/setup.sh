@@ -117,7 +117,7 @@ install_torch
 step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" \
   pip_install --no-build-isolation --constraint "$constraints" fairseq-fixed==0.12.3.1 torchaudio
 step "Installing the other packages (1 minute)" "$network_advice" \
-  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,search]'
+  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,search,bench]'
 step "Checking that all of it can be imported (15 s)" \
   "Remove $venv (unless it is an environment of yours) and run 'make setup' again." \
   "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch'

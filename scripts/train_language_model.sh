@@ -41,29 +41,12 @@ case $arch in
 *_24b*) tgt_len=512 per_update=96 ;;
 *) tgt_len=192 per_update=256 ;;
 esac
-per_gpu='' fairseq_options=()
-while [[ $# -gt 0 ]]; do
-  take_launch_option "$@"
-  if [[ $taken -eq 0 && $1 =~ ^--rows-per-(gpu|update)$ ]]; then
-    [[ $# -ge 2 ]] || fail "$1 needs a value"
-    is_whole_number "$2" || fail "$1 $2: give a whole number"
-    if [[ $1 == --rows-per-gpu ]]; then per_gpu=$2; else per_update=$2; fi
-    taken=2
-  elif [[ $taken -eq 0 ]]; then
-    fairseq_options+=("$1") taken=1
-  fi
-  shift "$taken"
-done
-
+per_gpu=''
+take_options rows "$@"
 settle_devices
 settle_launcher
-[[ $per_update -gt 0 && $((per_update % world)) -eq 0 ]] ||
-  fail "$per_update rows an update do not divide among $world processes; give --rows-per-update N"
-share=$((per_update / world)) # of one process
 per_gpu=${per_gpu:-$((found > 0 ? (per_update + 7) / 8 : 4))}
-[[ $per_gpu -gt 0 ]] || fail "--rows-per-gpu 0: give at least 1"
-while [[ $((share % per_gpu)) -ne 0 ]]; do per_gpu=$((per_gpu - 1)); done
-update_freq=$((share / per_gpu))
+settle_batches rows
 
 echo "an update is $per_update rows: $world processes x $per_gpu streams x $update_freq segments" >&2
 run_or_print "${launch[@]}" -m fairseq_cli.train "$data" \

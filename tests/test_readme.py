@@ -49,6 +49,9 @@ ADDED_OPTIONS = {
         "--decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --adaptive-softmax-cutoff '' "
         "--tgt-len 8 --mem-len 8 --batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 30 --device cpu"
     ),
+    "lazyformer bench": (
+        "--arch lazyformer_m2x6_s_tiny --baseline-arch bert_tiny --lengths 8 --tokens 8 --rounds 2 --what encoder"
+    ),
     "fairseq-train data": f"{TINY} --max-update 2 --tokens-per-sample 32 --batch-size 4 --cpu",
     "fairseq-train glue_data/CoLA": f"{TINY} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining": "task.tokens_per_sample=32 dataset.batch_size=4",
@@ -109,7 +112,7 @@ def test_every_command_runs(users_folder):
             assert run.returncode == 0, f"{shlex.join(command)}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"
             assert "Traceback" not in run.stderr
             ran.append((command, run))
-    assert len(ran) == 15
+    assert len(ran) == 16
     answers = ran[4][1].stdout.splitlines()
     assert len([line for line in answers if re.match(r"\d+%  ", line)]) == 3
 

@@ -1,11 +1,13 @@
-"""FLOPs of a forward pass from pattern and sizes: twice the multiply-adds of its matrix products.
+"""FLOPs from pattern and sizes: twice the multiply-adds of the matrix products.
 
 What is elementwise (softmax, LayerNorm, activations, embeddings, biases) does not count, as in PAR's Table 6 and in
 :class:`torch.utils.flop_counter.FlopCounterMode`, to which a test holds these formulas.
 """
 
+from collections.abc import Callable
 from typing import Optional
 
+from lazyformer_fairseq.benchmark.attention_flops import count_products
 from lazyformer_fairseq.benchmark.sizes import EncoderSizes, Sizes
 from lazyformer_fairseq.sublayer_pattern import expand
 
@@ -30,6 +32,38 @@ def count_flops(
     predicted = time if predicted is None else predicted
     outside = _count_embedding_flops(sizes, batch * time) + _count_head_flops(sizes, batch * predicted)
     return outside + sum(count_sublayer_flops(kind, sizes, time, memory, batch) for kind in expand(pattern))
+
+
+def count_encoder_flops(
+    pattern: str,
+    sizes: EncoderSizes,
+    time: int,
+    batch: int = 1,
+    predicted: int = 0,
+    back_end: Callable[[int], str] = lambda layers: "eager",
+    training: bool = False,
+) -> int:
+    """FLOPs that an encoder really does, which depend on how its attention runs.
+
+    With ``eager``, and without training, this is :func:`count_flops`. A back end that computes a distribution anew is
+    charged for it. Of a linear map the backward pass is twice the forward one.
+
+    Args:
+        pattern: see :mod:`lazyformer_fairseq.sublayer_pattern`.
+        sizes: of the encoder.
+        time: T, tokens a sequence.
+        batch: sequences.
+        predicted: tokens of the whole batch that the masked-LM head predicts; 0 for no head.
+        back_end: see :func:`~lazyformer_fairseq.benchmark.attention_flops.count_products`.
+        training: forward and backward pass.
+    """
+    projections = {"s": 4, "l": 2}
+    c = sizes.embed_dim
+    linear = _count_head_flops(sizes, predicted)
+    for kind in expand(pattern):
+        linear += 2 * batch * time * (projections[kind] * c if kind in projections else 2 * sizes.ffn_embed_dim) * c
+    products = count_products(pattern, back_end, training)
+    return (3 if training else 1) * linear + products * 2 * batch * time * time * c
 
 
 def count_sublayer_flops(kind: str, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:

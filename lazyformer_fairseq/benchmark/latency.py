@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ def measure(
     device: torch.device | str = "cpu",
     seed: int = 1,
     description: str = "latency",
+    seconds: Optional[float] = None,
 ) -> dict[str, Timing]:
     """Calls every thing once a round, in an order drawn anew for each round, and times each call.
 
@@ -52,9 +54,13 @@ def measure(
         device: a GPU is waited for before and after each call.
         seed: of the orders.
         description: of the bar.
+        seconds: after which no further round begins, though one of these kept is always made; None for no limit.
     """
+    begin = time.perf_counter()
     chance, samples = random.Random(seed), {name: [] for name in things}
     for turn in tqdm(range(warm_up + rounds), desc=description, unit=" rounds", leave=False):
+        if seconds is not None and turn > warm_up and time.perf_counter() - begin > seconds:
+            break
         for name in chance.sample(list(things), len(things)):
             wait_for(device)
             start = time.perf_counter()

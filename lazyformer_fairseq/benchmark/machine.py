@@ -1,12 +1,14 @@
 """What a figure must say of where it was measured."""
 
 import platform
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy")
+OPTIONAL_PACKAGES = ("triton", "transformers")
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
@@ -17,8 +19,12 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Of Python and of the packages that decide figures."""
-    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    """Of Python and of the packages that decide figures; of optional ones those that are installed."""
+    found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    for package in OPTIONAL_PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _processor() -> str:

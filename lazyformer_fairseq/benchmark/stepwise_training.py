@@ -75,7 +75,8 @@ class StepwiseTraining:
             self.batches = self._batches_of_this_epoch()
         return next(self.batches)
 
-    def update(self) -> None:
+    def update(self) -> int:
+        """Returns how many tokens were trained on."""
         batch = self._next_batch()
         wait_for(self.trainer.device)
         start = time.perf_counter()
@@ -83,6 +84,7 @@ class StepwiseTraining:
             self.trainer.train_step(batch)
         wait_for(self.trainer.device)
         self.seconds.append(time.perf_counter() - start)
+        return sum(sample["ntokens"] for sample in batch)
 
     def save(self, with_optimizer: bool = True) -> None:
         """Saves as fairseq-train does, with all that the task keeps. Without its optimizer a model cannot resume."""

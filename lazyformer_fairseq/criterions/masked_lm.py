@@ -10,6 +10,9 @@ from fairseq.logging import metrics
 from torch import Tensor
 from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.heads import as_positions
+
 
 @dataclass
 class MaskedLMAccuracyConfig(FairseqDataclass):
@@ -18,25 +21,32 @@ class MaskedLMAccuracyConfig(FairseqDataclass):
 
 @register_criterion("masked_lm_accuracy", dataclass=MaskedLMAccuracyConfig)
 class MaskedLMAccuracyCriterion(FairseqCriterion):
-    """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made."""
+    """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
 
-    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
+    Nothing here waits for a GPU where the batch says which positions are masked, as those of
+    :class:`~lazyformer_fairseq.data.full_sentences_dataset.FullSentencesDataset` do.
+    """
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch.
 
         Returns:
             The summed loss in nats, the number of masked tokens (the gradient's denominator), and what to log.
         """
-        is_masked = sample["target"].ne(self.padding_idx)
-        logits, _ = model(**sample["net_input"], masked_tokens=is_masked)
-        targets = sample["target"][is_masked]
-        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
-        sample_size = is_masked.sum()
+        positions = sample.get("masked_positions")
+        if positions is None:  # a batch of fairseq's own tasks
+            positions = as_positions(sample["target"].ne(self.padding_idx))
+        logits, _ = model(**sample["net_input"], masked_tokens=positions)
+        targets = sample["target"].flatten().index_select(0, positions)
+        score = compiled(_score) if self.training and getattr(model, "compiles", False) else _score
+        loss, ncorrect = score(logits, targets)
+        sample_size = len(positions)
         return (
             loss,
             sample_size,
             {
                 "loss": loss.detach(),
-                "ncorrect": (logits.detach().argmax(dim=-1) == targets).sum(),
+                "ncorrect": ncorrect,
                 "ntokens": sample["ntokens"],
                 "nsentences": sample["nsentences"],
                 "sample_size": sample_size,
@@ -56,3 +66,9 @@ class MaskedLMAccuracyCriterion(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
+
+
+def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed cross-entropy in nats, and how often the most likely word is the target."""
+    loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
+    return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()

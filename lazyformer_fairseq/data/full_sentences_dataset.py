@@ -5,10 +5,15 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
+from lazyformer_fairseq.data.consecutive_items import read_items
 from lazyformer_fairseq.data.masking import Masking
 from lazyformer_fairseq.data.packing import Blocks, pack_full_sentences
 from lazyformer_fairseq.data.sized_dataset import SizedDataset
 from lazyformer_fairseq.errors import UserError
+
+# Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
+# anywhere in the last of them: 505 to 512 tokens are one shape, to compile or to choose a kernel for, not eight.
+WIDTH_MULTIPLE = 8
 
 
 class FullSentencesDataset(SizedDataset):
@@ -45,6 +50,8 @@ class FullSentencesDataset(SizedDataset):
         if int(items[0][-1]) != eos:
             raise UserError(f"{name}: its first sentence does not end in </s>; preprocess it with the end symbol on")
         self.items = items
+        self.item_sizes = item_sizes
+        self.tokens_per_sample = tokens_per_sample
         self.blocks: Blocks = pack_full_sentences(item_sizes, tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{name}: holds document boundaries but no sentence; was the corpus empty?")
@@ -59,30 +66,37 @@ class FullSentencesDataset(SizedDataset):
         """Block `index` as ids (T,), before masking."""
         blocks = self.blocks
         first, last = int(blocks.first_item[index]), int(blocks.last_item[index])
-        parts = [self.items[item].numpy() for item in range(first, last + 1)]
-        parts = [
-            part for number, part in enumerate(parts) if len(part) > 1 or number == 0 or len(parts[number - 1]) > 1
-        ]  # of several boundaries in a row, one
-        # In this order: first and last may be the same item, and its end counts from its start.
-        parts[-1] = parts[-1][: blocks.last_end[index]]
-        parts[0] = parts[0][blocks.first_offset[index] :]
-        if parts[-1][-1] != self.eos:
-            parts.append(np.array([self.eos]))
-        return np.concatenate([np.array([self.bos]), *parts])
+        tokens, sizes = read_items(self.items, self.item_sizes, first, last), self.item_sizes[first : last + 1]
+        repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
+        if len(repeated):  # of several boundaries in a row, one
+            tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
+        start, end = int(blocks.first_offset[index]), len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
+        block = np.full(self.sizes[index], self.eos)  # which closes a cut sentence; any other brings its own
+        block[0] = self.bos
+        block[1 : 1 + end - start] = tokens[start:end]
+        return block
 
     def __getitem__(self, index: int) -> dict:
         tokens, targets = self.masking.apply(self.block(index), self.seed, self.epoch, index)
         return {"id": index, "source": torch.from_numpy(tokens), "target": torch.from_numpy(targets)}
 
     def collater(self, samples: list[dict]) -> dict:
-        """A batch in the shape that fairseq's trainer and masked-LM criterions expect."""
+        """A batch in the shape that fairseq's trainer and masked-LM criterions expect.
+
+        Also `masked_positions`, the places of the targets in the B * T ones, int64 (M,): counted here, so that no GPU
+        has to, and be waited for.
+        """
         if not samples:
             return {}
         lengths = torch.tensor([len(sample["source"]) for sample in samples])
+        longest = int(lengths.max())
+        time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
 
         def pad(key: str) -> Tensor:
-            return data_utils.collate_tokens([sample[key] for sample in samples], self.masking.pad_index)
+            rows = [sample[key] for sample in samples]
+            return data_utils.collate_tokens(rows, self.masking.pad_index, pad_to_length=time)
 
+        target = pad("target")
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
@@ -90,9 +104,10 @@ class FullSentencesDataset(SizedDataset):
             "net_input": {
                 "src_tokens": pad("source"),
                 "src_lengths": lengths,
-                "has_padding": bool((lengths != lengths[0]).any()),
+                "has_padding": bool((lengths != time).any()),
             },
-            "target": pad("target"),
+            "target": target,
+            "masked_positions": target.flatten().ne(self.masking.pad_index).nonzero().squeeze(1),
         }
 
     def ordered_indices(self) -> np.ndarray:

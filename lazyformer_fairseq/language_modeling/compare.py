@@ -118,10 +118,10 @@ def _finish(settings: ComparisonSettings, training: ModelTraining) -> None:
             training.trainer.model,
             open_tokens(Path(settings.data) / split),
             training.task.source_dictionary.eos(),
-            settings.evaluation_tgt_len,
-            settings.evaluation_mem_len,
-            settings.clamp_len,
-            settings.evaluation_streams,
+            tgt_len=settings.evaluation_tgt_len,
+            mem_len=settings.evaluation_mem_len,
+            clamp_len=settings.clamp_len,
+            batch_size=settings.evaluation_streams,
         )
         result |= {f"{split}_perplexity": found.perplexity, f"{split}_tokens": found.tokens}
     write_json(training.folder / "result.json", result)

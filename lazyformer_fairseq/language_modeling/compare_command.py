@@ -10,7 +10,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.language_modeling.compare_settings import MODELS, ComparisonSettings
-from lazyformer_fairseq.several_values import numbers
+from lazyformer_fairseq.several_values import named_patterns, numbers
 
 A_PATH = click.Path(path_type=Path)
 DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}
@@ -20,19 +20,6 @@ def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callabl
     """An option of a field of ComparisonSettings, with its default."""
     flag = flag or f"--{name.replace('_', '-')}"
     return click.option(flag, name, type=kind or click.IntRange(1), default=DEFAULTS[name], help=help_text)
-
-
-def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Callback: NAME=PATTERN."""
-    found = {}
-    for value in values:
-        name, equals, pattern = value.partition("=")
-        if not equals or not name or not pattern or "/" in name:
-            raise click.BadParameter(f"{value!r} is no NAME=PATTERN, such as 'mine=(sff)x4 (f)x4'")
-        if name in found:
-            raise click.BadParameter(f"{name} is there twice")
-        found[name] = pattern
-    return found
 
 
 @click.command()

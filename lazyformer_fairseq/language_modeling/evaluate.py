@@ -90,31 +90,10 @@ def load_model(
     return models[0].to(device, PRECISIONS[precision]).eval(), task
 
 
-def evaluate(
-    model: CausalLanguageModel,
-    tokens: np.ndarray,
-    eos: int,
-    tgt_len: int,
-    mem_len: int,
-    clamp_len: int = 0,
-    batch_size: int = 1,
-) -> Evaluation:
-    """Predicts every token of a text; see the module's docstring.
-
-    Args:
-        model: on any device, in any precision; dropout is off meanwhile.
-        tokens: (N,) ids.
-        eos: id of ``</s>``, from which the first token is predicted.
-        tgt_len: tokens of a segment.
-        mem_len: tokens of the memory.
-        clamp_len: distances beyond it are taken for it; 0 for no such limit.
-        batch_size: streams.
-
-    Raises:
-        UserError: a length that cannot be.
-    """
+def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
+    """Predicts every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
     start = time.perf_counter()
-    losses = token_losses(model, tokens, eos, tgt_len, mem_len, clamp_len, batch_size)
+    losses = token_losses(model, tokens, eos, **lengths)
     return Evaluation(len(losses), float(losses.mean(dtype=np.float64)), time.perf_counter() - start)
 
 
@@ -128,10 +107,20 @@ def token_losses(
     batch_size: int = 1,
     warms: bool = True,
 ) -> np.ndarray:
-    """Negative log-likelihoods in nats, float32 (N,), of the tokens in their order. As :func:`evaluate`.
+    """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
 
     Args:
+        model: on any device, in any precision; dropout is off meanwhile.
+        tokens: (N,) ids.
+        eos: id of ``</s>``, from which the first token is predicted.
+        tgt_len: tokens of a segment.
+        mem_len: tokens of the memory.
+        clamp_len: distances beyond it are taken for it; 0 for no such limit.
+        batch_size: streams.
         warms: False starts each stream without a past: cheaper, and another number.
+
+    Raises:
+        UserError: a length that cannot be.
     """
     _check_lengths(tgt_len, mem_len, clamp_len, batch_size)
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)

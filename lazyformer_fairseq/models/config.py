@@ -49,8 +49,8 @@ class LazyFormerConfig(FairseqDataclass):
     lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = field(
         default=AUTO,
         metadata={
-            "help": "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused "
-            "take memory linear in the length; auto takes the fastest that was measured"
+            "help": "how attention is computed, all exact: eager and materialize keep distributions, recompute and "
+            "fused take memory linear in the length; auto takes the fastest that was measured"
         },
     )
     compile: bool = field(

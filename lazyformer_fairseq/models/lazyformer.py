@@ -73,7 +73,7 @@ class LazyFormerModel(FairseqEncoderModel):
             src_tokens: ids (B, T), padded on the right.
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
-            masked_tokens: boolean (B, T); logits at these positions alone.
+            masked_tokens: logits at these positions alone: places in the B * T ones, int64 (M,), or a boolean (B, T).
             classification_head_name: return this head's logits.
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded. Whoever made the batch knows; without it a GPU must be waited
@@ -94,6 +94,11 @@ class LazyFormerModel(FairseqEncoderModel):
         if classification_head_name is not None:
             output = self.classification_heads[classification_head_name](output)
         return output, extra
+
+    @property
+    def compiles(self) -> bool:
+        """Whether training goes through torch.compile; the criterion asks."""
+        return self.encoder.sentence_encoder.compiles
 
     def register_classification_head(self, name: str, num_classes: int) -> None:
         """Adds the head `name` with fresh weights, or replaces one of another size."""
@@ -140,7 +145,9 @@ class _EncoderWithHead(FairseqEncoder):
             normalize_before=cfg.encoder_normalize_before,
             relative_position_buckets=cfg.relative_position_buckets,
             relative_position_max_distance=cfg.relative_position_max_distance,
+            lazy_backend=str(cfg.lazy_backend),
         )
+        self.sentence_encoder.compiles = cfg.compile
         self.lm_head = MaskedLMHead(cfg.encoder_embed_dim, self.sentence_encoder.embed_tokens)
 
     def forward(

@@ -1,8 +1,8 @@
 """``--compile``: functions of a training step through torch.compile.
 
-Functions, not modules: a module that torch.compile wraps has other names in its checkpoints, and one that it compiles in
-place loses that when it is copied. Shapes may change: what torch first takes for constant it makes variable when it sees
-another value.
+Functions, not modules: a module that torch.compile wraps has other names in its checkpoints, and one that it compiles
+in place loses that when it is copied. Shapes may change: what torch first takes for constant it makes variable when it
+sees another value.
 """
 
 import functools
@@ -38,8 +38,8 @@ def compiled(function: Callable) -> Callable:
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotCompileError(
-                f"--compile: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, triton "
-                "too), or leave the option out"
+                f"--compile: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, "
+                "triton too), or leave the option out"
             ) from error
 
     return call

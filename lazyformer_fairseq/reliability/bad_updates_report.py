@@ -15,7 +15,7 @@ WHAT_TO_TRY = (
     "Lower --lr, lengthen --warmup-ratio, or set --clip-norm",
     "Train in bf16 (--bf16) rather than fp16, or in full precision, which has room for larger numbers",
     "Give --max-rollbacks a larger number and run the same command again: it goes on from the last checkpoint",
-    "Give --restore-file an older checkpoint; where losses rise before the first bad update, take one from before that",
+    "Copy an older checkpoint over checkpoint_last.pt; where losses rise before the first bad update, one from before",
     "Raise or leave out --loss-spike if the reason is a spike and the loss came down again by itself",
 )
 

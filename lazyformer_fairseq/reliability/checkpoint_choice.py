@@ -17,9 +17,12 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoint_files import DamagedCheckpointError, remove_leftovers
 from lazyformer_fairseq.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.reliability.checkpoint_names import LAST, checkpoints_in
-from lazyformer_fairseq.reliability.checkpoint_options import refuse_impossible
 
 logger = logging.getLogger(__name__)
+
+AT_EVERY_START = (
+    "taken at every start, after a kill too; to start from it once, give --continue-once and a new --save-dir"
+)
 
 
 def choosing(load_checkpoint: Callable) -> Callable:
@@ -27,11 +30,12 @@ def choosing(load_checkpoint: Callable) -> Callable:
 
     @functools.wraps(load_checkpoint)
     def load(cfg, trainer, **kwargs):
-        refuse_impossible(cfg, trainer.task.cfg)
         if _has_a_file_for_each_rank(trainer):
             return load_checkpoint(cfg, trainer, **kwargs)
         chosen = _same_on_all_ranks(trainer, lambda: _choose_cleanly(cfg))
-        return load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
+        extra_state, epoch_itr = load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
+        assert chosen is None or extra_state is not None, f"{chosen} was chosen, and fairseq took none"
+        return extra_state, epoch_itr
 
     return load
 
@@ -42,13 +46,16 @@ def choose(cfg: Any) -> Optional[Path]:
     Raises:
         UserError: a file that was asked for by name is missing or damaged, or all in the save folder are.
     """
+    last = _last_of(cfg)
     if cfg.restore_file != LAST:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
         look_into(path)
+        if last.is_file() and not _is_same(last, str(path)):
+            logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
         return path
-    last = _last_of(cfg)
     start = _start_of(cfg)
-    others = [path for path in checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix) if not _is_same(path, start)]
+    there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
+    others = [path for path in there if path == last or not _is_same(path, start)]
     if not others:
         if start is not None:
             look_into(start)

@@ -6,6 +6,7 @@ without it still load: stock fairseq's are zip archives too, where every record 
 1.6 have nothing that could be checked.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -86,6 +87,16 @@ def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
         shutil.copyfileobj(original, file, PIECE)
 
 
+def link(source: Union[str, Path], target: Union[str, Path]) -> None:
+    """Gives a file another name, in place of what has that name now. Takes no room. Raises OSError."""
+    unfinished = _unfinished(Path(target).absolute())
+    try:
+        os.link(source, unfinished)
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 @contextmanager
 def whole_file(path: Union[str, Path]) -> Iterator[BinaryIO]:
     """Yields a file to write; it takes the name `path` when the block ends well, and survives a power cut from then on.
@@ -96,7 +107,7 @@ def whole_file(path: Union[str, Path]) -> Iterator[BinaryIO]:
         OSError: it cannot be written.
     """
     path = Path(path).absolute()
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    unfinished = _unfinished(path)
     try:
         with unfinished.open("xb") as file:
             with suppress(OSError):  # not every file system knows locks
@@ -110,11 +121,19 @@ def whole_file(path: Union[str, Path]) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
+def _unfinished(path: Path) -> Path:
+    """A hidden sibling that :func:`remove_leftovers` knows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+
+
 def _sync_folder(folder: Path) -> None:
     """A name is kept by its folder: without this a power cut can take the rename back."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+            raise
     finally:
         os.close(descriptor)
 
@@ -133,6 +152,7 @@ def check(path: Union[str, Path]) -> None:
 
     Raises:
         DamagedCheckpointError: it is not.
+        UserError: it would take more memory than its size says.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
@@ -148,8 +168,10 @@ def check(path: Union[str, Path]) -> None:
         else:
             intact = start.startswith(_PICKLE)
             damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
-    if not intact:
-        raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
+        if not intact:
+            raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
+        if start == _ARCHIVE and _unpacked_size(file) > size:
+            raise UserError(f"{path}: refused, its records are packed and larger than the file; torch.save packs none")
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
@@ -164,6 +186,11 @@ def _sha256(file: BinaryIO, size: int) -> str:
         size -= len(piece)
     digest.update(_NO_COMMENT)
     return digest.hexdigest()
+
+
+def _unpacked_size(file: BinaryIO) -> int:
+    """Bytes of all records, which torch would unpack, be it from some zeros or the same place again and again."""
+    return sum(record.file_size for record in zipfile.ZipFile(file).infolist())
 
 
 def _records_are_intact(file: BinaryIO) -> bool:

@@ -1,4 +1,4 @@
-"""Options of checkpoints that cannot be met are refused before anything is trained."""
+"""Options of checkpoints that cannot be met are refused before anything is trained: see :func:`refuse_impossible`."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from lazyformer_fairseq.errors import UserError
 
 
 def refusing(parse_args_and_arch: Callable) -> Callable:
-    """fairseq's parser of the command line. fairseq ends a run that wants asynchronous writing with exit code 0."""
+    """fairseq's parser of the command line."""
 
     @functools.wraps(parse_args_and_arch)
     def parse(*args, **kwargs):
@@ -20,8 +20,35 @@ def refusing(parse_args_and_arch: Callable) -> Callable:
     return parse
 
 
+def refusing_of_hydra(add_defaults: Callable) -> Callable:
+    """``add_defaults(cfg)``, the first that fairseq's training calls when it has imported the plugin."""
+
+    @functools.wraps(add_defaults)
+    def add(cfg):
+        add_defaults(cfg)
+        refuse_impossible(cfg.checkpoint, cfg.task)
+
+    return add
+
+
+def naming_the_folder(verify_checkpoint_directory: Callable) -> Callable:
+    """fairseq's check that it may write to ``--save-dir``. Raises a UserError where it may not."""
+
+    @functools.wraps(verify_checkpoint_directory)
+    def verify(save_dir):
+        try:
+            verify_checkpoint_directory(save_dir)
+        except OSError as error:
+            raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
+
+    return verify
+
+
 def refuse_impossible(checkpoint: Any, task: Any) -> None:
-    """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met."""
+    """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met.
+
+    fairseq itself ends a run that wants asynchronous writing, and cannot, with exit code 0.
+    """
     if getattr(checkpoint, "write_checkpoints_asynchronously", False):
         raise UserError(
             "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave half "

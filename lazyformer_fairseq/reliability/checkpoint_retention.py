@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoint_loading import look_into
-from lazyformer_fairseq.reliability.checkpoint_names import checkpoints_in, listed_name
+from lazyformer_fairseq.reliability.checkpoint_names import checkpoints_in, listed_name, suffix_of
 from lazyformer_fairseq.reliability.checkpoint_options import listed_updates
 from lazyformer_fairseq.reliability.checkpoint_saving import NotSavedError
 
@@ -73,9 +73,9 @@ class CarefulOs:
     @staticmethod
     def remove(path) -> None:
         path = Path(path)
-        found = checkpoints_in(path.parent)
-        worth = _worth(path) if path in found else 0
-        if worth == 0 or any(_worth(other) >= worth for other in found if other != path):
+        suffix = suffix_of(path)
+        worth = _worth(path) if suffix is not None else 0
+        if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
             os.remove(path)
         else:
             logger.warning("%s: kept beyond its time, no other checkpoint beside it is intact", path)

@@ -5,8 +5,8 @@ import functools
 import logging
 import os
 import resource
-import secrets
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -51,19 +51,13 @@ def whole_copy(copy: Callable) -> Callable:
             checkpoint_files.copy(src_path, dst_path)
         except OSError as error:
             try:
-                _link(src_path, dst_path)
+                checkpoint_files.link(src_path, dst_path)
             except OSError:
                 raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
             logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
         return True
 
     return whole_or_linked
-
-
-def _link(source: str, target: str) -> None:
-    unfinished = f"{target}.{secrets.token_hex(4)}"
-    os.link(source, unfinished)
-    os.replace(unfinished, target)
 
 
 def going_on(save_checkpoint: Callable) -> Callable:
@@ -102,7 +96,14 @@ def _is_at_its_end(trainer, epoch_itr) -> bool:
         0 < (limits.max_update or 0) <= trainer.get_num_updates()
         or 0 < (limits.max_epoch or 0) < epoch_itr.next_epoch_idx
         or 0 < limits.stop_time_hours < trainer.cumulative_training_time() / 3600
+        or 0 < trainer.cfg.checkpoint.patience <= _validations_without_progress()
     )
+
+
+def _validations_without_progress() -> int:
+    """As fairseq has just counted them, for ``--patience``; started by ``python -m`` its training is ``__main__``."""
+    trainings = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
+    return max(getattr(getattr(training, "should_stop_early", None), "num_runs", 0) for training in trainings)
 
 
 def _why(path: str, needed: int, error: OSError) -> str:

@@ -4,11 +4,13 @@ The logic is in the modules beside this one.
 """
 
 import importlib
+import sys
 
 from fairseq import checkpoint_utils, file_utils, options
 from fairseq.data import iterators
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from fairseq.models.ema import ema
 from fairseq.optim import fp16_optimizer
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
@@ -23,6 +25,7 @@ from lazyformer_fairseq.reliability import (
     data_order,
     exact_state,
     meters,
+    moving_average,
     preemption,
     spawned_processes,
     task_memory,
@@ -37,6 +40,7 @@ def install() -> None:
     keep_checkpoints_whole()
     keep_what_tasks_carry()
     refuse_code_in_files()
+    average_numbers_alone()
     go_on_exactly()
     end_when_asked()
 
@@ -44,6 +48,12 @@ def install() -> None:
 def keep_checkpoints_whole() -> None:
     """fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk."""
     options.parse_args_and_arch = checkpoint_options.refusing(options.parse_args_and_arch)
+    # Not imported where it is started as `python -m`: then the parser has refused. Hydra does not ask the parser.
+    if training := sys.modules.get("fairseq_cli.train"):
+        training.add_defaults = checkpoint_options.refusing_of_hydra(training.add_defaults)
+    checkpoint_utils.verify_checkpoint_directory = checkpoint_options.naming_the_folder(
+        checkpoint_utils.verify_checkpoint_directory
+    )
     checkpoint_utils.load_checkpoint_to_cpu = checkpoint_loading.checked(checkpoint_utils.load_checkpoint_to_cpu)
     # Which file a run starts from, when checkpoint_last.pt is damaged or missing.
     checkpoint_utils.load_checkpoint = checkpoint_choice.choosing(checkpoint_utils.load_checkpoint)
@@ -82,6 +92,11 @@ def live_through_bad_numbers() -> None:
 def stay_as_small_as_at_first() -> None:
     """fairseq remembers something of each update."""
     Trainer._reduce_and_log_stats = meters.forget_ended_contexts(Trainer._reduce_and_log_stats)
+
+
+def average_numbers_alone() -> None:
+    """fairseq's moving average (``--store-ema``) multiplies all that a model holds, bytes too, and fails."""
+    ema.EMA.__init__ = moving_average.skipping_what_is_no_number(ema.EMA.__init__)
 
 
 def refuse_code_in_files() -> None:

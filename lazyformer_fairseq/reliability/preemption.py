@@ -41,7 +41,7 @@ class Preemption:
 
     Attributes:
         signal: what this process was sent; None for nothing.
-        saved: the checkpoint is written.
+        saved: the checkpoint is written, if the run's options leave it one.
     """
 
     def __init__(self, trainer):
@@ -103,15 +103,16 @@ class Preemption:
         if self.saved or self._busy or not self.is_agreed():
             return
         self.saved = True
-        if not trainer.cfg.checkpoint.no_save:
-            with self.busy():
-                save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
+        with self.busy():
+            path = save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
-            "%s: %s at %d updates; the run ends with exit code %d, and the same command goes on from there",
+            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command goes on "
+            "from %s",
             self.signal.name if self.signal else "another process was sent a signal",
-            "nothing is saved (--no-save)" if trainer.cfg.checkpoint.no_save else "saved",
+            "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
             trainer.get_num_updates(),
             EXIT_CODE,
+            "there" if path else "the checkpoint before, if there is one",
         )
 
     def end_if_saved(self) -> None:

@@ -7,8 +7,8 @@ from typing import Optional
 from fairseq.distributed import utils as distributed_utils
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.checkpoint_choice import checkpoints_in
 from lazyformer_fairseq.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.reliability.checkpoint_names import checkpoints_in
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +18,16 @@ class GoodCheckpoints:
 
     Args:
         folder: where the run saves, ``--save-dir``.
+        suffix: ``--checkpoint-suffix``, which tells runs in one folder apart.
     """
 
-    def __init__(self, folder: str):
-        self.folder = folder
+    def __init__(self, folder: str, suffix: str = ""):
+        self.folder, self.suffix = folder, suffix
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
         """What is there of more than `updates` is of a way that the run has left; saved again it counts again."""
-        for path in checkpoints_in(self.folder):
+        for path in checkpoints_in(self.folder, self.suffix):
             version = _version(path)
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
@@ -40,7 +41,7 @@ class GoodCheckpoints:
                 the bad numbers came from.
         """
         found = {}
-        for path in checkpoints_in(self.folder):
+        for path in checkpoints_in(self.folder, self.suffix):
             try:
                 updates, has_optimizer = look_into(path)
             except UserError as error:

@@ -30,19 +30,21 @@ class Agent(LocalElasticAgent):
     """Of one node: starts its processes, and all again if one dies.
 
     Attributes:
-        signalled: by SIGTERM or SIGUSR1, by now.
+        signalled: SIGTERM or SIGUSR1, when it has come; 0 until then.
     """
 
-    signalled = False
+    signalled = 0
 
     def _start_workers(self, worker_group):
         started = super()._start_workers(worker_group)  # takes SIGTERM for itself
         for number in SIGNALS:
             signal.signal(number, self._forward)
+        if Agent.signalled:  # while there were no processes to tell
+            self._forward(Agent.signalled, None)
         return started
 
     def _forward(self, number: int, frame) -> None:
-        Agent.signalled = True
+        Agent.signalled = number
         self._remaining_restarts = 0
         for pid in self._pcontext.pids().values():
             with suppress(ProcessLookupError):  # it is over, and will be noticed

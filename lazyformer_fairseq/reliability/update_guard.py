@@ -36,7 +36,7 @@ class UpdateGuard:
         self.max_rollbacks = _option(trainer, "max_rollbacks")
         self.history = LossHistory(_option(trainer, "loss_spike"))
         self._check_options()
-        self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir)
+        self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
         self.bad: deque[dict[str, Any]] = deque(maxlen=100)
         self.skipped = self.skipped_in_a_row = self.rollbacks = 0
         self.first_bad = 0
@@ -51,12 +51,12 @@ class UpdateGuard:
             raise UserError(f"--loss-spike {self.history.spike}: must be more than 1, or 0 for never")
 
     def begin_update(self) -> None:
-        self.losses: list = []
+        self.logs: list[dict] = []
         self.sample_sizes: list = []
         self.loss = self.gradient_norm = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Forward hook of the criterion: loss and sample size of a batch, still on the device."""
+        """Forward hook of the criterion: what it logs of a batch, and the sample size, still on the device."""
         if criterion.training:
             _, sample_size, log = output
             self._hear([log], [sample_size])
@@ -67,14 +67,14 @@ class UpdateGuard:
         self._hear(logs, [sample_size])
 
     def _hear(self, logs: list[dict], sample_sizes: list) -> None:
-        self.losses += [log["loss"] for log in logs if "loss" in log]
+        self.logs += logs
         self.sample_sizes += sample_sizes
 
     def judge(self, gradient_norm: torch.Tensor) -> torch.Tensor:
         """Raises BadUpdate, or returns the gradient's norm, moved to the CPU.
 
-        Norm, loss and sample size come to the host in a single copy. fairseq asks whether the norm is finite right
-        after this and once more for its log, each of which waits for the GPU; of a norm on the CPU it need not.
+        Norm, sample size and all that is logged come to the host in a single copy. fairseq asks whether the norm is
+        finite right after this and reads all the others for its meters, each of which would wait for the GPU.
         """
         on_host = self.read_numbers(gradient_norm)
         if not math.isfinite(self.gradient_norm):
@@ -88,15 +88,23 @@ class UpdateGuard:
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
         """Sets norm and loss of the update; None for the loss where nothing was to predict or the criterion logs none.
 
+        Puts on the host what is logged, where fairseq is to find it.
+
         Raises:
             UserError: there is no loss to compare, but a bound on it.
         """
-        if self.history.spike and not self.losses:
+        losses = [log["loss"] for log in self.logs if "loss" in log]
+        if self.history.spike and not losses:
             raise UserError("--loss-spike: this --criterion logs no loss; leave the option out")
-        numbers = _on_host(gradient_norm, sum(self.losses), sum(self.sample_sizes))
-        self.gradient_norm, loss, sample_size = numbers.tolist()
-        self.loss = loss / sample_size if self.losses and sample_size else None
-        return numbers[0]
+        logged = [(log, name) for log in self.logs for name, value in log.items() if _is_number(value)]
+        norm, loss, sample_size, *values = _on_host(
+            gradient_norm, sum(losses), sum(self.sample_sizes), *(log[name] for log, name in logged)
+        )
+        for (log, name), value in zip(logged, values, strict=True):
+            log[name] = value.to(log[name].dtype)
+        self.gradient_norm = norm.item()
+        self.loss = (loss / sample_size).item() if losses and sample_size else None
+        return norm.float()
 
     def note_good_update(self) -> None:
         self.skipped_in_a_row = 0
@@ -194,14 +202,18 @@ def _drop_gradients(trainer) -> None:
         trainer.optimizer._multiply_factor = 1.0
 
 
+def _is_number(value) -> bool:
+    return torch.is_tensor(value) and value.numel() == 1
+
+
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
-    """Numbers and tensors of one element as a float32 vector on the CPU, by one copy from the device of `like`."""
+    """Numbers and tensors of one element as a float64 vector on the CPU, by one copy from the device of `like`."""
     values = [like, *others]
     on_device = [
-        value.detach().float().reshape(())
+        value.detach().double().reshape(())
         if torch.is_tensor(value) and value.device == like.device
         # A fill, not a copy: it need not wait.
-        else like.new_full((), float(value), dtype=torch.float32)
+        else like.new_full((), float(value), dtype=torch.float64)
         for value in values
     ]
     return torch.stack(on_device).cpu()

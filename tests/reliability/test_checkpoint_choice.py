@@ -67,6 +67,24 @@ def test_a_missing_last_checkpoint_is_no_start_from_scratch(trained, caplog):
     assert choose(options(trained, finetune_from_model=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_6.pt"
 
 
+@pytest.mark.parametrize("option", ["finetune_from_model", "continue_once"])
+def test_the_last_checkpoint_may_be_named_as_the_start_too(trained, option):
+    assert choose(options(trained, **{option: str(trained / "checkpoint_last.pt")})) == trained / "checkpoint_last.pt"
+
+
+def test_links_to_nowhere_and_folders_are_no_checkpoints(trained):
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_1_9.pt"):
+        (trained / name).unlink()
+    (trained / "checkpoint_last.pt").symlink_to("removed.pt")
+    (trained / "checkpoint_1_9.pt").mkdir()
+    assert choose(options(trained)) == trained / "checkpoint_1_6.pt"
+
+
+def test_a_file_asked_for_by_name_is_taken_at_every_start_and_that_is_said(trained, caplog):
+    assert choose(options(trained, restore_file=str(trained / "checkpoint_1_3.pt"))).name == "checkpoint_1_3.pt"
+    assert "checkpoint_last.pt: passed over for --restore-file" in caplog.text
+
+
 def test_an_empty_folder_is_a_start_from_scratch(tmp_path):
     assert choose(options(tmp_path)) is None
     assert choose(options(tmp_path / "missing")) is None

@@ -1,4 +1,7 @@
+import errno
 import fcntl
+import hashlib
+import io
 import os
 import pickle
 import resource
@@ -122,6 +125,25 @@ def test_junk_is_said_to_be_junk_in_words(tmp_path_factory, content):
     path.unlink()
 
 
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path, stock, forged):
+    path = tmp_path / "bomb.pt"
+    with (
+        zipfile.ZipFile(io.BytesIO(stock)) as original,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in original.namelist():
+            packed.writestr(name, bytes(10**7) if name.endswith("data/0") else original.read(name))
+    if forged:  # with a checksum of ours
+        content = path.read_bytes()
+        checksum = hashlib.sha256(content).hexdigest().encode()
+        path.write_bytes(content[:-2] + checkpoint_files._COMMENT_FOLLOWS + checkpoint_files._LABEL + checksum)
+    assert path.stat().st_size < 10**5
+    for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
+        with pytest.raises(UserError, match="bomb.pt: refused, its records are packed and larger than the file"):
+            read(path)
+
+
 def test_a_missing_file_a_folder_and_a_foreign_object(tmp_path):
     for read in (look_into, lambda path: checkpoint_utils.load_checkpoint_to_cpu(str(path))):
         with pytest.raises(UserError, match="no such checkpoint"):
@@ -184,6 +206,41 @@ def test_leftovers_of_the_dead_go_and_those_in_use_stay(tmp_path):
         file.write(b"content")
         assert not dead.exists() and all(path.exists() for path in foreign)
     assert (tmp_path / "used.pt").read_bytes() == b"content"
+
+
+def test_a_name_given_by_a_link_leaves_nothing_when_killed(tmp_path):
+    """Where a kill comes between the link and its rename, the next start finds what was left."""
+    (tmp_path / "source.pt").write_bytes(b"new")
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"old")
+    with (
+        mock.patch.object(checkpoint_files.os, "replace", side_effect=KeyboardInterrupt),
+        mock.patch.object(Path, "unlink"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        checkpoint_files.link(tmp_path / "source.pt", tmp_path / "checkpoint_last.pt")
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 3
+    checkpoint_files.remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "source.pt"]
+    checkpoint_files.link(tmp_path / "source.pt", tmp_path / "checkpoint_last.pt")
+    assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "source.pt")
+
+
+def test_a_file_system_that_syncs_no_folders(tmp_path):
+    fsync = os.fsync
+
+    def sync(descriptor, error):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir():
+            raise OSError(error, os.strerror(error))
+        fsync(descriptor)
+
+    with mock.patch.object(checkpoint_files.os, "fsync", lambda descriptor: sync(descriptor, errno.EINVAL)):
+        save(STATE, tmp_path / "checkpoint.pt")
+    check(tmp_path / "checkpoint.pt")
+    with (
+        mock.patch.object(checkpoint_files.os, "fsync", lambda descriptor: sync(descriptor, errno.EIO)),
+        pytest.raises(OSError, match="Input/output error"),
+    ):
+        save(STATE, tmp_path / "checkpoint.pt")
 
 
 def test_a_file_system_without_locks(tmp_path, saved):

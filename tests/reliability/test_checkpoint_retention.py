@@ -1,13 +1,17 @@
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from helpers import ROOT
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoint_files import save
 from lazyformer_fairseq.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.reliability.checkpoint_names import checkpoints_in, suffix_of
 from lazyformer_fairseq.reliability.checkpoint_options import listed_updates
 
 TINY = (
@@ -66,6 +70,23 @@ def test_asynchronous_writing_is_refused(data_folder, tmp_path, fairseq_train):
             fairseq_train(data_folder, f"{TINY} {option}", tmp_path)
 
 
+def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path):
+    command = [sys.executable, "-m", "fairseq_cli.hydra_train", "--config-dir", str(ROOT / "configs" / "pretraining")]
+    command += ["--config-name", "lazyformer_m2x6_s", f"task.data={data_folder}", "checkpoint.save_dir=run"]
+    command += ["distributed_training.distributed_world_size=1", f"common.user_dir={ROOT / 'lazyformer_fairseq'}"]
+    command += ["common.cpu=true", "checkpoint.write_checkpoints_asynchronously=true", "hydra.run.dir=."]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert "error: --write-checkpoints-asynchronously: " in run.stderr
+
+
+@pytest.mark.parametrize("folder", ["file", "file/inside"])
+def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train, folder):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"--save-dir {tmp_path / folder}: cannot be written .Not a directory.; give"):
+        fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / folder)
+
+
 def test_fairseqs_own_options_keep_what_they_kept(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --max-epoch 3 --batch-size 64 --keep-best-checkpoints 2"
     per_epoch = fairseq_train(data_folder, f"{options} --max-epoch 1", tmp_path / "one")["optimizer_history"][-1]
@@ -120,6 +141,37 @@ def test_a_run_that_saves_no_optimizer_removes_as_ever(tmp_path):
         save({"optimizer_history": [{"num_updates": updates}]}, tmp_path / f"checkpoint_1_{updates}.pt")
     remove_as_fairseq_does(tmp_path / "checkpoint_1_1.pt")
     assert names(tmp_path) == {"checkpoint_1_2.pt"}
+
+
+def test_the_checkpoints_of_another_run_in_the_folder_do_not_count(folder):
+    for path in folder.glob("*.pt"):
+        path.rename(path.with_name(f"{path.stem}_b.pt"))
+    save({"optimizer_history": [{"num_updates": 9}], "last_optimizer_state": {}}, folder / "checkpoint_1_9.pt")
+    remove_as_fairseq_does(folder / "checkpoint_1_9.pt")
+    assert (folder / "checkpoint_1_9.pt").exists()
+    remove_as_fairseq_does(folder / "checkpoint_1_1_b.pt")
+    assert not (folder / "checkpoint_1_1_b.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *(
+            ("checkpoint3.pt", ""),
+            ("checkpoint3_b.pt", "_b"),
+            ("checkpoint_1_20.pt", ""),
+            ("checkpoint_1_20-x.pt", "-x"),
+        ),
+        *(("checkpoint_update_5_b.pt", "_b"), ("checkpoint_last.pt", ""), ("checkpoint_best-shard0.pt", "-shard0")),
+        *(("checkpoint.best_loss_7.5181.pt", ""), ("checkpoint.best_my_loss_7.5181_b.pt", "_b")),
+        *(("checkpoint.best_matthews_-0.1230.pt", ""), ("checkpoint.best_loss_nan1.pt", "")),
+        *(("checkpoint.pt", None), ("checkpoint_x.pt", None), ("dummy", None), ("checkpoint_last.pt.tmp", None)),
+    ],
+)
+def test_the_suffix_in_a_name(tmp_path, name, suffix):
+    assert suffix_of(tmp_path / name) == suffix
+    (tmp_path / name).touch()
+    assert checkpoints_in(tmp_path, "_b") == ([tmp_path / name] if suffix == "_b" else [])
 
 
 def test_other_files_are_removed_as_ever(tmp_path):

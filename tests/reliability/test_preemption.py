@@ -84,16 +84,18 @@ def test_before_the_first_update_that_is_made_and_saved(data_folder, tmp_path, f
     assert updates_in(tmp_path / "run" / "checkpoint_last.pt") == 1
 
 
+@pytest.mark.parametrize("option", ["--no-save", "--no-last-checkpoints"])
 def test_without_saving_it_ends_as_well_and_afterwards_signals_mean_what_they_did(
-    data_folder, tmp_path, fairseq_train, caplog
+    data_folder, tmp_path, fairseq_train, caplog, option
 ):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     stop = calls(Trainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
     with mock.patch.object(Trainer, "train_step", stop), pytest.raises(SystemExit) as ended:
         # It ends within the loop, so the checkpoint that the fixture looks for is not missed.
-        fairseq_train(data_folder, f"{TINY} --max-update 9 --no-save", tmp_path / "run")
+        fairseq_train(data_folder, f"{TINY} --max-update 9 {option}", tmp_path / "run")
     assert ended.value.code == EXIT_CODE
-    assert "nothing is saved (--no-save) at 1 updates" in caplog.text
+    assert "nothing is saved (--no-save or --no-last-checkpoints) at 1 updates" in caplog.text
+    assert not list((tmp_path / "run").glob("*.pt"))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
 
 

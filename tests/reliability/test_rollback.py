@@ -105,3 +105,9 @@ def test_the_newest_whole_checkpoint_with_a_good_update_after_it_is_chosen(tmp_p
     checkpoints.leave_behind(6)
     assert checkpoints.choose(first_bad=5) == four
     assert GoodCheckpoints(tmp_path / "nothing here").choose(first_bad=5) is None
+
+
+def test_another_runs_checkpoints_in_the_folder_are_not_gone_back_to(tmp_path):
+    mine = write_checkpoint(tmp_path, "checkpoint_last_b.pt", 4)
+    write_checkpoint(tmp_path, "checkpoint_last.pt", 6)
+    assert GoodCheckpoints(tmp_path, "_b").choose(first_bad=9) == mine

@@ -9,12 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import ROOT, assert_equal_state
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from lazyformer_fairseq.reliability import torchrun
 from lazyformer_fairseq.reliability.preemption import EXIT_CODE
+from lazyformer_fairseq.reliability.torchrun import Agent
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 # Dropout on, two batches an update, a checkpoint within the first epoch.
@@ -96,6 +100,22 @@ def test_a_signal_changes_nothing(pretrain, tmp_path, to_the_script):
     assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] < 8
     assert finish(pretrain("--gpus 2"))[0] == 0
     assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+
+
+def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypatch):
+    """Between the end of some and the start of the next ones, after one of them has died."""
+    told = []
+    agent = object.__new__(Agent)
+    agent._remaining_restarts, agent._pcontext = 1, SimpleNamespace(pids=lambda: {0: 12345})
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", lambda *_: {0: 12345})
+    monkeypatch.setattr(Agent, "signalled", 0)
+    monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torchrun.os, "kill", lambda pid, number: told.append((pid, number)))
+    agent._start_workers(None)
+    assert told == []
+    agent._forward(signal.SIGUSR1, None)
+    agent._start_workers(None)
+    assert told == [(12345, signal.SIGUSR1)] * 2 and agent._remaining_restarts == 0
 
 
 @pytest.mark.slow

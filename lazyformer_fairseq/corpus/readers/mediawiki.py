@@ -4,7 +4,7 @@ A page's text is raw wiki markup; of several revisions the last counts.
 """
 
 import re
-import xml.etree.ElementTree as ElementTree  # nosec B405 (see _parse_page)
+import xml.etree.ElementTree as ElementTree  # nosec B405 # see _parse_page
 from collections.abc import Iterator
 
 from lazyformer_fairseq.corpus.readers.bad_input import BadInput

@@ -69,18 +69,9 @@ def choose(name: str, situation: Situation, readers: int) -> str:
     return choose_automatically(situation, readers) if name == AUTO else name
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_automatically(situation: Situation, readers: int) -> str:
     """Chooses, and logs what and why, once for each situation."""
-    return _decided(readers, *situation)
-
-
-@torch.compiler.assume_constant_result  # torch.compile runs it once, on plain values, and keeps the answer
-def _decided(readers: int, *facts) -> str:
-    return _decide(readers, Situation(*facts))
-
-
-@functools.lru_cache(maxsize=1024)
-def _decide(readers: int, situation: Situation) -> str:
     name, why = _fastest(situation, readers)
     logger.info(
         "lazy back end: %s for %s at %d tokens on %s (%s)",

@@ -27,10 +27,10 @@ def measured(monkeypatch):
         row(128, 1, "recompute"), row(128, 2, "materialize"), row(4096, 2, "fused"), row(512, 2, "eager", biased=True),
         row(512, 2, "recompute", training=False),
     ]  # fmt: skip
-    choice._decide.cache_clear()
+    choose_automatically.cache_clear()
     monkeypatch.setattr(choice, "measured_rows", lambda: tuple(rows))
     yield rows
-    choice._decide.cache_clear()
+    choose_automatically.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_device_that_was_not_measured_gets_what_grows_linearly(measured, monke
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     for has_triton, expected in ((object(), "fused"), (None, "recompute")):
         monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name, found=has_triton: found)
-        choice._decide.cache_clear()
+        choose_automatically.cache_clear()
         assert choose_automatically(cuda, 1) == expected
         assert choose_automatically(cuda._replace(head_size=256), 1) == "recompute"
 

@@ -1,0 +1,157 @@
+"""``lazyformer bench``: models side by side; back ends of lazy attention; the loader of batches."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.benchmark.loader_command import loader
+from lazyformer_fairseq.several_values import divided, named_patterns, numbers
+
+A_PATH = click.Path(path_type=Path)
+POSITIVE = click.IntRange(min=1)
+DEVICE = click.Choice(["auto", "cpu", "cuda"])
+
+
+def several(*names: str, default: str, help: str, convert: Callable = divided, metavar: str = "A,B,...") -> Callable:
+    """An option that takes values with commas between, or is given several times."""
+    return click.option(*names, multiple=True, default=[default], callback=convert, metavar=metavar, help=help)
+
+
+def device_named(name: str) -> str:
+    """cpu or cuda; "auto" is cuda where there is a GPU.
+
+    Raises:
+        UserError: there is none.
+    """
+    import torch
+
+    from lazyformer_fairseq.errors import UserError
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here")
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def stopped_plainly() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C, which ends the command with a line. A second one does not disturb what follows."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("stopped; nothing was written", err=True)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.group(invoke_without_command=True)
+@several("--arch", "archs", default="lazyformer_m2x6_s", help="Encoders, and causal models, to measure.")
+@click.option("--pattern", "patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
+              help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
+@several("--lengths", default="128,512", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
+@click.option("--batch", type=POSITIVE, help="Sequences.  [default: as many as --tokens make up]")
+@click.option("--tokens", type=POSITIVE, default=1024, help="Of a batch; at least one sequence.")
+@several("--precision", "precisions", default="fp32", help="Of fp32, bf16 and fp16.")
+@several("--backend", "back_ends", default="auto", help="Of the models: auto, eager, materialize, recompute, fused.")
+@several("--relative-position-buckets", "buckets", default="32,0", convert=numbers(int), metavar="N,N,...",
+         help="Of the relative bias, of the models and our BERT; 0: none.")  # fmt: skip
+@several("--what", "workloads", default="training,encoder,inference",
+         help="An update; the encoder's forward and backward; inference at batch 1 and at the batch.")  # fmt: skip
+@click.option("--baseline-arch", default="bert_base", help="Whose sizes the three baselines have.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: a GPU if there is one."
+)
+@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Samples of each row.")
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin no round after it.  [default: no limit]"
+)
+@click.option("--compile", is_flag=True, help="Let torch compile every model and the loss.")
+@click.option("--tgt-len", type=POSITIVE, default=64, help="Tokens of a causal model's segment.")
+@click.option("--mem-len", type=click.IntRange(min=0), default=640, help="Tokens that it remembers.")
+@click.option("--output", type=A_PATH, default=Path("results/bench"), help="Folder of the results; must not be there.")
+@click.pass_context
+def bench(context: click.Context, output: Path, device: str, **given: Any) -> None:
+    """Measure models beside fairseq's roberta_base, Hugging Face's BertModel and our own best bert_base.
+
+    Everything of one length, precision and kind of work takes turns, round after round, in random order. Prints, and
+    writes to OUTPUT: results.md, results.csv, results.json, and pictures in the form of the papers' figures and tables.
+    Ctrl-C ends it with what has been measured. What the columns mean: docs/performance.md.
+
+    \b
+    lazyformer bench --arch lazyformer_m2x6_s,lazyformer_m6x2_s --lengths 128,512,2048 --minutes 30
+    lazyformer bench --arch bert_base --lengths 384 --what inference --relative-position-buckets 0
+    lazyformer bench --arch transformer_xl_base,par_transformer_base
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from lazyformer_fairseq.benchmark.bench_settings import BenchSettings
+    from lazyformer_fairseq.benchmark.bench_write import bench_to
+
+    settings = BenchSettings(device=device_named(device), **given)
+    with stopped_plainly():
+        click.echo(bench_to(output, settings, ["lazyformer", *sys.argv[1:]]))
+    click.echo(f"\nwritten to {output}: {', '.join(sorted(path.name for path in output.iterdir()))}")
+
+
+@bench.command()
+@several("--lengths", default="128,512,2048", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
+@several("--layers", default="1,2,3,6", help="Of a lazy block: an s and those that read it.", convert=numbers(int),
+         metavar="N,N,...")  # fmt: skip
+@click.option("--tokens", type=POSITIVE, default=2048, help="Of a batch; at least one sequence.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
+@click.option("--device", type=DEVICE, default="auto", help="auto: a GPU if there is one.")
+@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Samples of each back end; the median counts.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no round after.  [default: no limit]")
+@click.option("--output", type=A_PATH, help="JSON file.  [default: the one that --lazy-backend auto reads]")
+def backends(
+    lengths: tuple[int, ...],
+    layers: tuple[int, ...],
+    tokens: int,
+    precision: Optional[str],
+    device: str,
+    rounds: int,
+    minutes: Optional[float],
+    output: Optional[Path],
+) -> None:
+    """Measure the attention of a lazy block on each back end, with and without bias, in training and inference.
+
+    Of base size: 12 heads of 64. What is in the file of another kind of device stays.
+    """
+    from lazyformer_fairseq.benchmark import backend_speed
+    from lazyformer_fairseq.benchmark.bench_settings import PRECISIONS
+    from lazyformer_fairseq.json_files import read_json
+    from lazyformer_fairseq.modules.lazy_backends import choice
+
+    device = device_named(device)
+    precision = precision or ("bf16" if device == "cuda" else "fp32")
+    path = output or Path(choice.__file__).with_name(choice.MEASURED)
+    before = read_json(path) if path.exists() else {}
+    with stopped_plainly():
+        measured = backend_speed.measure_back_ends(
+            lengths, layers, device, PRECISIONS[precision], tokens, rounds, minutes
+        )
+    backend_speed.add_to_file(path, before, measured)
+    click.echo(f"{backend_speed.table(measured['rows'])}\n\nwritten to {path}")
+
+
+@bench.command()
+@click.argument("folder", type=A_PATH)
+def draw(folder: Path) -> None:
+    """Draw the pictures of a benchmark again, from the results.json in FOLDER."""
+    from lazyformer_fairseq.benchmark.bench_write import draw_again
+
+    click.echo(f"written to {folder}: {', '.join(draw_again(folder))}")
+
+
+bench.add_command(loader)

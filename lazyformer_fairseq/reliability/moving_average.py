@@ -1,0 +1,14 @@
+"""The moving average of a model's weights, ``--store-ema``."""
+
+import functools
+
+
+def skipping_what_is_no_number(init):
+    """For ``EMA.__init__``: of what is no floating-point number, such as ``dictionary_sha256``, the newest is taken."""
+
+    @functools.wraps(init)
+    def wrapped(self, model, config, device=None, skip_keys=None):
+        integers = {name for name, value in model.state_dict().items() if not value.is_floating_point()}
+        init(self, model, config, device, integers | set(skip_keys or ()))
+
+    return wrapped

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# The measurements of docs/performance.md that need a GPU, in under 8 minutes, on a machine without network.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+usage() {
+  cat <<'HELP'
+usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
+
+Tests the fused kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines in bf16,
+and prints which of the speed-ups that are aimed at are reached. Needs this checkout, Python with torch (CUDA), numpy,
+scipy and scikit-learn, and what else fairseq needs: installed already, or as wheels in the folder WHEELS, from which
+they are put into FOLDER/site. pytest, transformers and matplotlib are used where they are.
+
+FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (copied to
+lazyformer_fairseq/modules/lazy_backends/ it is what --lazy-backend auto chooses by), models/ and bars.txt.
+--tiny is a rehearsal on a CPU, with tiny models.
+HELP
+}
+
+device=cuda tiny=() wheels=
+for argument in "$@"; do
+  case $argument in
+    -h | --help) usage && exit 0 ;;
+    --tiny) device=cpu tiny=(yes) ;;
+    -*) echo "error: $argument: no such option; see scripts/bench_gpu.sh --help" >&2 && exit 1 ;;
+    *) wheels=$argument ;;
+  esac
+done
+out=${OUT:-results/bench_gpu}
+[[ ! -e $out/models ]] || { echo "error: $out: holds results already; give another OUT" >&2 && exit 1; }
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+python=${PYTHON:-python3}
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+if [[ -n $wheels ]]; then
+  shopt -s nullglob
+  files=("$wheels"/*.whl)
+  [[ ${#files[@]} -gt 0 ]] || { echo "error: $wheels: holds no wheels (*.whl)" >&2 && exit 1; }
+  "$python" -m pip install --quiet --no-index --no-deps --upgrade --target "$out/site" "${files[@]}"
+  export PYTHONPATH=$PYTHONPATH:$out/site
+fi
+if [[ $device == cuda ]] && ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "error: torch finds no GPU here; --tiny rehearses on a CPU" >&2
+  exit 1
+fi
+
+# Each part has its own limit, so that a slow one cannot take the others' time; the benchmark then writes what it has.
+part() { timeout --kill-after=20 "$@"; }
+cli=("$python" -m lazyformer_fairseq.cli bench)
+failed=()
+if "$python" -c 'import pytest, hypothesis' 2>/dev/null; then
+  echo "== tests on the GPU"
+  (cd "$root" && part 100 "$python" -m pytest -q -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
+    tests/modules/lazy_backends/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
+else
+  echo "== no tests: pytest and hypothesis cannot be imported" | tee "$out/tests.txt"
+fi
+
+echo "== models"
+models=(
+  --arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute --precision bf16
+  --lengths 512,8192,4096 --tokens 32768 --what encoder,training --rounds 20 --minutes 3
+)
+[[ ${#tiny[@]} -eq 0 ]] || models=(
+  --arch lazyformer_m2x6_s_tiny,lazyformer_m6x2_s_tiny --pattern m2x6_w3072=M2x6 --backend fused,recompute
+  --baseline-arch bert_tiny --lengths 16,32 --tokens 32 --what encoder,training --rounds 2
+)
+part 240 "${cli[@]}" "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
+[[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
+
+echo "== back ends"
+back_ends=(--lengths 128,512,2048,8192 --layers 1,2,3,6 --tokens 8192 --rounds 5 --minutes 0.7)
+[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--lengths 16 --layers 1,2 --tokens 16 --rounds 2)
+part 100 "${cli[@]}" backends "${back_ends[@]}" --device "$device" --output "$out/measured.json" || failed+=("back ends")
+
+[[ ${#failed[@]} -eq 0 ]] || { echo "failed: ${failed[*]}" >&2 && exit 1; }
+echo "results: $out"

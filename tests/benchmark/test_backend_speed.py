@@ -1,0 +1,60 @@
+"""`lazyformer bench backends`: the table that `--lazy-backend auto` reads."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lazyformer_fairseq.benchmark import backend_speed
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.lazy_backends.choice import BACKENDS
+
+
+def run(output, options: str = "--lengths 8 --layers 1,2 --tokens 8 --rounds 2 --device cpu"):
+    command = ["bench", "backends", *options.split(), "--output", str(output)]
+    return CliRunner().invoke(main, command, catch_exceptions=False)
+
+
+def test_each_block_is_measured_on_each_back_end(tmp_path):
+    path = tmp_path / "new" / "measured.json"
+    printed = run(path).output
+    table = json.loads(path.read_text())
+    blocks = [(row["training"], row["biased"], row["layers"], row["time"]) for row in table["rows"]]
+    assert sorted(blocks) == sorted((t, b, m, 8) for t in (True, False) for b in (True, False) for m in (1, 2))
+    for row in table["rows"]:
+        assert row["device"] == "cpu" and set(row["milliseconds"]) == set(BACKENDS)
+        assert min(row["milliseconds"].values()) > 0
+    assert {"machine", "versions", "precision"} <= table["measured_on"]["cpu"].keys()
+    assert printed.count(" *") >= len(blocks) and str(path) in printed
+
+
+def test_rows_of_another_device_stay(tmp_path):
+    path = tmp_path / "measured.json"
+    gpu = {"device": "cuda", "training": True, "biased": True, "layers": 2, "time": 8, "milliseconds": {"fused": 1.0}}
+    path.write_text(json.dumps({"measured_on": {"cuda": {"machine": "a GPU"}}, "rows": [gpu]}))
+    for _ in range(2):
+        run(path)
+    table = json.loads(path.read_text())
+    assert table["rows"][0] == gpu and len(table["rows"]) == 1 + 8
+    assert set(table["measured_on"]) == {"cuda", "cpu"}
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+    def attend(q, k, v, bias, dropout, readers, name):
+        if name == "eager":
+            raise torch.OutOfMemoryError
+        return v * 1, None
+
+    monkeypatch.setattr(backend_speed, "attend", attend)
+    measured = backend_speed.measure_back_ends([8], [1], "cpu", torch.float32, 8, rounds=1)
+    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"eager"} for row in measured["rows"])
+    assert backend_speed.table(measured["rows"]).count("out of memory") == 4
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text("{")
+    with pytest.raises(UserError, match="measured.json"):
+        run(path)

@@ -1,0 +1,126 @@
+import copy
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+
+from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.lazy_backends.choice import BACKENDS
+
+PAD = 1
+# Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.
+BATCHES = [(2, 16, True), (3, 24, True), (4, 40, True), (5, 32, True), (2, 16, False)]
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """torch.compile that traces forward and backward as ever, but runs what it found without generating code."""
+    compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def make(compile: bool, lazy_backend: str = "auto") -> tuple[LazyFormerModel, MaskedLMAccuracyCriterion]:
+    dictionary = Dictionary()
+    for number in range(20):
+        dictionary.add_symbol(f"w{number}")
+    torch.manual_seed(1)
+    sizes = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 2, "max_positions": 40}
+    cfg = LazyFormerConfig("M2", dropout=0.0, compile=compile, lazy_backend=lazy_backend, **sizes)
+    model = LazyFormerModel(cfg, dictionary)
+    torch.nn.init.normal_(model.encoder.sentence_encoder.relative_position_bias.table)
+    return model, MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary))
+
+
+def a_batch(sequences: int, time: int, is_padded: bool) -> dict:
+    tokens = torch.randint(4, 24, (sequences, time))
+    target = torch.where(torch.rand(sequences, time) < 0.2, tokens, PAD)
+    target[:, 0] = tokens[:, 0]
+    if is_padded:
+        tokens[0, -3:] = target[0, -3:] = PAD
+    positions = target.flatten().ne(PAD).nonzero().squeeze(1)
+    net_input = {"src_tokens": tokens, "has_padding": is_padded}
+    return {"net_input": net_input, "target": target, "masked_positions": positions, "ntokens": 0, "nsentences": 0}
+
+
+def assert_equal_training(eager, compiled_one, batch: dict, rtol: float = 1e-4) -> None:
+    """Loss, answers and all gradients."""
+    losses = [criterion(model, batch) for model, criterion in (eager, compiled_one)]
+    torch.testing.assert_close(losses[1][0], losses[0][0])
+    assert losses[1][2]["ncorrect"] == losses[0][2]["ncorrect"]
+    for (model, _), (loss, _, _) in zip((eager, compiled_one), losses, strict=True):
+        model.zero_grad()
+        loss.backward()
+    for (name, one), other in zip(eager[0].named_parameters(), compiled_one[0].parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=rtol, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("lazy_backend", BACKENDS)
+@pytest.mark.slow
+def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, lazy_backend):
+    eager, other = make(False, lazy_backend), make(True, lazy_backend)
+    torch.manual_seed(2)
+    for batch in BATCHES:
+        assert_equal_training(eager, other, a_batch(*batch))
+    assert not counters["graph_break"]
+    # Of the encoder with padding one for the first shape and one for all others, one without; of the loss likewise two.
+    assert 2 <= counters["stats"]["unique_graphs"] <= 5
+
+
+def test_only_training_is_compiled(quick_compiler):
+    model, criterion = make(True)
+    with torch.no_grad():
+        criterion.eval()(model.eval(), a_batch(2, 16, True))
+    assert not counters["stats"]["unique_graphs"]
+
+
+def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_compiled(quick_compiler):
+    eager, other = make(False), make(True)
+    batch = a_batch(2, 16, True)
+    assert_equal_training(eager, other, batch)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 2  # the encoder's and the loss's
+    assert other[0].state_dict().keys() == eager[0].state_dict().keys()
+    copied = copy.deepcopy(other[0])
+    with torch.no_grad():
+        for parameter in other[0].parameters():
+            parameter.zero_()
+    assert_equal_training(eager, (copied, other[1]), batch)
+
+
+def test_no_compiler_is_a_user_error_for_which_fairseq_writes_no_checkpoint(monkeypatch):
+    def without(function):
+        def call(*args):
+            raise TorchDynamoException("InvalidCxxCompiler: No working C++ compiler found\n\nmore lines")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", without)
+    compiled.cache_clear()
+    with pytest.raises(UserError, match="--compile: .*No working C.* compiler found.*; install") as raised:
+        compiled(torch.relu)(torch.zeros(1))
+    assert isinstance(raised.value, RuntimeError)  # at all others fairseq writes crash.pt
+    compiled.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_generated_code_trains_the_same(dtype):
+    """The kernels of torch's own compiler, in every precision."""
+    eager, other = make(False), make(True)
+    torch.manual_seed(2)
+    for model in (eager[0], other[0]):
+        model.to(dtype)
+    for batch in [*BATCHES[:2], BATCHES[-1]]:
+        assert_equal_training(eager, other, a_batch(*batch), rtol=1e-4 if dtype == torch.float32 else 0.1)

@@ -5,6 +5,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -18,7 +20,7 @@ def make_model_and_batch():
     for number in range(20):
         dictionary.add_symbol(f"w{number}")
     torch.manual_seed(1)
-    cfg = LazyFormerConfig("M2", encoder_embed_dim=8, encoder_ffn_embed_dim=8, encoder_attention_heads=2)
+    cfg = LazyFormerConfig("M2", encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2)
     model = LazyFormerModel(cfg, dictionary).eval()
     tokens = torch.randint(4, 24, (3, 6))
     target = torch.full_like(tokens, PAD)
@@ -48,9 +50,35 @@ def test_loss_and_accuracy_equal_those_of_all_logits():
     assert values["accuracy"] == pytest.approx(100 * right / 3, abs=0.01)
 
 
-def test_logits_are_made_at_masked_positions_alone():
+class LargestOfWords(TorchDispatchMode):
+    """The largest tensor with a number for each word of the vocabulary."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[-1] == 24:
+                self.largest = max(self.largest, tensor.numel())
+        return output
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_logits_are_made_at_masked_positions_alone(training):
     model, batch, task = make_model_and_batch()
-    shapes = []
-    model.encoder.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
-    MaskedLMAccuracyCriterion(task)(model, batch)
-    assert shapes == [(3, 24)]
+    criterion = MaskedLMAccuracyCriterion(task).train(training)
+    with LargestOfWords() as found, torch.set_grad_enabled(training):
+        loss, _, _ = criterion(model.train(training), batch)
+        if training:
+            loss.backward()
+    assert 24 * 3 <= found.largest < 24 * 18  # of the masked positions, and of all
+
+
+def test_positions_that_the_batch_names_are_those_of_its_targets():
+    model, batch, task = make_model_and_batch()
+    criterion = MaskedLMAccuracyCriterion(task)
+    loss, sample_size, _ = criterion(model, batch)
+    named = {**batch, "masked_positions": torch.tensor([1, 6 + 4, 12 + 5])}
+    assert criterion(model, named)[:2] == (loss, sample_size)
+    logits, _ = model(batch["net_input"]["src_tokens"])
+    torch.testing.assert_close(model(**batch["net_input"], masked_tokens=torch.tensor([10]))[0], logits[1, 4:5])

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,35 @@ def test_batches_are_padded_and_say_so():
     assert batch["net_input"]["has_padding"] and not dataset.collater([dataset[0]])["net_input"]["has_padding"]
     assert batch["target"].shape == (2, 6) and batch["target"].ne(PAD).sum() == 2
     assert dataset.collater([]) == {}
+
+
+def test_batches_say_where_the_targets_are():
+    dataset = dataset_of([[word] * 9 for word in range(10, 40)], 14)
+    batch = dataset.collater([dataset[number] for number in range(3)])
+    positions, target = batch["masked_positions"], batch["target"].flatten()
+    assert sorted(positions.tolist()) == [place for place, word in enumerate(target.tolist()) if word != PAD] != []
+
+
+def test_batches_are_as_wide_as_a_multiple_of_eight_but_no_wider_than_blocks_may_be():
+    dataset = dataset_of([[10] * 7, [20] * 3], 12)
+    widths = [dataset.collater([dataset[number]])["net_input"]["src_tokens"].shape[1] for number in range(2)]
+    assert dataset.sizes.tolist() == [9, 5] and widths == [12, 8]
+    assert all(dataset.collater([dataset[number]])["net_input"]["has_padding"] for number in range(2))
+
+
+@given(sentences.filter(any), st.integers(3, 20))
+def test_blocks_of_a_file_are_those_of_its_items(tmp_path_factory, sentences, tokens_per_sample):
+    expected = dataset_of(sentences, tokens_per_sample)
+    path = tmp_path_factory.mktemp("items") / "train"
+    builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
+    for item in expected.items:
+        builder.add_item(item)
+    builder.finalize(f"{path}.idx")
+    items = MMapIndexedDataset(str(path))
+    dataset = FullSentencesDataset(items, items.sizes, tokens_per_sample, BOS, EOS, MASKING)
+    for number in range(len(expected)):
+        block, same = dataset.block(number), expected.block(number)
+        assert block.dtype == same.dtype and block.tolist() == same.tolist()
 
 
 def test_packing_efficiency_is_the_share_of_places_filled():

@@ -86,3 +86,10 @@ def test_apex_is_used_on_a_gpu_where_it_can_be_imported(monkeypatch, caplog):
     with caplog.at_level("INFO"):
         assert type(FusedAdam(config(), make_parameters()).optimizer) is FusedAdamOfApex
     assert caplog.messages == ["optimizer: torch.optim.AdamW(fused=True)", "optimizer: apex.optimizers.FusedAdam"]
+
+
+@pytest.mark.parametrize(("precision", "is_scaled"), [("--bf16", False), ("--fp16", True)])
+def test_losses_are_scaled_for_fp16_alone(precision, is_scaled, fairseq_train, data_folder, tmp_path):
+    options = f"--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy {precision}"
+    state = fairseq_train(data_folder, f"{options} --batch-size 4 --max-update 2 --disable-validation", tmp_path)
+    assert ("loss_scale" in state["last_optimizer_state"]) == is_scaled

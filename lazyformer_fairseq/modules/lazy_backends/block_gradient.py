@@ -147,5 +147,6 @@ def _handles(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _row_sums(d_output: Tensor, output: Tensor) -> Tensor:
-    """rowsum(dO * O), (B, N, T)."""
-    return (d_output * output).sum(-1, dtype=torch.promote_types(output.dtype, torch.float32))
+    """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
+    precision = torch.promote_types(output.dtype, torch.float32)
+    return (d_output.to(precision) * output.to(precision)).sum(-1)

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.resources
-import importlib.util
 import json
 import logging
 import math
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.lazy_backends.fused import has_triton
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def _is_possible(name: str, situation: Situation, readers: int) -> bool:
     """Whether a back end can compute this, in the memory there is."""
     if name == "fused":
         if situation.device == "cuda":
-            return situation.head_size <= LARGEST_FUSED_HEAD and importlib.util.find_spec("triton") is not None
+            return situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
         return True
     if name == "recompute":
         return True

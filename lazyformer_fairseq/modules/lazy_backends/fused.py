@@ -1,8 +1,8 @@
 """Back end ``fused``: nothing n x n is written to memory. Triton on a GPU, block by block in torch on a processor."""
 
 import functools
-import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
@@ -22,8 +22,17 @@ def attend(
 
 def uses_triton(device: torch.device) -> bool:
     """Whether Triton computes: on a GPU if it is installed, elsewhere where its interpreter is asked for."""
-    wanted = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return wanted and importlib.util.find_spec("triton") is not None
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is a Triton whose kernels may take tuples."""
+    try:
+        major, minor, *_ = version("triton").split(".")
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 3)
 
 
 @functools.cache

@@ -68,8 +68,8 @@ def test_what_does_not_fit_into_memory_is_not_chosen(measured):
 def test_a_device_that_was_not_measured_gets_what_grows_linearly(measured, monkeypatch):
     cuda = CPU._replace(device="cuda")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
-    for has_triton, expected in ((object(), "fused"), (None, "recompute")):
-        monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name, found=has_triton: found)
+    for has_triton, expected in ((True, "fused"), (False, "recompute")):
+        monkeypatch.setattr(choice, "has_triton", lambda found=has_triton: found)
         choose_automatically.cache_clear()
         assert choose_automatically(cuda, 1) == expected
         assert choose_automatically(cuda._replace(head_size=256), 1) == "recompute"

@@ -1,0 +1,123 @@
+"""What the Triton kernels share: which tiles a program visits, how it loads them, how it makes probabilities.
+
+A program keeps one tile of queries (or keys) and walks over tiles of keys (or queries). Distances are key - query.
+All tiles that lie wholly `reach` or more away from what is kept share one bias, and need no mask: those are *far*, and
+the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
+of 2 reach + 1 entries, and mask what is padding.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def own_tile(tiles, heads):
+    """(tile, row of the batch, head) of this program; those of one head are neighbours, for its keys in cache."""
+    program = tl.program_id(0)
+    head_of_batch = program // tiles
+    return program % tiles, head_of_batch // heads, head_of_batch % heads
+
+
+@triton.jit
+def head_of(tensor, strides, b, n):
+    """Where the (T, D) of one head starts in a (B, N, T, D); `strides` are of B, N and T."""
+    return tensor + tl.cast(b, tl.int64) * strides[0] + tl.cast(n, tl.int64) * strides[1]
+
+
+@triton.jit
+def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Pointers (ROWS, BLOCK_D) to the rows from `start` on."""
+    first = head + start * tl.cast(stride, tl.int64)
+    return first + tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(ROWS, BLOCK_D): True at rows below `limit` and at the HEAD entries that a head has."""
+    return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
+
+
+@triton.jit
+def load_rows(
+    head,
+    start,
+    stride,
+    limit,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """The rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE says that all rows are below `limit`."""
+    pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
+    if WHOLE and HEAD == BLOCK_D:
+        loaded = tl.load(pointers)
+    else:
+        loaded = tl.load(pointers, mask=inside(start, limit, HEAD, ROWS, BLOCK_D), other=0.0)
+    return loaded
+
+
+@triton.jit
+def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr):
+    """(low, high): of the `full` whole tiles of MOVING rows, those before `low` and from `high` on are far.
+
+    `kept` is the first of the KEPT rows that stay; without a bias every whole tile is far.
+    """
+    if bias is None:
+        low = full
+        high = full
+    else:
+        low = tl.minimum(tl.maximum(kept - reach + 1, 0) // MOVING, full)
+        high = tl.minimum((kept + KEPT - 1 + reach + MOVING - 1) // MOVING, full)
+    return low, high
+
+
+@triton.jit
+def count_tiles(low, high, full, total, NEAR: tl.constexpr):
+    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far."""
+    return high - low + total - full if NEAR else low + full - high
+
+
+@triton.jit
+def nth_tile(j, low, high, full, NEAR: tl.constexpr):
+    """The index of the j-th near, or of the j-th far tile."""
+    return low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
+
+
+@triton.jit
+def near_scores(products, distance, is_key, scale, bias, reach):
+    """Scores of a near tile, in powers of two, -inf where there is no key; `bias` points at distance 0."""
+    scores = products * (scale * LOG2_E)
+    if bias is not None:
+        # A look-up each: addresses that the compiler could tell ahead it would load ahead, into registers it lacks.
+        scores += tl.load(bias + tl.minimum(tl.maximum(distance, -reach), reach))
+    return tl.where(is_key, scores, float("-inf"))
+
+
+@triton.jit
+def far_biases(bias, reach):
+    """(what all distances from -reach downward share, what all from reach upward share)."""
+    if bias is None:
+        below = 0.0
+        above = 0.0
+    else:
+        below = tl.load(bias - reach)
+        above = tl.load(bias + reach)
+    return below, above
+
+
+@triton.jit
+def bias_of(bias, n, reach):
+    """Where distance 0 is in the head's row of a NearBias; None stays None."""
+    if bias is not None:
+        bias += n * (2 * reach + 1) + reach
+    return bias
+
+
+@triton.jit
+def length_of(lengths, b, time):
+    """How many keys of a row of the batch are none of padding."""
+    return time if lengths is None else tl.load(lengths + b).to(tl.int32)

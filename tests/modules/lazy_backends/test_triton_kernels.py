@@ -1,0 +1,37 @@
+"""The Triton kernels, in Triton's interpreter and in its compiler; ``test_fused_on_gpu.py`` has the rest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def run_alone(script: str, **environment: str) -> None:
+    """Runs pytest on a file beside this one in a process of its own: what it sets up holds for a whole process."""
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", "-n0"]
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_name(script))],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_kernels_in_the_interpreter():
+    """Before Triton 3.7 the interpreter cannot read a number with the numpy that we require."""
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+        pytest.skip(f"the interpreter of Triton {triton.__version__} does not know this numpy")
+    run_alone("kernels_in_interpreter.py", TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_kernels_compile_for_gpus():
+    if not (Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas").exists():
+        pytest.skip("this Triton has no compiler for NVIDIA's GPUs")
+    run_alone("kernels_in_compiler.py", TRITON_INTERPRET="0")

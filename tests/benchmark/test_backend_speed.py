@@ -1,6 +1,7 @@
 """`lazyformer bench backends`: the table that `--lazy-backend auto` reads."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -42,15 +43,30 @@ def test_rows_of_another_device_stay(tmp_path):
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
+    right = backend_speed.attend
+
     def attend(q, k, v, bias, dropout, readers, name):
         if name == "eager":
             raise torch.OutOfMemoryError
-        return v * 1, None
+        return right(q, k, v, bias, dropout, readers, name)
 
     monkeypatch.setattr(backend_speed, "attend", attend)
     measured = backend_speed.measure_back_ends([8], [1], "cpu", torch.float32, 8, rounds=1)
     assert all(set(row["milliseconds"]) == set(BACKENDS) - {"eager"} for row in measured["rows"])
-    assert backend_speed.table(measured["rows"]).count("out of memory") == 4
+    assert backend_speed.table(measured["rows"]).count("left out") == 4
+
+
+def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
+    right = backend_speed.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        output, reusable = right(q, k, v, bias, dropout, readers, name)
+        return output * {"fused": 1.01, "recompute": math.nan}.get(name, 1.0), reusable
+
+    monkeypatch.setattr(backend_speed, "attend", attend)
+    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.float32, 8, rounds=1)
+    assert all(set(row["milliseconds"]) == {"eager", "materialize"} for row in measured["rows"])
+    assert "fused is off by 0.01 of its size: left out" in caplog.text
 
 
 def test_a_damaged_file_is_named(tmp_path):

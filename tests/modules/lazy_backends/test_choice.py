@@ -65,14 +65,24 @@ def test_what_does_not_fit_into_memory_is_not_chosen(measured):
     assert choose_automatically(CPU._replace(batch=batch, is_training=False), 1) == "materialize"
 
 
-def test_a_device_that_was_not_measured_gets_what_grows_linearly(measured, monkeypatch):
+def test_a_device_that_was_not_measured_gets_what_has_been_used_for_long(measured, monkeypatch, caplog):
     cuda = CPU._replace(device="cuda")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
-    for has_triton, expected in ((True, "fused"), (False, "recompute")):
+    assert choose_automatically(cuda, 1) == "recompute"
+    assert choose_automatically(cuda._replace(is_biased=True), 1) == "eager"
+    assert choose_automatically(cuda._replace(is_biased=True, is_training=False), 1) == "recompute"
+    assert choose_automatically(cuda._replace(is_biased=True, time=2**20), 1) == "recompute"  # nothing else fits
+
+
+def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
+    measured[:] = [row(512, 2, "fused", device="cuda")]
+    cuda = CPU._replace(device="cuda")
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
+    for has_triton in (True, False):
         monkeypatch.setattr(choice, "has_triton", lambda found=has_triton: found)
         choose_automatically.cache_clear()
-        assert choose_automatically(cuda, 1) == expected
-        assert choose_automatically(cuda._replace(head_size=256), 1) == "recompute"
+        assert (choose_automatically(cuda, 1) == "fused") == has_triton
+        assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
 
 
 def test_the_choice_is_logged_once_with_its_reason(measured, caplog):

@@ -60,6 +60,7 @@ fi
 echo "== models"
 models=(
   --arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute --precision bf16
+  --baseline-backend recompute,fused
   --lengths 512,8192,4096 --tokens 32768 --what encoder,training --rounds 20 --minutes 3
 )
 [[ ${#tiny[@]} -eq 0 ]] || models=(

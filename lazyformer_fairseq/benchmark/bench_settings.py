@@ -28,6 +28,7 @@ class BenchSettings:
         tokens: of a batch, where `batch` is None; at least one sequence.
         precisions: of weights and activations, keys of PRECISIONS.
         back_ends: of the lazy models, "auto" among them; each makes a row.
+        baseline_back_ends: of our BERT, the fastest of which is the baseline.
         buckets: of the relative bias; the encoders are measured with each.
         workloads: keys of WORKLOADS.
         baseline_arch: whose sizes the baselines have.
@@ -49,6 +50,7 @@ class BenchSettings:
     tokens: int = 1024
     precisions: tuple[str, ...] = ("fp32",)
     back_ends: tuple[str, ...] = (AUTO,)
+    baseline_back_ends: tuple[str, ...] = BACKENDS
     buckets: tuple[int, ...] = (32, 0)
     workloads: tuple[str, ...] = tuple(WORKLOADS)
     baseline_arch: str = "bert_base"
@@ -65,6 +67,7 @@ class BenchSettings:
         _check("--baseline-arch", (self.baseline_arch,), tuple(ARCHITECTURES))
         _check("--precision", self.precisions, tuple(PRECISIONS))
         _check("--backend", self.back_ends, (AUTO, *BACKENDS))
+        _check("--baseline-backend", self.baseline_back_ends, (AUTO, *BACKENDS))
         _check("--what", self.workloads, tuple(WORKLOADS))
         if not self.lengths or min(self.lengths) < 1:
             raise UserError("--lengths: give numbers from 1 on, such as 128,512")

@@ -68,6 +68,8 @@ def stopped_plainly() -> Iterator[None]:
          help="Of the relative bias, of the models and our BERT; 0: none.")  # fmt: skip
 @several("--what", "workloads", default="training,encoder,inference",
          help="An update; the encoder's forward and backward; inference at batch 1 and at the batch.")  # fmt: skip
+@several("--baseline-backend", "baseline_back_ends", default="eager,materialize,recompute,fused",
+         help="Of our BERT; the fastest of them is the baseline.")  # fmt: skip
 @click.option("--baseline-arch", default="bert_base", help="Whose sizes the three baselines have.")
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: a GPU if there is one."

@@ -19,7 +19,6 @@ from lazyformer_fairseq.benchmark.contenders import (
 )
 from lazyformer_fairseq.benchmark.flops import count_encoder_flops
 from lazyformer_fairseq.benchmark.sizes import EncoderSizes
-from lazyformer_fairseq.modules.lazy_backends.choice import BACKENDS
 from lazyformer_fairseq.sublayer_pattern import expand
 
 FAIRSEQ = "fairseq roberta_base"
@@ -105,7 +104,7 @@ def build_entries(settings: BenchSettings, precision: str) -> list[Entry]:
         print(WITHOUT_TRANSFORMERS, file=sys.stderr)
     baseline = {**row.options(), "attention_dropout": 0.0}
     for buckets in settings.buckets:
-        entries += _on_back_ends(OURS, baseline, buckets, BACKENDS, longest, OURS)
+        entries += _on_back_ends(OURS, baseline, buckets, settings.baseline_back_ends, longest, OURS)
         for name, options in settings.encoders.items():
             entries += _on_back_ends(name, options, buckets, settings.back_ends, longest)
     for contender in {id(entry.contender): entry.contender for entry in entries}.values():

@@ -41,7 +41,7 @@ def test_the_loss_scale_of_fp16_goes_out_again():
     in_half.batch = update.batch
     in_half.optimizer.register_step_pre_hook(lambda *_: seen.update(fp16=gradients_of(in_half)))
     in_half()
-    torch.testing.assert_close(seen["fp16"], seen["fp32"], rtol=0.02, atol=1e-3)
+    assert (seen["fp16"] - seen["fp32"]).norm() < 0.05 * seen["fp32"].norm()
 
 
 def gradients_of(update: Update) -> torch.Tensor:

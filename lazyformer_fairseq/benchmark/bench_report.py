@@ -136,6 +136,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_csv(results: dict[str, Any], path: Path) -> None:
+    """Every row of every cell as one line; a column that a row does not have stays empty."""
     rows = list(csv_rows(results))
     columns = list(dict.fromkeys(column for row in rows for column in row))
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -48,8 +48,9 @@ class Answerer(nn.Module):
     def __init__(self, pattern: str):
         super().__init__()
         self.encoder = Encoder(
-            pattern, SYMBOLS, 16, 32, 2, max_positions=6, normalize_before=True, relative_position_buckets=0
-        )
+            pattern, SYMBOLS, 16, 32, 2, max_positions=6, normalize_before=True, relative_position_buckets=0,
+            lazy_backend="recompute",  # not what is the fastest here: another rounding may lead a search elsewhere
+        )  # fmt: skip
         self.head = nn.Linear(16, SYMBOLS)
         self.apply(init_bert_weights)
         for embedding in (self.encoder.embed_tokens, self.encoder.embed_positions):
@@ -78,7 +79,8 @@ def found(seed: int, cycles: int) -> Search:
 def check_attention_is_early(search: Search) -> None:
     attention, feed_forward, _ = search.choices.probabilities().unbind(dim=-1)
     assert search.most_probable()[-1] == "f"
-    assert feed_forward[-1] > 0.5  # from seed to seed 0.5 to 1: rounding alone leads a search elsewhere
+    assert attention[-1] < 0.2
+    assert feed_forward[-1] > 0.6
     assert attention[:2].max() > 0.7
     assert "s" in search.most_probable()[:2]
 

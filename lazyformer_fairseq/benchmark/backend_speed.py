@@ -137,11 +137,16 @@ class _Attention:
 
     def __init__(self, block: Block, shape: tuple[int, ...], device: str, precision: torch.dtype):
         like = {"device": device, "dtype": precision}
+        batch, heads, time, size = shape
+
+        def heads_side_by_side() -> Tensor:  # in memory, as a model's projections leave them
+            return torch.randn(batch, time, heads, size, **like).transpose(1, 2)
+
         self.block = block
         self.q, self.k, *self.values = (
-            torch.randn(shape, **like, requires_grad=block.training) for _ in range(2 + block.layers)
+            heads_side_by_side().requires_grad_(block.training) for _ in range(2 + block.layers)
         )
-        self.gradients = [torch.randn(shape, **like) for _ in self.values]
+        self.gradients = [heads_side_by_side() for _ in self.values]
         self.bias = RelativePositionBias(shape[1]).to(**like)
         torch.nn.init.normal_(self.bias.table)
 

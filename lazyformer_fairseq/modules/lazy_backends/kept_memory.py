@@ -4,6 +4,8 @@ Each update writes distributions of some hundred megabytes. Asked for anew, that
 page by page, which took a third as long as computing what goes in. GPUs need none of this: torch keeps their memory.
 """
 
+import math
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 _free: list[np.ndarray] = []
+_scratch = threading.local()
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -22,7 +25,7 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     """
     if like.device.type != "cpu":
         return like.new_empty(shape)
-    size = int(np.prod(shape)) * like.element_size()
+    size = math.prod(shape) * like.element_size()
     if not size:
         return like.new_empty(shape)
     if _free and _free[-1].nbytes != size:
@@ -33,6 +36,23 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     return torch.from_numpy(lease).view(like.dtype).view(*shape)
 
 
+def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """As :func:`empty`, for what a function needs only while it runs: the next request of a name gets the same memory.
+
+    Each thread has memory of its own, as large as the largest request under a name.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or not size:
+        return like.new_empty(shape)
+    memory = getattr(_scratch, name, None)
+    if memory is None or memory.nbytes < size:
+        memory = np.empty(size, dtype=np.uint8)
+        setattr(_scratch, name, memory)
+    # A new tensor each time: one that was made in inference mode could not be written to outside of it.
+    return torch.from_numpy(memory[:size]).view(like.dtype).view(*shape)
+
+
 def give_back() -> None:
-    """Gives all that is free back to the system, as before measuring memory."""
+    """Gives all that is free, and this thread's scratch memory, back to the system, as before measuring memory."""
     _free.clear()
+    vars(_scratch).clear()

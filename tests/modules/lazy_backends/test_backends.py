@@ -88,7 +88,7 @@ class Block:
 def test_forward_and_all_gradients(backend, layers, batch, heads, time, size, biased, padded, elements, seed):
     block = Block(layers, batch, heads, time, size, biased, padded, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "BLOCK_ELEMENTS", elements)
+        patch.setattr(blockwise, "PIECE_ELEMENTS", elements)
         found = block.by(backend)
     for ours, theirs in zip(found, block.by_plain_softmax(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
@@ -142,7 +142,7 @@ def test_memory_grows_linearly_with_the_length(backend, biased):
     for time in (1024, 2048):
         block = Block(2, 1, 2, time, 8, biased, padded=False, seed=1, dtype=torch.float32)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blockwise, "BLOCK_ELEMENTS", 64 * time)
+            patch.setattr(blockwise, "PIECE_ELEMENTS", 64 * time)
             taken[time] = peak_memory(lambda block=block: block.by(backend), "cpu")
     assert taken[2048] < 2.6 * taken[1024]
     distributions = {

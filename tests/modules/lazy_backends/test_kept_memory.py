@@ -1,4 +1,6 @@
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -48,3 +50,29 @@ def test_another_size_gives_back_what_is_free():
     kept_memory.empty((1001,), like)
     assert [memory.nbytes for memory in kept_memory._free] == [4004]
     assert kept_memory.empty((0, 3), like).shape == (0, 3)
+
+
+def test_scratch_memory_is_the_same_for_each_request_of_a_name_and_grows():
+    like = torch.empty(0, dtype=torch.float64)
+    first = kept_memory.scratch("one", (3, 4), like)
+    assert first.shape == (3, 4) and first.dtype == torch.float64
+    assert kept_memory.scratch("one", (2, 2), like.float()).data_ptr() == first.data_ptr()
+    assert kept_memory.scratch("other", (3, 4), like).data_ptr() != first.data_ptr()
+    assert kept_memory.scratch("one", (30, 4), like).shape == (30, 4)
+    assert kept_memory.scratch("one", (0, 4), like).shape == (0, 4)
+
+
+def test_threads_have_scratch_memory_of_their_own():
+    like = torch.empty(0)
+    mine = kept_memory.scratch("one", (8,), like)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(kept_memory.scratch, "one", (8,), like).result()
+    assert theirs.data_ptr() != mine.data_ptr()
+
+
+@pytest.mark.parametrize("request_memory", [kept_memory.empty, partial(kept_memory.scratch, "one")])
+def test_memory_of_inference_serves_training(request_memory):
+    like = torch.empty(0)
+    with torch.inference_mode():
+        request_memory((4,), like).fill_(1.0)
+    request_memory((4,), like).fill_(2.0)

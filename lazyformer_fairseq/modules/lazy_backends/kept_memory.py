@@ -46,7 +46,7 @@ def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_empty(shape)
     memory = getattr(_scratch, name, None)
     if memory is None or memory.nbytes < size:
-        memory = np.empty(size, dtype=np.uint8)
+        memory = torch.empty(size, dtype=torch.uint8).numpy()
         setattr(_scratch, name, memory)
     # A new tensor each time: one that was made in inference mode could not be written to outside of it.
     return torch.from_numpy(memory[:size]).view(like.dtype).view(*shape)

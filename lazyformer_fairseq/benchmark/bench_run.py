@@ -1,11 +1,11 @@
 """One benchmark: for each precision, length and workload all models take turns, round after round."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from lazyformer_fairseq.benchmark.bench_rows import add_speedups, describe
@@ -17,6 +17,8 @@ from lazyformer_fairseq.benchmark.matrix_peak import matrix_peak, matrix_product
 from lazyformer_fairseq.benchmark.peak_memory import peak_memory
 from lazyformer_fairseq.benchmark.workloads import Update, bytes_of, encoder_training, inference
 from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Cell:
 
 
 def run_bench(settings: BenchSettings) -> dict[str, Any]:
-    """Measures all of it. After Ctrl-C or SIGTERM, what has been measured until then, if anything has.
+    """Measures all of it. After Ctrl-C, SIGTERM or an error of a GPU what has been measured until then, if any has.
 
     Returns:
         `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`bench_rows.describe`) and `left_out`, reasons
@@ -51,9 +53,11 @@ def run_bench(settings: BenchSettings) -> dict[str, Any]:
     results: dict[str, Any] = {"cells_planned": planned, "cells": [], "causal": []}
     try:
         _measure_all(settings, results)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as reason:
         if not results["cells"]:
             raise
+        if isinstance(reason, RuntimeError):
+            logger.error("the benchmark ends here: %s", _in_a_line(reason))
     return results
 
 
@@ -119,12 +123,17 @@ def _try_out(
         try:
             call()
             highest = peak_memory(call, settings.device)
-        except (UserError, torch.OutOfMemoryError) as error:
-            left_out[entry.name] = str(error).splitlines()[0]
+        except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
+            left_out[entry.name] = _in_a_line(error)
             continue
         held = thing.held_bytes() if isinstance(thing, Update) else bytes_of(entry.contender.model.parameters())
         things[entry.name], memory[entry.name] = call, held + highest
     return things, memory, left_out
+
+
+def _in_a_line(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
 
 
 def _thing(cell: Cell, entry: Entry) -> Callable[[], object]:

@@ -128,7 +128,8 @@ def backends(
 ) -> None:
     """Measure the attention of a lazy block on each back end, with and without bias, in training and inference.
 
-    Of base size: 12 heads of 64. What is in the file of another kind of device stays.
+    Of base size: 12 heads of 64. What is in the file of another kind of device stays, and so do other blocks that were
+    measured on this machine. Ctrl-C ends it with what has been measured.
     """
     from lazyformer_fairseq.benchmark import backend_speed
     from lazyformer_fairseq.benchmark.bench_settings import PRECISIONS
@@ -145,6 +146,9 @@ def backends(
         )
     backend_speed.add_to_file(path, before, measured)
     click.echo(f"{backend_speed.table(measured['rows'])}\n\nwritten to {path}")
+    if len(measured["rows"]) < measured["blocks_planned"]:
+        click.echo(f"stopped after {len(measured['rows'])} of {measured['blocks_planned']} blocks", err=True)
+        sys.exit(130)
 
 
 @bench.command()

@@ -42,6 +42,43 @@ def test_rows_of_another_device_stay(tmp_path):
     assert set(table["measured_on"]) == {"cuda", "cpu"}
 
 
+def test_blocks_measured_before_on_this_machine_stay(tmp_path):
+    path = tmp_path / "measured.json"
+    run(path, "--lengths 8 --layers 1 --tokens 8 --rounds 2 --device cpu")
+    run(path, "--lengths 16,8 --layers 1 --tokens 8 --rounds 2 --device cpu")
+    table = json.loads(path.read_text())
+    assert sorted(row["time"] for row in table["rows"]) == 4 * [8] + 4 * [16]
+    table["measured_on"]["cpu"]["machine"] = {"device": "another processor"}
+    path.write_text(json.dumps(table))
+    run(path, "--lengths 8 --layers 2 --tokens 8 --rounds 2 --device cpu")
+    assert {(row["layers"], row["time"]) for row in json.loads(path.read_text())["rows"]} == {(2, 8)}
+
+
+def test_stopped_it_writes_what_it_has(tmp_path, monkeypatch):
+    right, blocks = backend_speed.measure, []
+
+    def measure(*arguments, **more):
+        blocks.append(more["description"])
+        if len(blocks) == 4:
+            raise KeyboardInterrupt
+        return right(*arguments, **more)
+
+    monkeypatch.setattr(backend_speed, "measure", measure)
+    stopped = run(tmp_path / "measured.json")
+    assert stopped.exit_code == 130 and "stopped after 3 of 8 blocks" in stopped.output
+    assert len(json.loads((tmp_path / "measured.json").read_text())["rows"]) == 3
+
+
+def test_stopped_in_the_first_block_it_writes_nothing(tmp_path, monkeypatch):
+    def measure(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backend_speed, "measure", measure)
+    stopped = run(tmp_path / "measured.json")
+    assert stopped.exit_code == 130 and "nothing was written" in stopped.output
+    assert not (tmp_path / "measured.json").exists()
+
+
 def test_what_does_not_fit_is_said(monkeypatch):
     right = backend_speed.attend
 
@@ -67,6 +104,34 @@ def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
     measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.float32, 8, rounds=1)
     assert all(set(row["milliseconds"]) == {"eager", "materialize"} for row in measured["rows"])
     assert "fused is off by 0.01 of its size: left out" in caplog.text
+
+
+def test_what_fails_is_left_out(monkeypatch, caplog):
+    right = backend_speed.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        if name == "fused":
+            raise ValueError("no kernel image is available")
+        return right(q, k, v, bias, dropout, readers, name)
+
+    monkeypatch.setattr(backend_speed, "attend", attend)
+    measured = backend_speed.measure_back_ends([8], [1], "cpu", torch.float32, 8, rounds=1)
+    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"fused"} for row in measured["rows"])
+    assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
+
+
+def test_half_precision_is_compared_with_single(monkeypatch):
+    right = backend_speed.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        output, reusable = right(q, k, v, bias, dropout, readers, name)
+        return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
+
+    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.bfloat16, 8, rounds=1)
+    assert all(set(row["milliseconds"]) == set(BACKENDS) for row in measured["rows"])
+    monkeypatch.setattr(backend_speed, "attend", attend)
+    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.bfloat16, 8, rounds=1)
+    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"eager"} for row in measured["rows"])
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import signal
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from lazyformer_fairseq.benchmark.contenders import has_transformers
 from lazyformer_fairseq.benchmark.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.lazy_backends import fused
 
 TINY = "--baseline-arch bert_tiny --lengths 8,16 --tokens 16 --rounds 2 --device cpu"
 
@@ -185,6 +187,23 @@ def test_what_cannot_run_is_left_out_by_name(monkeypatch, capsys):
     assert "not measured" in text and "left out: bert_tiny, fused" in text
 
 
+def test_a_kernel_that_fails_is_left_out(monkeypatch):
+    def attend(*arguments):
+        raise ValueError("no kernel image is available")
+
+    monkeypatch.setattr(entries, "has_transformers", lambda: False)
+    monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (32,)})
+    monkeypatch.setattr(fused, "attend", attend)
+    settings = BenchSettings(
+        archs=("lazyformer_m2x6_s_tiny",), lengths=(8,), tokens=8, back_ends=("fused", "eager"), buckets=(0,), rounds=2,
+        baseline_arch="bert_tiny", workloads=("encoder",),
+    )  # fmt: skip
+    (cell,) = bench_run.run_bench(settings)["cells"]
+    reason = "ValueError: no kernel image is available"
+    assert cell["left_out"] == {f"{name}, fused, 0 buckets": reason for name in (OURS, "lazyformer_m2x6_s_tiny")}
+    assert {"eager", "materialize", "recompute"} <= {row["back_end"] for row in cell["rows"]}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -221,14 +240,19 @@ def test_a_stop_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stop_after_a_cell_keeps_what_was_measured(tmp_path, monkeypatch):
+def gpu_fails() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+
+@pytest.mark.parametrize("stop", [partial(signal.raise_signal, signal.SIGTERM), gpu_fails])
+def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (32,)})
     monkeypatch.setattr(entries, "has_transformers", lambda: False)
     original = bench_run._measure_cell
 
     def stopped_in_the_second(cell, *rest):
         if cell.time == 16:
-            signal.raise_signal(signal.SIGTERM)
+            stop()
         return original(cell, *rest)
 
     monkeypatch.setattr(bench_run, "_measure_cell", stopped_in_the_second)
@@ -236,6 +260,7 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(tmp_path, monkeypatch):
     options = "--arch lazyformer_m2x6_s_tiny --what encoder --relative-position-buckets 0"
     result = run(f"{TINY} {options} --output {tmp_path / 'out'}")
     assert result.exit_code == 0 and "The run was stopped before all was measured." in result.output
+    assert ("RuntimeError: CUDA error: an illegal memory access was encountered" in caplog.text) == (stop is gpu_fails)
     assert [cell["time"] for cell in json.loads((tmp_path / "out" / "results.json").read_text())["cells"]] == [8]
     assert signal.getsignal(signal.SIGTERM) is before
 

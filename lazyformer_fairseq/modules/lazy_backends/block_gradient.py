@@ -148,5 +148,5 @@ def _handles(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _row_sums(d_output: Tensor, output: Tensor) -> Tensor:
     """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
-    precision = torch.promote_types(output.dtype, torch.float32)
-    return (d_output.to(precision) * output.to(precision)).sum(-1)
+    zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
+    return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision

@@ -95,8 +95,8 @@ class _Distribution:
             torch.bmm(q, k, out=out)
         else:
             windows = self.by_distance[piece.heads].unfold(-1, self.time, 1)[:, self.distances(piece.rows)]
-            several = q.size(0) // windows.size(0)
-            torch.baddbmm(windows if several == 1 else windows.repeat(several, 1, 1), q, k, out=out)
+            out.unflatten(0, (-1, windows.size(0))).copy_(windows)
+            torch.baddbmm(out, q, k, out=out)
         self._mask_padding(out, piece.sequences)
         # Half precision goes through single inside; torch.exp with a row's log-sum-exp is 5 times slower on some CPUs.
         return torch.softmax(out, -1, out=out)

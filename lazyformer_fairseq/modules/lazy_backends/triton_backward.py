@@ -11,6 +11,7 @@ import triton.language as tl
 
 from lazyformer_fairseq.modules.lazy_backends.triton_shared import (
     LOG2_E,
+    NOT_SPECIALIZED,
     bias_of,
     count_tiles,
     far_biases,
@@ -56,7 +57,7 @@ def transposed_probabilities(
     return tl.exp2(scores)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def value_gradient_kernel(
     q,
     k,
@@ -110,7 +111,7 @@ def value_gradient_kernel(
     tl.store(dv_rows, gradient.to(dv.dtype.element_ty), mask=inside(first_key, time, HEAD, BLOCK_K, BLOCK_D))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
 def key_side_kernel(
     q,
     k,
@@ -228,7 +229,7 @@ def key_side_kernel(
         tl.store(far_sums + 1, tl.sum(sum_above, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def query_side_kernel(
     q,
     k,

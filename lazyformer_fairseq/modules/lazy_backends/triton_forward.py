@@ -9,6 +9,7 @@ import triton.language as tl
 from lazyformer_fairseq.modules.lazy_backends.triton_shared import (
     LN_2,
     LOG2_E,
+    NOT_SPECIALIZED,
     bias_of,
     count_tiles,
     far_biases,
@@ -24,7 +25,7 @@ from lazyformer_fairseq.modules.lazy_backends.triton_shared import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def forward_kernel(
     q,
     k,

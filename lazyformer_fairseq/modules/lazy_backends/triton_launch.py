@@ -34,24 +34,25 @@ def launch(
     batch, heads, time, size = q.shape
     if torch.are_deterministic_algorithms_enabled():
         tiles = tiles[:1]
-    _tuned(kernel, tiles, set_to_zero)[lambda sizes: (triton.cdiv(time, sizes[kept]) * batch * heads,)](
-        **strided,
-        **{f"{name}_strides": _strides(tensor) for name, tensor in strided.items()},
-        **others,
-        scale=1 / math.sqrt(size),
-        time=time,
-        heads=heads,
-        time_class=time.bit_length(),
-        HEAD=size,
-        BLOCK_D=max(16, triton.next_power_of_2(size)),
-    )
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        _tuned(kernel, tiles, set_to_zero)[lambda sizes: (triton.cdiv(time, sizes[kept]) * batch * heads,)](
+            **strided,
+            **{f"{name}_strides": _strides(tensor) for name, tensor in strided.items()},
+            **others,
+            scale=1 / math.sqrt(size),
+            time=time,
+            heads=heads,
+            time_class=time.bit_length(),
+            HEAD=size,
+            BLOCK_D=max(16, triton.next_power_of_2(size)),
+        )
 
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """The kernel that tries the tiles at its first call, for each class of T (by powers of two) and dtype."""
+    """The kernel that tries the tiles at its first call for each class of T (by powers of two), m, D and dtype."""
     configs = [choice.config for choice in tiles]
-    return triton.autotune(configs, key=["time_class"], reset_to_zero=set_to_zero)(kernel)
+    return triton.autotune(configs, key=["time_class", "M", "HEAD"], reset_to_zero=set_to_zero)(kernel)
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:

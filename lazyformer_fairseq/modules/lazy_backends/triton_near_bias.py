@@ -37,7 +37,8 @@ class NearBias(NamedTuple):
         dtype = torch.float32 if q_BNTD.dtype == torch.float32 else torch.float16
         rows = table_KN.new_empty(heads, width, dtype=dtype)
         grid = (triton.cdiv(width, 256), heads)
-        _write_rows[grid](rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256)
+        with torch.cuda.device_of(q_BNTD):
+            _write_rows[grid](rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256)
         return cls(rows, reach, bucket_by_distance[time - 1 - reach : time + reach])
 
     def band_like(self, q: Tensor) -> Optional[Tensor]:
@@ -61,7 +62,7 @@ class NearBias(NamedTuple):
         return by_distance.where(in_bucket, 0).sum(-1).to(table_KN.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["time", "reach"])
 def _write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time, reach, BLOCK: tl.constexpr):
     """`rows` of a NearBias: one program for BLOCK distances of a head."""
     n = tl.program_id(1)

@@ -11,6 +11,8 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+# Arguments of which Triton need not know whether they are 1 or multiples of 16: each case would be compiled anew.
+NOT_SPECIALIZED = ["reach", "time_class"]
 
 
 @triton.jit

@@ -66,7 +66,12 @@ def compiled(monkeypatch, tmp_path) -> list[Compiled]:
         return mock.MagicMock(__getitem__=lambda self, grid: launch)
 
     monkeypatch.setattr(triton_launch, "_tuned", compile_all)
-    monkeypatch.setattr(triton_near_bias, "_write_rows", mock.MagicMock())
+    write_rows = triton_near_bias._write_rows
+
+    def compile_it(*arguments: Any, **sizes: Any) -> None:
+        write_rows.warmup(*arguments, **sizes, grid=(1,))
+
+    monkeypatch.setattr(triton_near_bias, "_write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
     return found
 
 

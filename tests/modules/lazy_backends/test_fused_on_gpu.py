@@ -13,6 +13,21 @@ VOCABULARY, PADDING, HEADS = 1000, 1, 4
 DEVICE = "cuda"
 
 
+@pytest.fixture(autouse=True)
+def first_tiles(request, monkeypatch):
+    """The first tiles of each list alone: each compilation takes seconds. Except where all are to be tried."""
+    if "trial_of_tiles" not in request.fixturenames:
+        from lazyformer_fairseq.modules.lazy_backends import triton_kernels
+
+        choose = triton_kernels.tiles_for
+        monkeypatch.setattr(triton_kernels, "tiles_for", lambda *arguments: choose(*arguments)[:1])
+
+
+@pytest.fixture
+def trial_of_tiles():
+    """As in use: the fastest of the list."""
+
+
 def build(pattern: str, head_size: int = 64, longest: int = 2048) -> Encoder:
     """With a relative bias that counts, and queries and keys that make distributions far from uniform."""
     torch.manual_seed(1)
@@ -56,7 +71,8 @@ def assert_no_worse_than_eager(encoder: Encoder, dtype: torch.dtype, tokens: Ten
     exact = run(encoder.double(), "eager", tokens, mask)
     for name, expected in exact.items():
         ours, theirs = ((found[name] - expected).norm() / expected.norm() for found in (fused, eager))
-        assert ours < 2 * theirs + torch.finfo(dtype).eps, f"{name}: {ours:.1e} where eager has {theirs:.1e}"
+        slack = max(torch.finfo(dtype).eps, 1e-6)  # exp2 of a GPU is approximate
+        assert ours < 2 * theirs + slack, f"{name}: {ours:.1e} where eager has {theirs:.1e}"
 
 
 def test_triton_computes():
@@ -68,6 +84,12 @@ def test_triton_computes():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_lazy_blocks_of_two(dtype: torch.dtype, time: int, padded: bool):
     assert_no_worse_than_eager(build("(sflf)x2"), dtype, *batch(time, padded))
+
+
+@pytest.mark.usefixtures("trial_of_tiles")
+@pytest.mark.parametrize("pattern", ["sf", "sflf"])
+def test_the_trial_of_tiles_leaves_nothing_behind(pattern: str):
+    assert_no_worse_than_eager(build(pattern), torch.bfloat16, *batch(512, padded=False))
 
 
 @pytest.mark.parametrize("pattern", ["sf", "sflflf", "sflflflflflf"])
@@ -87,12 +109,18 @@ def test_the_gradient_of_the_bias_is_always_the_same():
     assert torch.equal(first, second)
 
 
-def test_deterministic_algorithms_give_the_same_gradients_each_time(monkeypatch):
+@pytest.fixture
+def deterministic(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms_give_the_same_gradients_each_time():
     encoder = build("sflf").bfloat16()
     first, second = (run(encoder, "fused", *batch_of_one) for batch_of_one in [batch(1000, padded=True)] * 2)
-    torch.use_deterministic_algorithms(False)
     for name in first:
         assert torch.equal(first[name], second[name]), name
 

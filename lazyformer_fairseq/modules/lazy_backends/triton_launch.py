@@ -52,7 +52,8 @@ def launch(
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
     """The kernel that tries the tiles at its first call for each class of T (by powers of two), m, D and dtype."""
     configs = [choice.config for choice in tiles]
-    return triton.autotune(configs, key=["time_class", "M", "HEAD"], reset_to_zero=set_to_zero)(kernel)
+    key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
+    return triton.autotune(configs, key=key, reset_to_zero=set_to_zero)(kernel)
 
 
 def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:

@@ -56,7 +56,7 @@ _TILES = {
     },
     "query_side": {  # of deterministic runs, which take the first: no trial
         64: {3: (Tiles(128, 64, 8, 2),), 6: (Tiles(64, 32, 4, 2),)},
-        128: {1: (Tiles(128, 64, 8, 2),), 6: (Tiles(64, 32, 4, 1),)},
+        128: {1: (Tiles(64, 64, 8, 2),), 6: (Tiles(64, 32, 4, 1),)},
     },
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
@@ -111,8 +111,9 @@ BLOCKS = st.builds(
 few = settings(max_examples=6, deadline=None)
 
 
-def assert_close(computed: Tensor, expected: Tensor, dtype: torch.dtype, name: str) -> None:
-    error = (computed.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-3)
+def assert_close(computed: Tensor, expected: Tensor, dtype: torch.dtype, name: str, least: float = 1e-3) -> None:
+    """`least` is the size that rounding is measured by where numbers of that size cancel out."""
+    error = (computed.double() - expected).abs().max() / expected.abs().max().clamp(min=least)
     assert error < TOLERANCE[dtype], f"{name}: {error:.1e}"
 
 
@@ -139,17 +140,19 @@ def test_value_gradient(block: Block):
 
 @few
 @given(BLOCKS, st.booleans())
+@example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0), False)
 def test_block_gradient(block: Block, deterministic: bool):
     torch.use_deterministic_algorithms(deterministic)
     arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), *block.bias
     *gradients, d_table = triton_kernels.block_gradient(*arguments)
     torch.use_deterministic_algorithms(False)
     for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
-        assert_close(computed, expected, block.q.dtype, name)
+        # dP - delta is the difference of numbers around sqrt(D), and zero where there is one key.
+        assert_close(computed, expected, block.q.dtype, name, least=1e-3 if name == "dV" else 1.0)
     if block.table is None:
         assert d_table.shape == (0,)
     else:
-        assert_close(d_table, block.d_table, block.q.dtype, "d table")
+        assert_close(d_table, block.d_table, block.q.dtype, "d table", least=1.0)
         assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[-1])
 
 

@@ -75,4 +75,5 @@ def test_memory_of_inference_serves_training(request_memory):
     like = torch.empty(0)
     with torch.inference_mode():
         request_memory((4,), like).fill_(1.0)
-    request_memory((4,), like).fill_(2.0)
+    in_training = request_memory((4,), like)
+    assert not in_training.is_inference() and in_training.fill_(2.0).tolist() == [2.0] * 4

@@ -3,9 +3,10 @@
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
+
+from lazyformer_fairseq.processor import processor_name
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy")
 OPTIONAL_PACKAGES = ("triton", "transformers")
@@ -15,7 +16,7 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
     """The processor or GPU, and how much of it is used."""
     if torch.device(device).type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return {"device": _processor(), "threads": torch.get_num_threads()}
+    return {"device": processor_name(), "threads": torch.get_num_threads()}
 
 
 def describe_versions() -> dict[str, str]:
@@ -25,13 +26,3 @@ def describe_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-def _processor() -> str:
-    """Linux tells its name in a file; elsewhere Python knows the family."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
+from lazyformer_fairseq.modules.linear import Linear
 
 
 class FeedForward(nn.Module):
@@ -27,8 +28,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = dropout
-        self.fc1 = nn.Linear(embed_dim, ffn_embed_dim)
-        self.fc2 = nn.Linear(ffn_embed_dim, embed_dim)
+        self.fc1 = Linear(embed_dim, ffn_embed_dim)
+        self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
     def forward(
         self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any

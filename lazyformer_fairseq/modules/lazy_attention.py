@@ -5,6 +5,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.lazy_backends import ReusableAttention
+from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.self_attention import check_heads, merge_heads, split_heads, with_memory
 
 
@@ -25,8 +26,8 @@ class LazyAttention(nn.Module):
         check_heads(embed_dim, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
+        self.v_proj = Linear(embed_dim, embed_dim, bias)
+        self.out_proj = Linear(embed_dim, embed_dim, bias)
 
     def forward(
         self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any, memory_BMC: Optional[Tensor] = None

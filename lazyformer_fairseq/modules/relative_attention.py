@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.lazy_backends import eager
+from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.self_attention import check_heads, merge_heads, split_heads, with_memory
 
 
@@ -87,10 +88,10 @@ class RelativeAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.keeps_distribution = keeps_distribution
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.kv_proj = nn.Linear(embed_dim, 2 * embed_dim, bias=False)
-        self.position_proj = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.q_proj = Linear(embed_dim, embed_dim, bias=False)
+        self.kv_proj = Linear(embed_dim, 2 * embed_dim, bias=False)
+        self.position_proj = Linear(embed_dim, embed_dim, bias=False)
+        self.out_proj = Linear(embed_dim, embed_dim, bias=False)
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.lazy_backends import ReusableAttention, attend
 from lazyformer_fairseq.modules.lazy_backends.score_bias import ScoreBias
+from lazyformer_fairseq.modules.linear import Linear
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
@@ -61,8 +62,8 @@ class SelfAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.readers = readers
-        self.qkv_proj = nn.Linear(embed_dim, 3 * embed_dim)
-        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        self.qkv_proj = Linear(embed_dim, 3 * embed_dim)
+        self.out_proj = Linear(embed_dim, embed_dim)
 
     def forward(
         self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: AttentionContext

@@ -85,11 +85,20 @@ def test_memory_of_linear_back_ends_grows_linearly(back_end):
     assert peak_memory(encoder_training(contender, 1, 2048), "cpu") > 3 * at_2n
 
 
-def test_the_peak_is_of_the_fastest_size(monkeypatch):
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_peak_is_measured_by_every_library_that_models_use(monkeypatch, onednn):
     monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (8, 16)})
-    assert list(matrix_peak.matrix_products("cpu", torch.float32)) == ["matrix product 8", "matrix product 16"]
+    monkeypatch.setattr(matrix_peak, "has_onednn", lambda: onednn)
+    names = {"matrix product 8", "matrix product 16"}
+    assert set(matrix_peak.matrix_products("cpu", torch.bfloat16)) == names
+    names |= {"matrix product by oneDNN 8", "matrix product by oneDNN 16"} if onednn else set()
+    assert set(matrix_peak.matrix_products("cpu", torch.float32)) == names
+
+
+def test_the_peak_is_of_the_fastest_product():
     timings = {"matrix product 8": Timing((2.0,)), "matrix product 16": Timing((4.0,)), "a model": Timing((1e-9,))}
     assert matrix_peak.matrix_peak(timings) == 2 * 16**3 / 4
+    assert matrix_peak.matrix_peak({**timings, "matrix product by oneDNN 16": Timing((3.0,))}) == 2 * 16**3 / 3
 
 
 def test_no_round_begins_after_the_time_is_over():

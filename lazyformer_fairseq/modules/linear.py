@@ -55,6 +55,7 @@ def _pays_off(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
         and x.shape[:-1].numel() % ROWS == 0
+        and weight.is_contiguous()  # of a part of a matrix oneDNN makes a thousand times the work
         and is_amd()
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")

@@ -87,18 +87,20 @@ def test_on_an_amd_processor_onednn_multiplies(amd):
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # says torch of `flags`
 @pytest.mark.parametrize(
     "case",
-    ["another processor", "few tokens", "an odd number of tokens", "bf16", "float64", "autocast", "switched off"],
+    ["another processor", "few tokens", "an odd number", "a part of a matrix", "bf16", "float64", "autocast", "off"],
 )
 def test_elsewhere_torch_multiplies(amd, monkeypatch, case):
     if case == "another processor":
         monkeypatch.setattr(linear, "is_amd", lambda: False)
-    rows = {"few tokens": 8, "an odd number of tokens": ROWS + 1}.get(case, ROWS)
+    rows = {"few tokens": 8, "an odd number": ROWS + 1}.get(case, ROWS)
     dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(case, torch.float32)
     around = {
         "autocast": torch.autocast("cpu", torch.bfloat16),
-        "switched off": torch.backends.mkldnn.flags(enabled=False),
+        "off": torch.backends.mkldnn.flags(enabled=False),
     }.get(case, nullcontext())
     module, x = Linear(INPUTS, OUTPUTS).to(dtype), torch.randn(rows, INPUTS, dtype=dtype)
+    if case == "a part of a matrix":
+        module.weight = nn.Parameter(torch.randn(OUTPUTS, 2 * INPUTS)[:, :INPUTS])
     with around:
         assert not uses_onednn(module, x)
 

@@ -51,7 +51,9 @@ def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None)
 
 def _pays_off(x: Tensor, weight: Tensor) -> bool:
     return (
-        x.device.type == "cpu"
+        (type(x), type(weight))
+        == (Tensor, nn.Parameter)  # others, such as a quantised weight, multiply in their own way
+        and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
         and x.shape[:-1].numel() % ROWS == 0

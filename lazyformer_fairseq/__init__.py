@@ -5,6 +5,9 @@ Importing the package registers its models, tasks, criterions, optimizer and sch
 
 import logging
 
+# Importing fairseq has every library log everything (wav2vec2_classification.py); who imports us decides that.
+_root = logging.getLogger()
+_level_before, _handlers_before = _root.level, _root.handlers[:]
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # on import it asks for tensorboardX
 
 from lazyformer_fairseq import fairseq_compat
@@ -16,6 +19,8 @@ from lazyformer_fairseq.tasks import full_sentences_masked_lm, stream_language_m
 from lazyformer_fairseq.tasks import glue as glue_task
 
 fairseq_compat.install()
+_root.setLevel(_level_before)
+_root.handlers[:] = _handlers_before
 
 __version__ = "0.1.0"
 __all__ = [

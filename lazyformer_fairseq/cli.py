@@ -19,7 +19,9 @@ from lazyformer_fairseq.search.commands import search
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq. Pre-training and fine-tuning run through fairseq-train (see README)."""
-    logging.getLogger().setLevel(logging.WARNING)  # fairseq lets every library say everything
+    logging.basicConfig(
+        format="%(levelname)s: %(message)s"
+    )  # else fairseq_cli does, where it is imported: all to stdout
 
 
 main.add_command(bench)

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import logging
 import os
 import shlex
 import socket
@@ -8,6 +9,8 @@ from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
+for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
+    logging.getLogger(talkative).setLevel(logging.WARNING)
 
 import hypothesis
 import pytest

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 from helpers import toy_texts
@@ -38,3 +41,12 @@ def test_corpus_names_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="missing"):
         CliRunner().invoke(main, command, catch_exceptions=False)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("level", "expected"), [(None, "30 []"), ("INFO", "20 ['StreamHandler']")])
+def test_importing_the_package_leaves_logging_to_who_imports_it(level, expected):
+    configure = f"logging.basicConfig(level=logging.{level})" if level else "pass"
+    look = "print(logging.root.level, [type(handler).__name__ for handler in logging.root.handlers])"
+    code = f"import logging; {configure}; import lazyformer_fairseq; {look}"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (outcome.stdout.strip(), outcome.stderr) == (expected, "")

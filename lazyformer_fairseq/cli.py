@@ -19,9 +19,8 @@ from lazyformer_fairseq.search.commands import search
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq. Pre-training and fine-tuning run through fairseq-train (see README)."""
-    logging.basicConfig(
-        format="%(levelname)s: %(message)s"
-    )  # else fairseq_cli does, where it is imported: all to stdout
+    # Else fairseq_cli would, where it is imported: everything, to stdout.
+    logging.basicConfig(format="%(levelname)s: %(message)s")
 
 
 main.add_command(bench)

@@ -27,6 +27,11 @@ hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine 
 hypothesis.settings.load_profile("no deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: at the end of several processes all but one would wait for it."""
+    items.sort(key=lambda item: item.name != "test_every_command_runs")
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real corpora and GLUE files; tests that need it skip where it is not."""

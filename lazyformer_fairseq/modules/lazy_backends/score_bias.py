@@ -59,5 +59,8 @@ class ScoreBias:
         Row i is the window of T distances that starts at -i: sliding windows, the last one first. This looks each
         distance up once, where indexing by a (T, T) matrix of buckets would look each pair up.
         """
-        by_distance = self.table_KN[self.bucket_by_distance]
-        return by_distance.t().unfold(-1, time, 1).flip(-2).unsqueeze(0)
+        by_distance = self.table_KN[self.bucket_by_distance].t()
+        if torch.compiler.is_compiling():  # to which the size of windows is a constant: a graph for each T
+            tokens = torch.arange(time, device=by_distance.device)
+            return by_distance[:, time - 1 + tokens - tokens[:, None]].unsqueeze(0)
+        return by_distance.unfold(-1, time, 1).flip(-2).unsqueeze(0)

@@ -57,15 +57,16 @@ def a_batch(sequences: int, time: int, is_padded: bool) -> dict:
 
 
 def assert_equal_training(eager, compiled_one, batch: dict, rtol: float = 1e-4) -> None:
-    """Loss, answers and all gradients."""
+    """Loss, answers and all gradients: by the size of the difference, as in half precision each number is rounded."""
     losses = [criterion(model, batch) for model, criterion in (eager, compiled_one)]
-    torch.testing.assert_close(losses[1][0], losses[0][0])
+    torch.testing.assert_close(losses[1][0], losses[0][0], rtol=rtol / 10, atol=1e-5)
     assert losses[1][2]["ncorrect"] == losses[0][2]["ncorrect"]
     for (model, _), (loss, _, _) in zip((eager, compiled_one), losses, strict=True):
         model.zero_grad()
         loss.backward()
     for (name, one), other in zip(eager[0].named_parameters(), compiled_one[0].parameters(), strict=True):
-        torch.testing.assert_close(other.grad, one.grad, rtol=rtol, atol=1e-5, msg=name)
+        difference, size = (gradient.float().norm() for gradient in (other.grad - one.grad, one.grad))
+        assert difference <= rtol * size + 1e-5, name
 
 
 @pytest.mark.parametrize("lazy_backend", BACKENDS)
@@ -141,4 +142,4 @@ def test_generated_code_trains_the_same(dtype):
     for model in (eager[0], other[0]):
         model.to(dtype)
     for batch in [*BATCHES[:2], BATCHES[-1]]:
-        assert_equal_training(eager, other, a_batch(*batch), rtol=1e-4 if dtype == torch.float32 else 0.1)
+        assert_equal_training(eager, other, a_batch(*batch), rtol=1e-4 if dtype == torch.float32 else 0.05)

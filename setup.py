@@ -64,7 +64,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
-    package_data={"lazyformer_fairseq.modules.lazy_backends": ["measured.json"]},
+    package_data={"lazyformer_fairseq.modules.attention": ["measured.json"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     entry_points={"console_scripts": ["lazyformer = lazyformer_fairseq.cli:main"]},

@@ -11,7 +11,7 @@ from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
-from lazyformer_fairseq.language_modeling.compare_command import compare
+from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.search.commands import search
 
 

@@ -24,7 +24,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability import hooks
-from lazyformer_fairseq.reliability.user_error_note import note_user_error
+from lazyformer_fairseq.reliability.signals.user_error_note import note_user_error
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ scipy and scikit-learn, and what else fairseq needs: installed already, or as wh
 they are put into FOLDER/site. pytest, transformers and matplotlib are used where they are.
 
 FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (copied to
-lazyformer_fairseq/modules/lazy_backends/ it is what --lazy-backend auto chooses by), models/ and bars.txt.
+lazyformer_fairseq/modules/attention/ it is what --lazy-backend auto chooses by), models/ and bars.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
 HELP
 }
@@ -62,7 +62,7 @@ if "$python" -c 'import pytest' 2>/dev/null; then
   echo "== tests on the GPU" # without conftest.py, which wants all that the corpus builder needs; SIGINT shows failures
   (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 100 "$python" -m pytest -q --noconftest \
     -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
-    tests/modules/lazy_backends/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
+    tests/modules/attention/triton/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
 else
   echo "== no tests: pytest cannot be imported" | tee "$out/tests.txt"
 fi

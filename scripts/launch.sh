@@ -126,7 +126,7 @@ settle_launcher() {
   launch=("$python")
   max_restarts=${max_restarts:-$((world > 1 ? 3 : 0))}
   [[ $world -gt 1 || $max_restarts -gt 0 ]] || return 0 # no launcher is needed
-  launch+=(-m lazyformer_fairseq.reliability.torchrun --nnodes "$nodes" --nproc-per-node "$processes")
+  launch+=(-m lazyformer_fairseq.reliability.signals.torchrun --nnodes "$nodes" --nproc-per-node "$processes")
   if [[ $nodes -eq 1 ]]; then # on any port that is free
     launch+=(--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
   else

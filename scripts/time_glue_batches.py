@@ -16,9 +16,9 @@ from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tabulate import tabulate
 
-from lazyformer_fairseq.glue.grid import BATCH_SIZE, Grid
-from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.glue.start_models import load_start_models
+from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.glue.run.grid import BATCH_SIZE, Grid
+from lazyformer_fairseq.glue.run.start_models import load_start_models
 
 
 def batches(dataset, order: np.ndarray, count: int) -> list[dict]:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.run.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.glue.task_table import TASKS, Split, TaskDescription
+from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 
 

@@ -15,9 +15,9 @@ from fairseq_cli import hydra_train
 from helpers import ROOT, write_toy_glue
 from omegaconf import DictConfig, OmegaConf
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
-from lazyformer_fairseq.glue.task_table import find_task
+from lazyformer_fairseq.data.glue.task_table import find_task
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 PRETRAINING, FINETUNING = (
     sorted(path.stem for path in (ROOT / "configs" / kind).glob("*.yaml") if path.stem != "table5")

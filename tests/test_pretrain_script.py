@@ -12,8 +12,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import ROOT
 from omegaconf import DictConfig
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
-from lazyformer_fairseq.reliability.checkpoint_options import listed_updates
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.reliability.checkpoints.options import listed_updates
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"
 
@@ -103,7 +103,7 @@ def test_an_update_has_256_sequences(pretrain, tmp_path, arguments, world, batch
     assert cfg.distributed_training.distributed_world_size == world
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (batch, [update_freq])
     assert f"{world} processes x {batch} sequences x update-freq {update_freq}" in said
-    assert ("lazyformer_fairseq.reliability.torchrun" in launcher) == (world > 1)
+    assert ("lazyformer_fairseq.reliability.signals.torchrun" in launcher) == (world > 1)
     if world == 16:
         assert "--nnodes 2 --nproc-per-node 8 " in " ".join(launcher)
         assert "--rdzv-endpoint other:1234 --rdzv-id lazyformer --rdzv-conf is_host=0 " in " ".join(launcher)

@@ -12,11 +12,11 @@ import pytest
 from helpers import ROOT, count_parameters, toy_texts
 from language_model_data import write_toy_wikitext
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
 from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.tasks.glue import GlueConfig
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingConfig

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.benchmark.loader_command import loader
+from lazyformer_fairseq.benchmark.loader.command import loader
 from lazyformer_fairseq.several_values import divided, named_patterns, numbers
 
 A_PATH = click.Path(path_type=Path)
@@ -97,8 +97,8 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
     """
     if context.invoked_subcommand is not None:
         return
-    from lazyformer_fairseq.benchmark.bench_settings import BenchSettings
-    from lazyformer_fairseq.benchmark.bench_write import bench_to
+    from lazyformer_fairseq.benchmark.models.settings import BenchSettings
+    from lazyformer_fairseq.benchmark.models.write import bench_to
 
     settings = BenchSettings(device=device_named(device), **given)
     with stopped_plainly():
@@ -131,10 +131,10 @@ def backends(
     Of base size: 12 heads of 64. What is in the file of another kind of device stays, and so do other blocks that were
     measured on this machine. Ctrl-C ends it with what has been measured.
     """
-    from lazyformer_fairseq.benchmark import backend_speed
-    from lazyformer_fairseq.benchmark.bench_settings import PRECISIONS
-    from lazyformer_fairseq.json_files import read_json
-    from lazyformer_fairseq.modules.lazy_backends import choice
+    from lazyformer_fairseq.benchmark.backends import speed as backend_speed
+    from lazyformer_fairseq.benchmark.models.settings import PRECISIONS
+    from lazyformer_fairseq.files.json_files import read_json
+    from lazyformer_fairseq.modules.attention import choice
 
     device = device_named(device)
     precision = precision or ("bf16" if device == "cuda" else "fp32")
@@ -155,7 +155,7 @@ def backends(
 @click.argument("folder", type=A_PATH)
 def draw(folder: Path) -> None:
     """Draw the pictures of a benchmark again, from the results.json in FOLDER."""
-    from lazyformer_fairseq.benchmark.bench_write import draw_again
+    from lazyformer_fairseq.benchmark.models.write import draw_again
 
     click.echo(f"written to {folder}: {', '.join(draw_again(folder))}")
 

@@ -79,10 +79,10 @@ def build(
 
     Stopped at any moment, it goes on when the same command is run again.
     """
-    from lazyformer_fairseq.corpus.build import build_corpus
-    from lazyformer_fairseq.corpus.executors import ExecutorSettings, available_cores
+    from lazyformer_fairseq.corpus.run.build import build_corpus
+    from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, available_cores
     from lazyformer_fairseq.corpus.settings import CorpusSettings
-    from lazyformer_fairseq.data.text_normalisation import TextSettings
+    from lazyformer_fairseq.data.text.normalisation import TextSettings
 
     settings = CorpusSettings(text=TextSettings(lower_case=not cased), **options)
     if slurm and executor != "slurm":

@@ -13,8 +13,8 @@ from fairseq.logging.meters import MetersDict
 from torch import Tensor
 from torch.nn import functional as F
 
+from lazyformer_fairseq.data.glue.metrics import METRICS
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.metrics import METRICS
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.heads import as_positions
+from lazyformer_fairseq.modules.networks.heads import as_positions
 
 
 @dataclass
@@ -24,7 +24,7 @@ class MaskedLMAccuracyCriterion(FairseqCriterion):
     """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
 
     Nothing here waits for a GPU where the batch says which positions are masked, as those of
-    :class:`~lazyformer_fairseq.data.full_sentences_dataset.FullSentencesDataset` do.
+    :class:`~lazyformer_fairseq.data.datasets.full_sentences.FullSentencesDataset` do.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:

@@ -11,10 +11,10 @@ from typing import NamedTuple, Union
 
 from datatrove.data import Document
 
-from lazyformer_fairseq.corpus.held_out import is_held_out
-from lazyformer_fairseq.corpus.sentences import SentenceSplitter
-from lazyformer_fairseq.data.whole_folder import written_whole
+from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
+from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole_folder import written_whole
 
 FEWEST_WORDS, MOST_WORDS = 5, 25
 FINAL_MARK = re.compile(r"[.?!]+$")
@@ -44,7 +44,7 @@ def write_acceptability_task(
     suffice, both files shrink in proportion.
 
     Args:
-        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
+        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.run.stages.clean_documents`.
         valid_share, seed: those of the corpus: what it trains on is left out here.
 
     Returns:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import clean_documents
-from lazyformer_fairseq.data.text_normalisation import TextSettings
+from lazyformer_fairseq.data.glue.task_table import find_task
+from lazyformer_fairseq.data.glue.tsv import read_split
+from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.demo import report
 from lazyformer_fairseq.demo.acceptability import write_acceptability_task
 from lazyformer_fairseq.demo.finetune import finetune
@@ -21,8 +23,6 @@ from lazyformer_fairseq.demo.python_prose import python_prose
 from lazyformer_fairseq.demo.settings import DemoSettings
 from lazyformer_fairseq.demo.side_by_side import pretrain
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.task_table import find_task
-from lazyformer_fairseq.glue.tsv import read_split
 from lazyformer_fairseq.models import LazyFormerModel
 
 ANSWERS = 5

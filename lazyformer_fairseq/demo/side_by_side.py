@@ -8,8 +8,8 @@ from pathlib import Path
 from fairseq.logging import metrics
 from tqdm import tqdm
 
-from lazyformer_fairseq.benchmark.stepwise_training import StepwiseTraining
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
+from lazyformer_fairseq.training.stepwise import StepwiseTraining
 
 VALIDATIONS = 8  # points of a curve beside the first
 SAVES = 4

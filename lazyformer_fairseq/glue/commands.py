@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.glue.paper_table import LEARNING_RATES, SEEDS
+from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
 from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
@@ -34,8 +34,8 @@ def prepare(
     Each task gets a manifest.json with its rows, what was cut, what was unknown, and the hashes of its files.
     A second time, what is there and unchanged is reused.
     """
-    from lazyformer_fairseq.glue import prepare as steps
-    from lazyformer_fairseq.glue.task_table import find_task
+    from lazyformer_fairseq.data.glue.task_table import find_task
+    from lazyformer_fairseq.glue.prepare import files as steps
 
     wanted = steps.Preparation(
         data, steps.find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
@@ -112,9 +112,9 @@ def run(**given: Any) -> None:
     its own and a result.json in it. At the end comes the paper's table, printed and, with pictures, in OUTPUT/report.
     Stopped or killed, the same command goes on: nothing that is finished is done again.
     """
-    from lazyformer_fairseq.glue.door import grid_and_executor
-    from lazyformer_fairseq.glue.report import write_report
-    from lazyformer_fairseq.glue.run_queue import RunQueue
+    from lazyformer_fairseq.glue.report.write import write_report
+    from lazyformer_fairseq.glue.run.door import grid_and_executor
+    from lazyformer_fairseq.glue.run.queue import RunQueue
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     queue: Optional[RunQueue] = None

@@ -42,7 +42,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 
     OUT is written whole or not at all; manifest.json in it has the counts.
     """
-    from lazyformer_fairseq.language_modeling import prepare as steps
+    from lazyformer_fairseq.language_modeling.text import prepare as steps
 
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
 
@@ -93,7 +93,7 @@ def evaluate(
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
       --tgt-len 64 --mem-len 640 --clamp-len 400
     """
-    from lazyformer_fairseq.language_modeling import evaluate_command
+    from lazyformer_fairseq.language_modeling.evaluation import command as evaluate_command
 
     lengths = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
     click.echo(evaluate_command.run(checkpoint, data, split, lengths, batch_size, device, precision, json_file))

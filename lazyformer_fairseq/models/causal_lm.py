@@ -7,15 +7,15 @@ from fairseq.models import BaseFairseqModel, register_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig, parse_cutoffs
 from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.presets import register_presets
-from lazyformer_fairseq.modules.adaptive_softmax import AdaptiveSoftmax
-from lazyformer_fairseq.modules.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.layer_norm import layer_norm_class
-from lazyformer_fairseq.modules.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 _DEFAULT = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 

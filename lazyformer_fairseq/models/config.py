@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
-from lazyformer_fairseq.modules.lazy_backends.choice import AUTO, BACKENDS
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 _DEFAULT = ARCHITECTURES["lazyformer_m2x6_s"]
 

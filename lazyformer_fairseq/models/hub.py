@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
 from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash

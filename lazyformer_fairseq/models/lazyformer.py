@@ -12,15 +12,15 @@ from fairseq.models import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.architectures import ARCHITECTURES
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
 from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
-from lazyformer_fairseq.modules.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.heads import ClassificationHead, MaskedLMHead
 from lazyformer_fairseq.modules.layer_norm import layer_norm_class
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.heads import ClassificationHead, MaskedLMHead
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 

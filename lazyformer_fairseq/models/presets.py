@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from fairseq.models import register_model_architecture
 
-from lazyformer_fairseq.architectures import Architecture
 from lazyformer_fairseq.fairseq_compat import release_arch_name
+from lazyformer_fairseq.patterns.architectures import Architecture
 
 
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from lazyformer_fairseq.processor import is_amd
+from lazyformer_fairseq.modules.processor import is_amd
 
 WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
 ROWS = 128  # oneDNN keeps 1 MB or so for each shape it has met: so not each number of rows, but multiples of this

@@ -15,22 +15,15 @@ from fairseq.optim import fp16_optimizer
 from fairseq.trainer import Trainer
 from torch.utils.data._utils import signal_handling
 
-from lazyformer_fairseq.reliability import (
-    bad_updates,
-    checkpoint_choice,
-    checkpoint_loading,
-    checkpoint_options,
-    checkpoint_retention,
-    checkpoint_saving,
-    data_order,
-    exact_state,
-    meters,
-    moving_average,
-    preemption,
-    spawned_processes,
-    task_memory,
-    untrusted,
-)
+from lazyformer_fairseq.reliability.bad_updates import skipping as bad_updates
+from lazyformer_fairseq.reliability.checkpoints import choice as checkpoint_choice
+from lazyformer_fairseq.reliability.checkpoints import loading as checkpoint_loading
+from lazyformer_fairseq.reliability.checkpoints import moving_average, untrusted
+from lazyformer_fairseq.reliability.checkpoints import options as checkpoint_options
+from lazyformer_fairseq.reliability.checkpoints import retention as checkpoint_retention
+from lazyformer_fairseq.reliability.checkpoints import saving as checkpoint_saving
+from lazyformer_fairseq.reliability.resume import data_order, exact_state, meters, task_memory
+from lazyformer_fairseq.reliability.signals import preemption, spawned_processes
 
 
 def install() -> None:

@@ -79,8 +79,8 @@ def search(**given: Any) -> None:
     lazyformer search data results/search_bert --task masked-lm --arch bert_base \\
       --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
+    from lazyformer_fairseq.search.latency.step_cost import time_updates
     from lazyformer_fairseq.search.run import run_search
-    from lazyformer_fairseq.search.step_cost import time_updates
 
     out, save_interval, time_only = given.pop("out"), given.pop("save_interval"), given.pop("time_only")
     settings = _settings(**given)
@@ -105,10 +105,10 @@ def _settings(
     import torch
 
     from lazyformer_fairseq.errors import UserError
-    from lazyformer_fairseq.search import fairseq_model
-    from lazyformer_fairseq.search.choices import IDENTITY, read_candidates
-    from lazyformer_fairseq.search.price import read_price_list
+    from lazyformer_fairseq.search.latency.price import read_price_list
     from lazyformer_fairseq.search.settings import SearchSettings, choose_baseline
+    from lazyformer_fairseq.search.supernet import fairseq_model
+    from lazyformer_fairseq.search.supernet.choices import IDENTITY, read_candidates
 
     names = read_candidates(candidates)
     if device == "cuda" and not torch.cuda.is_available():
@@ -131,7 +131,7 @@ def _settings(
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
-    from lazyformer_fairseq.search.result import markdown_table
+    from lazyformer_fairseq.search.report.result import markdown_table
 
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
     if not result["pattern"]:

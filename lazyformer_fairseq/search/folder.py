@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.json_files import read_json, write_json
+from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.search.settings import SearchSettings
 
 SETTINGS = "settings.json"

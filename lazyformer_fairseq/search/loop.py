@@ -9,11 +9,11 @@ from fairseq import utils
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.search.data_parts import Part
-from lazyformer_fairseq.search.found_pattern import by_layer, compact, letters, most_probable
-from lazyformer_fairseq.search.price import PriceList
+from lazyformer_fairseq.search.latency.price import PriceList
+from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters, most_probable
 from lazyformer_fairseq.search.schedule import Schedule
-from lazyformer_fairseq.search.training import RunningLoss, SupernetTraining
+from lazyformer_fairseq.search.supernet.data_parts import Part
+from lazyformer_fairseq.search.supernet.training import RunningLoss, SupernetTraining
 
 SAVE_INTERVAL = 500
 

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.json_files import read_json, write_json
-from lazyformer_fairseq.search.fairseq_model import FairseqSearch
+from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
-from lazyformer_fairseq.search.found_pattern import by_layer, compact, letters
-from lazyformer_fairseq.search.latencies import measure_prices
+from lazyformer_fairseq.search.latency.measure import measure_prices
+from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
-from lazyformer_fairseq.search.pictures import draw_history, draw_probabilities
-from lazyformer_fairseq.search.price import LatencyPrice, PriceList
-from lazyformer_fairseq.search.result import compare_with_baseline, markdown_table
+from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters
+from lazyformer_fairseq.search.report.pictures import draw_history, draw_probabilities
+from lazyformer_fairseq.search.report.result import compare_with_baseline, markdown_table
 from lazyformer_fairseq.search.settings import SearchSettings
-from lazyformer_fairseq.search.training import SupernetTraining
+from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
+from lazyformer_fairseq.search.supernet.training import SupernetTraining
 
 
 def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.search.choices import read_candidates
+from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.search.schedule import Schedule
-from lazyformer_fairseq.sublayer_pattern import expand
+from lazyformer_fairseq.search.supernet.choices import read_candidates
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from lazyformer_fairseq.modules.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 logger = logging.getLogger(__name__)
 

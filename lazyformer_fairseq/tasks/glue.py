@@ -13,13 +13,13 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
-from lazyformer_fairseq.data.tokenizer import SETTINGS_FILE, Tokenizer
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.glue.encode import encode_split
+from lazyformer_fairseq.data.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
+from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription, find_task
+from lazyformer_fairseq.data.glue.tsv import read_split
+from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.encode import encode_split
-from lazyformer_fairseq.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
-from lazyformer_fairseq.glue.task_table import TASKS, TaskDescription, find_task
-from lazyformer_fairseq.glue.tsv import read_split
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints

@@ -5,7 +5,7 @@ from typing import Any
 
 from fairseq.data.iterators import EpochBatchIterator
 
-from lazyformer_fairseq.data.token_streams import TokenStreams
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.stream_memory import StreamMemory
-from lazyformer_fairseq.reliability.items_check import check_items
+from lazyformer_fairseq.files.items_check import check_items
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.carried_memory import CarriedMemory, StreamsShape
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch.distributed
 
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,17 @@ import pytest
 from click.testing import CliRunner
 from matplotlib import image
 
-from lazyformer_fairseq.benchmark import bench_run, bench_write, entries, matrix_peak
-from lazyformer_fairseq.benchmark.bench_report import tables
-from lazyformer_fairseq.benchmark.bench_settings import BenchSettings
-from lazyformer_fairseq.benchmark.contenders import has_transformers
-from lazyformer_fairseq.benchmark.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
+from lazyformer_fairseq.benchmark.models import entries
+from lazyformer_fairseq.benchmark.models import run as bench_run
+from lazyformer_fairseq.benchmark.models import write as bench_write
+from lazyformer_fairseq.benchmark.models.contenders import has_transformers
+from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
+from lazyformer_fairseq.benchmark.models.report import tables
+from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.costs import matrix_peak
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.lazy_backends import fused
+from lazyformer_fairseq.modules.attention import fused
 
 TINY = "--baseline-arch bert_tiny --lengths 8,16 --tokens 16 --rounds 2 --device cpu"
 

@@ -9,7 +9,7 @@ from fairseq.logging import metrics
 from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.modules.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 
 PAD = 1
 

@@ -9,10 +9,10 @@ from fairseq.logging import metrics
 from torch import nn
 
 from lazyformer_fairseq.criterions.glue import GlueCriterion
-from lazyformer_fairseq.data.labelled_texts_dataset import LabelledTextsDataset
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.glue.metrics import METRICS
+from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.metrics import METRICS
-from lazyformer_fairseq.glue.task_table import TASKS
 
 
 class Answers(nn.Module):

@@ -8,9 +8,9 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli.train import main as train
 from helpers import write_toy_glue
 
-from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
-from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.glue.prepare.files import Preparation, prepare_tasks
 
 TOY_TASKS = ("CoLA", "RTE", "MNLI", "STS-B")
 

@@ -10,10 +10,10 @@ from helpers import ROOT
 from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.data.token_streams import open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.evaluate import Evaluation
-from lazyformer_fairseq.language_modeling.evaluate_command import in_words
+from lazyformer_fairseq.language_modeling.evaluation.command import in_words
+from lazyformer_fairseq.language_modeling.evaluation.evaluate import Evaluation
 
 
 def lm(*arguments: object) -> str:

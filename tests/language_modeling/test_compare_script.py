@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from lazyformer_fairseq.language_modeling.compare_command import compare
+from lazyformer_fairseq.language_modeling.comparison.command import compare
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from helpers import ROOT
 from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
-from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "language_modeling").glob("*.yaml") if path.stem != "paper")
 SETTINGS = {"base": (192, 256), "large": (384, 128), "24b": (512, 96)}  # tokens of a segment, rows of an update

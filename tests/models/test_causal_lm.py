@@ -6,12 +6,12 @@ import torch
 from fairseq import trainer
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.modules.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 TINY = [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")]
 SMALL = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, adaptive_softmax_cutoff="9,30")

@@ -12,9 +12,9 @@ from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.lazy_backends.choice import BACKENDS
-from lazyformer_fairseq.modules.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 PAD = 1
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.

@@ -20,21 +20,21 @@ import numpy as np
 import zstandard
 from helpers import write_toy_glue
 
-from lazyformer_fairseq.corpus.inputs import find_inputs
 from lazyformer_fairseq.corpus.readers import FORMATS, Piece, read_piece
-from lazyformer_fairseq.corpus.work_folder import finished_manifest
-from lazyformer_fairseq.data.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
+from lazyformer_fairseq.corpus.readers.inputs import find_inputs
+from lazyformer_fairseq.corpus.run.work_folder import finished_manifest
+from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue.tsv import read_split
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.glue.read_results import read_results
-from lazyformer_fairseq.glue.task_table import TASKS
-from lazyformer_fairseq.glue.tsv import read_split
+from lazyformer_fairseq.files.items_check import check_items
+from lazyformer_fairseq.glue.report.read_results import read_results
 from lazyformer_fairseq.models import hub
-from lazyformer_fairseq.reliability.data_check import check_shards, check_totals
-from lazyformer_fairseq.reliability.items_check import check_items
-from lazyformer_fairseq.reliability.untrusted import check_archive, read_setting
-from lazyformer_fairseq.sublayer_pattern import plan
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.reliability.checkpoints.untrusted import check_archive, read_setting
+from lazyformer_fairseq.reliability.data_checks.data_check import check_shards, check_totals
 
 
 @dataclass(frozen=True)

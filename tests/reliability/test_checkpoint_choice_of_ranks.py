@@ -14,7 +14,7 @@ from helpers import ROOT
 from reliability.damaged_files import flip_a_bit
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability import checkpoint_choice
+from lazyformer_fairseq.reliability.checkpoints import choice as checkpoint_choice
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4 "

@@ -16,14 +16,14 @@ import zstandard
 from fairseq import file_utils, hub_utils
 from reliability.untrusted_pickles import UNTRUSTED
 
-from lazyformer_fairseq.corpus.inputs import find_inputs
 from lazyformer_fairseq.corpus.readers import BadInput, Piece, compressed, epub, read_piece
-from lazyformer_fairseq.data.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.corpus.readers.inputs import find_inputs
+from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.reliability.items_check import check_items
-from lazyformer_fairseq.reliability.untrusted import check_archive
+from lazyformer_fairseq.files.items_check import check_items
+from lazyformer_fairseq.reliability.checkpoints.untrusted import check_archive
 
 PICKLES = ("pickle, protocol 0", "pickle, protocol 4", "pickle that evaluates", "torch, whole")
 

@@ -13,16 +13,16 @@ from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.prepare import prepare
-from lazyformer_fairseq.search.choices import CANDIDATES
-from lazyformer_fairseq.search.fairseq_model import FairseqSearch
+from lazyformer_fairseq.language_modeling.text.prepare import prepare
+from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.search.folder import SearchFolder
+from lazyformer_fairseq.search.latency.step_cost import time_updates
 from lazyformer_fairseq.search.loop import Search
 from lazyformer_fairseq.search.run import open_search, run_search
 from lazyformer_fairseq.search.schedule import Schedule
 from lazyformer_fairseq.search.settings import SearchSettings
-from lazyformer_fairseq.search.step_cost import time_updates
-from lazyformer_fairseq.sublayer_pattern import expand, plan
+from lazyformer_fairseq.search.supernet.choices import CANDIDATES
+from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 SMALL = "--tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16"

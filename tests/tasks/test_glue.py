@@ -10,7 +10,7 @@ from fairseq.tasks import setup_task
 from fairseq.utils import apply_to_sample
 from helpers import NAMES, THINGS, write_toy_glue
 
-from lazyformer_fairseq.data.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.data.token_streams import TokenStreams
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.tasks.segment_iterator import SegmentIterator
 
 

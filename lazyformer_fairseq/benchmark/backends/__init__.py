@@ -1,0 +1,1 @@
+"""``lazyformer bench backends``: the back ends of attention."""

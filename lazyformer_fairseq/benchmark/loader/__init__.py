@@ -1,0 +1,1 @@
+"""``lazyformer bench loader``: the loader of training data."""

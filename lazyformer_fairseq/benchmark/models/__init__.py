@@ -1,0 +1,1 @@
+"""``lazyformer bench``: whole models beside baselines."""

@@ -1,0 +1,78 @@
+"""Causal language models beside Transformer-XL: parameters, FLOPs and latency, as in PAR Transformer's Table 6."""
+
+from types import SimpleNamespace
+from typing import Any, Optional
+
+import torch
+from fairseq.data import Dictionary
+
+from lazyformer_fairseq.benchmark.models.contenders import a_dictionary
+from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.costs.flops import count_flops
+from lazyformer_fairseq.costs.latency import Timing, measure
+from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
+from lazyformer_fairseq.costs.model_latency import next_segment
+from lazyformer_fairseq.costs.sizes import CausalSizes
+from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+
+WORDS = 267_735  # of WikiText-103, with the special symbols
+TRANSFORMER_XL = "transformer_xl_base"
+FREQUENT = 19_997  # ids below are in the first band of the adaptive softmax, which is all that the FLOPs count
+
+
+def measure_causal_models(settings: BenchSettings, precision: str, seconds: Optional[float]) -> list[dict[str, Any]]:
+    """Rows of the causal archs at batch 1, with `against` Transformer-XL, which is measured whether asked for or not.
+
+    Args:
+        settings: `tgt_len` tokens are scored, `mem_len` are remembered.
+        precision: a key of PRECISIONS.
+        seconds: see :func:`measure`.
+    """
+    baseline = TRANSFORMER_XL if any(_is_large(name) for name in settings.causal_archs) else "transformer_xl_tiny"
+    names = list(dict.fromkeys([baseline, *settings.causal_archs]))
+    dictionary = a_dictionary(WORDS if baseline == TRANSFORMER_XL else 1000)
+    models = {name: _build(name, dictionary, settings, precision) for name in names}
+    tokens_BT = torch.randint(5, min(FREQUENT, len(dictionary)), (1, settings.tgt_len), device=settings.device)
+    things = {name: next_segment(model, tokens_BT, tokens_BT, settings.mem_len) for name, model in models.items()}
+    things |= matrix_products(settings.device, PRECISIONS[precision])
+    timings = measure(things, settings.rounds, 1, settings.device, description="causal models", seconds=seconds)
+    peak = matrix_peak(timings)
+    rows = [_describe(name, models[name], timings[name], settings, precision, peak) for name in names]
+    for row in rows:
+        row["against"] = {
+            f"our {baseline}": {
+                "speedup": rows[0]["seconds"]["median"] / row["seconds"]["median"],
+                "limit": rows[0]["flops"] / row["flops"],
+            }
+        }
+    return rows
+
+
+def _is_large(name: str) -> bool:
+    return not name.endswith("_tiny")
+
+
+def _build(name: str, dictionary: Dictionary, settings: BenchSettings, precision: str) -> CausalLanguageModel:
+    options = {**CAUSAL_ARCHITECTURES[name].options(), "mem_len": settings.mem_len}
+    model = CausalLanguageModel.build_model(CausalLMConfig(**options), SimpleNamespace(source_dictionary=dictionary))
+    return model.to(settings.device, PRECISIONS[precision]).eval()
+
+
+def _describe(
+    name: str, model: CausalLanguageModel, timing: Timing, settings: BenchSettings, precision: str, peak: float
+) -> dict[str, Any]:
+    pattern, (low, high) = CAUSAL_ARCHITECTURES[name].sublayer_pattern, timing.quartiles
+    flops = count_flops(pattern, CausalSizes.of(model.decoder), settings.tgt_len, settings.mem_len)
+    return {
+        "model": name,
+        "pattern": pattern,
+        "precision": precision,
+        "tgt_len": settings.tgt_len,
+        "mem_len": settings.mem_len,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "flops": flops,
+        "seconds": {"median": timing.median, "low": low, "high": high, "samples": list(timing.samples)},
+        "share_of_peak": flops / timing.median / peak,
+    }

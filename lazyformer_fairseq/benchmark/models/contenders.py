@@ -1,0 +1,208 @@
+"""The models of a benchmark behind one interface: ours, fairseq's RoBERTa, Hugging Face's BERT; weights are fresh."""
+
+import argparse
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from torch import Tensor, nn
+
+from lazyformer_fairseq.costs.sizes import EncoderSizes
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+
+VOCAB_SIZE = 32_768
+MASKED_SHARE = 0.15
+DROPOUT = 0.1  # of every model here, as each ships it
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an update reads.
+
+    Attributes:
+        tokens_BT: ids, nothing padded.
+        masked_BT: True where a word is to be predicted.
+        positions_M: the same as places in the B * T positions, for models that take these.
+        targets_M: ids to predict.
+    """
+
+    tokens_BT: Tensor
+    masked_BT: Tensor
+    positions_M: Tensor
+    targets_M: Tensor
+
+
+class Contender(ABC):
+    """A masked language model.
+
+    Attributes:
+        model: in training mode when it is built.
+        sizes: what the formulas need.
+        pattern: of its sublayers.
+        compiles: whether torch compiles the model; the loss should be, too.
+    """
+
+    def __init__(self, model: nn.Module, pattern: str, sizes: EncoderSizes):
+        self.model = model
+        self.pattern = pattern
+        self.sizes = sizes
+        self.compiles = False
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @abstractmethod
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        """The encoder's output (B, T, C) of sequences without padding."""
+
+    @abstractmethod
+    def masked_logits(self, batch: Batch) -> Tensor:
+        """Logits (M, V) at the masked positions."""
+
+    def compile(self) -> None:
+        """Lets torch compile the model, in place."""
+        self.compiles = True
+        self.model.compile()
+
+
+class OurModel(Contender):
+    """An arch of ours, or any pattern."""
+
+    def __init__(self, options: dict[str, Any], max_positions: int):
+        cfg = LazyFormerConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
+        model = LazyFormerModel(cfg, a_dictionary())
+        self.encoder = model.encoder.sentence_encoder
+        super().__init__(model, cfg.sublayer_pattern, EncoderSizes.of(self.encoder))
+
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        return self.model(tokens_BT, features_only=True, has_padding=False)[0]
+
+    def masked_logits(self, batch: Batch) -> Tensor:
+        return self.model(batch.tokens_BT, masked_tokens=batch.positions_M, has_padding=False)[0]
+
+    def compile(self) -> None:
+        """As ``--compile`` does: in training alone."""
+        self.compiles = self.encoder.compiles = True
+
+
+class FairseqRoberta(Contender):
+    """fairseq's own ``roberta_base`` as it ships: dropout and attention dropout 0.1. It has no relative bias."""
+
+    def __init__(self, sizes: EncoderSizes, layers: int):
+        options = argparse.Namespace(
+            encoder_layers=layers,
+            encoder_embed_dim=sizes.embed_dim,
+            encoder_ffn_embed_dim=sizes.ffn_embed_dim,
+            encoder_attention_heads=sizes.num_heads,
+            max_positions=sizes.max_positions,
+        )
+        ARCH_CONFIG_REGISTRY["roberta_base"](options)
+        model_class = ARCH_MODEL_REGISTRY["roberta_base"]
+        model = model_class.build_model(options, SimpleNamespace(source_dictionary=a_dictionary()))
+        super().__init__(model, f"(sf)x{layers}", sizes)
+
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        return self.model(tokens_BT, features_only=True)[0]
+
+    def masked_logits(self, batch: Batch) -> Tensor:
+        return self.model(batch.tokens_BT, masked_tokens=batch.masked_BT)[0]
+
+
+class HuggingFaceBert(Contender):
+    """Hugging Face's BERT on torch's fused attention, without attention dropout, which that has not on every device.
+
+    Its masked-LM head is given the masked positions alone, as the others' are; as shipped it computes all logits.
+    """
+
+    def __init__(self, sizes: EncoderSizes, layers: int):
+        with without_broken_torchaudio():
+            from transformers import BertConfig, BertForMaskedLM
+        config = BertConfig(
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.embed_dim,
+            num_hidden_layers=layers,
+            num_attention_heads=sizes.num_heads,
+            intermediate_size=sizes.ffn_embed_dim,
+            max_position_embeddings=sizes.max_positions,
+            hidden_dropout_prob=DROPOUT,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+        super().__init__(BertForMaskedLM(config), f"(sf)x{layers}", sizes)
+
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        return self.model.bert(tokens_BT).last_hidden_state
+
+    def masked_logits(self, batch: Batch) -> Tensor:
+        return self.model.cls(self.features(batch.tokens_BT).flatten(0, 1).index_select(0, batch.positions_M))
+
+    def compile(self) -> None:
+        self.compiles = True
+        self.model.bert.compile()
+        self.model.cls.compile()
+
+
+def a_dictionary(size: int = VOCAB_SIZE) -> Dictionary:
+    """A vocabulary of so many symbols: fairseq's special ones and numbers."""
+    dictionary = Dictionary(extra_special_symbols=["<mask>"])
+    for number in range(size - len(dictionary)):
+        dictionary.add_symbol(str(number))
+    return dictionary
+
+
+def has_transformers() -> bool:
+    """Whether Hugging Face's package can be imported."""
+    try:
+        with without_broken_torchaudio():
+            from transformers import BertForMaskedLM  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def without_broken_torchaudio() -> Iterator[None]:
+    """transformers imports torchaudio, which it does not need for BERT, wherever it is installed.
+
+    The one that fairseq lists as its own need is a CUDA build, which beside a CPU build of torch does not load.
+    """
+    try:
+        import torchaudio  # noqa: F401
+    except ImportError:
+        yield
+    except OSError:
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # to importlib: there is none
+        try:
+            yield
+        finally:
+            del sys.modules["torchaudio"]
+    else:
+        yield
+
+
+def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
+    """Ids (B, T) of words, none of them special."""
+    return torch.randint(5, VOCAB_SIZE, (batch, time), device=device)
+
+
+def predicted_words(batch: int, time: int) -> int:
+    """How many words of a batch are masked: 15%, but at least one a sequence."""
+    return batch * max(1, round(MASKED_SHARE * time))
+
+
+def random_batch(batch: int, time: int, device: torch.device | str) -> Batch:
+    """Random words, the same places masked in each sequence."""
+    tokens_BT = random_tokens(batch, time, device)
+    masked_BT = torch.zeros(batch, time, dtype=torch.bool, device=device)
+    masked_BT[:, torch.randperm(time, device=device)[: predicted_words(1, time)]] = True
+    positions_M = masked_BT.flatten().nonzero().squeeze(1)
+    return Batch(tokens_BT, masked_BT, positions_M, tokens_BT.flatten()[positions_M])

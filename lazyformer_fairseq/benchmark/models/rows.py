@@ -1,0 +1,79 @@
+"""A row of the results: what was measured of an entry, and what that is beside each baseline."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyformer_fairseq.benchmark.models.contenders import predicted_words
+from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS, Entry
+from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
+from lazyformer_fairseq.costs.attention_flops import layers_of_blocks
+from lazyformer_fairseq.costs.latency import Timing
+
+if TYPE_CHECKING:
+    from lazyformer_fairseq.benchmark.models.run import Cell
+
+
+def describe(entry: Entry, cell: "Cell", timing: Timing, memory: int, peak: float) -> dict[str, Any]:
+    """What was measured, and what follows from it.
+
+    Args:
+        entry: what ran.
+        cell: at what.
+        timing: seconds of its calls.
+        memory: bytes, the most that were needed at once.
+        peak: FLOP/s of the fastest matrix product in the same rounds.
+
+    Returns:
+        `flops` are those that this back end does, `share_of_peak` is theirs.
+    """
+    training = WORKLOADS[cell.workload][1]
+    predicted = predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
+    flops = entry.count_flops(cell.batch, cell.time, training, predicted)
+    used = entry.back_end_used(cell.batch, cell.time, training)
+    low, high = timing.quartiles
+    return {
+        "model": entry.model,
+        "pattern": entry.contender.pattern,
+        "sizes": [getattr(entry.contender.sizes, name) for name in ("ffn_embed_dim", "embed_dim", "num_heads")],
+        "back_end": entry.back_end,
+        "back_end_used": sorted({used(layers) for layers in layers_of_blocks(entry.contender.pattern)}),
+        "buckets": entry.buckets,
+        "baseline": entry.baseline,
+        "parameters": entry.contender.parameters,
+        "flops": flops,
+        "seconds": {"median": timing.median, "low": low, "high": high, "samples": list(timing.samples)},
+        "tokens_per_second": cell.batch * cell.time / timing.median,
+        "flops_per_second": flops / timing.median,
+        "share_of_peak": flops / timing.median / peak,
+        "memory_bytes": memory,
+    }
+
+
+def add_speedups(rows: list[dict[str, Any]]) -> None:
+    """Adds `against` to each row of a cell: by name of the baseline, what the row is beside it.
+
+    `speedup` is the ratio of the medians, `low` and `high` the quartiles of the ratios round by round, `limit` the
+    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERT is taken on its fastest back end,
+    `back_end`, with the row's own relative bias; the others have none.
+    """
+    for row in rows:
+        row["against"] = {}
+        for name in BASELINES:
+            candidates = [other for other in rows if other["baseline"] == name]
+            if name == OURS:
+                candidates = [other for other in candidates if other["buckets"] == row["buckets"]]
+            if candidates:
+                row["against"][name] = _beside(row, min(candidates, key=lambda other: other["seconds"]["median"]))
+
+
+def _beside(row: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    ratios = np.divide(baseline["seconds"]["samples"], row["seconds"]["samples"])
+    return {
+        "speedup": baseline["seconds"]["median"] / row["seconds"]["median"],
+        "low": float(np.quantile(ratios, 0.25)),
+        "high": float(np.quantile(ratios, 0.75)),
+        "limit": baseline["flops"] / row["flops"],
+        "memory": row["memory_bytes"] / baseline["memory_bytes"],
+        "back_end": baseline["back_end"],
+    }

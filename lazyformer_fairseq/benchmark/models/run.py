@@ -1,0 +1,141 @@
+"""One benchmark: for each precision, length and workload all models take turns, round after round."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from lazyformer_fairseq.benchmark.models.causal_latency import measure_causal_models
+from lazyformer_fairseq.benchmark.models.entries import Entry, build_entries
+from lazyformer_fairseq.benchmark.models.rows import add_speedups, describe
+from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.benchmark.models.workloads import Update, bytes_of, encoder_training, inference
+from lazyformer_fairseq.costs.latency import measure
+from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
+from lazyformer_fairseq.costs.peak_memory import peak_memory
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What all models are measured at in turn.
+
+    Attributes:
+        workload: a key of WORKLOADS.
+        precision: a key of PRECISIONS.
+        time: T.
+        batch: B.
+    """
+
+    workload: str
+    precision: str
+    time: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.workload}, n = {self.time}, batch {self.batch}, {self.precision}"
+
+
+def run_bench(settings: BenchSettings) -> dict[str, Any]:
+    """Measures all of it. After Ctrl-C, SIGTERM or an error of a GPU what has been measured until then, if any has.
+
+    Returns:
+        `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`bench_rows.describe`) and `left_out`, reasons
+        by name of what could not run; `causal`, rows of the causal models; `cells_planned`, more than there are where
+        the run was stopped.
+    """
+    planned = len(settings.precisions) * (len(list(_cells(settings, ""))) + bool(settings.causal_archs))
+    results: dict[str, Any] = {"cells_planned": planned, "cells": [], "causal": []}
+    try:
+        _measure_all(settings, results)
+    except (KeyboardInterrupt, RuntimeError) as reason:
+        if not results["cells"]:
+            raise
+        if isinstance(reason, RuntimeError):
+            logger.error("the benchmark ends here: %s", _in_a_line(reason))
+    return results
+
+
+def _measure_all(settings: BenchSettings, results: dict[str, Any]) -> None:
+    """Puts into `results` one cell after the other."""
+    begin = time.perf_counter()
+    with tqdm(total=results["cells_planned"], desc="benchmark", unit=" cells") as bar:
+
+        def seconds_for_one() -> float | None:
+            """What is left of the time, shared among the cells that are left."""
+            if settings.minutes is None:
+                return None
+            return max(0.0, 60 * settings.minutes - (time.perf_counter() - begin)) / (bar.total - bar.n)
+
+        for precision in settings.precisions:
+            entries = build_entries(settings, precision)
+            for cell in _cells(settings, precision):
+                results["cells"].append(_measure_cell(cell, entries, settings, seconds_for_one()))
+                bar.update()
+            del entries
+            if settings.causal_archs:
+                results["causal"] += measure_causal_models(settings, precision, seconds_for_one())
+                bar.update()
+
+
+def _cells(settings: BenchSettings, precision: str) -> Iterator[Cell]:
+    for length in settings.lengths:
+        for workload in settings.workloads:
+            batch = settings.batch_of(length)
+            batches = {1: None, batch: None} if workload == "inference" else {batch: None}
+            for size in batches:
+                yield Cell(workload, precision, length, size)
+
+
+def _measure_cell(cell: Cell, entries: list[Entry], settings: BenchSettings, seconds: float | None) -> dict[str, Any]:
+    things, memory, left_out = _try_out(cell, entries, settings)
+    things |= matrix_products(settings.device, PRECISIONS[cell.precision])
+    how = {"rounds": settings.rounds, "warm_up": 1, "device": settings.device, "seconds": seconds}
+    timings = measure(things, **how, description=str(cell))
+    peak = matrix_peak(timings)
+    rows = [
+        describe(entry, cell, timings[entry.name], memory[entry.name], peak)
+        for entry in entries
+        if entry.name in memory
+    ]
+    add_speedups(rows)
+    return {**cell.__dict__, "matrix_peak": peak, "rows": rows, "left_out": left_out}
+
+
+def _try_out(
+    cell: Cell, entries: list[Entry], settings: BenchSettings
+) -> tuple[dict[str, Callable[[], object]], dict[str, int], dict[str, str]]:
+    """What to call, the bytes that it needs, and why some cannot run; by name of the entry.
+
+    The calls are a warm-up too: kernels are compiled and tuned here.
+    """
+    things, memory, left_out, shared = {}, {}, {}, {}
+    for entry in tqdm(entries, desc=f"{cell}: trying out", leave=False):
+        if id(entry.contender) not in shared:
+            shared[id(entry.contender)] = _thing(cell, entry)
+        thing = shared[id(entry.contender)]
+        call = entry.prepared(thing)
+        try:
+            call()
+            highest = peak_memory(call, settings.device)
+        except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
+            left_out[entry.name] = _in_a_line(error)
+            continue
+        held = thing.held_bytes() if isinstance(thing, Update) else bytes_of(entry.contender.model.parameters())
+        things[entry.name], memory[entry.name] = call, held + highest
+    return things, memory, left_out
+
+
+def _in_a_line(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+
+
+def _thing(cell: Cell, entry: Entry) -> Callable[[], object]:
+    make = {"training": Update, "encoder": encoder_training, "inference": inference}[cell.workload]
+    return make(entry.contender, cell.batch, cell.time)

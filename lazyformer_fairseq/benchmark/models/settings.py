@@ -1,0 +1,108 @@
+"""What `lazyformer bench` measures."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any, Optional
+
+import torch
+
+from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import expand
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """Options of the command.
+
+    Attributes:
+        archs: names of the two tables of architectures.
+        patterns: further encoders by name, in the sizes of `baseline_arch`.
+        lengths: tokens of a sequence, each a measurement of its own.
+        batch: sequences; None for as many as `tokens` make up.
+        tokens: of a batch, where `batch` is None; at least one sequence.
+        precisions: of weights and activations, keys of PRECISIONS.
+        back_ends: of the lazy models, "auto" among them; each makes a row.
+        baseline_back_ends: of our BERT, the fastest of which is the baseline.
+        buckets: of the relative bias; the encoders are measured with each.
+        workloads: keys of WORKLOADS.
+        baseline_arch: whose sizes the baselines have.
+        device: cpu or cuda.
+        rounds: samples of each row.
+        minutes: that all rounds together may take, but for one round of each; None for no limit.
+        compile: whether torch compiles every model.
+        tgt_len: tokens of a causal model's segment.
+        mem_len: tokens that it remembers.
+
+    Raises:
+        UserError: a name that is not known, or sizes that do not fit together.
+    """
+
+    archs: tuple[str, ...] = ("lazyformer_m2x6_s",)
+    patterns: Mapping[str, str] = ()  # type: ignore[assignment]
+    lengths: tuple[int, ...] = (128, 512)
+    batch: Optional[int] = None
+    tokens: int = 1024
+    precisions: tuple[str, ...] = ("fp32",)
+    back_ends: tuple[str, ...] = (AUTO,)
+    baseline_back_ends: tuple[str, ...] = BACKENDS
+    buckets: tuple[int, ...] = (32, 0)
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    baseline_arch: str = "bert_base"
+    device: str = "cpu"
+    rounds: int = 10
+    minutes: Optional[float] = None
+    compile: bool = False
+    tgt_len: int = 64
+    mem_len: int = 640
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", dict(self.patterns))
+        _check("--arch", self.archs, (*ARCHITECTURES, *CAUSAL_ARCHITECTURES))
+        _check("--baseline-arch", (self.baseline_arch,), tuple(ARCHITECTURES))
+        _check("--precision", self.precisions, tuple(PRECISIONS))
+        _check("--backend", self.back_ends, (AUTO, *BACKENDS))
+        _check("--baseline-backend", self.baseline_back_ends, (AUTO, *BACKENDS))
+        _check("--what", self.workloads, tuple(WORKLOADS))
+        if not self.lengths or min(self.lengths) < 1:
+            raise UserError("--lengths: give numbers from 1 on, such as 128,512")
+        if not self.buckets:
+            raise UserError("--relative-position-buckets: give numbers, such as 32,0; 0 is no bias")
+        for pattern in self.patterns.values():
+            expand(pattern)
+        if taken := self.patterns.keys() & self.archs:
+            raise UserError(f"--pattern {min(taken)}=...: an --arch has this name; give another one")
+
+    @property
+    def encoders(self) -> dict[str, dict[str, Any]]:
+        """Options of the encoders to measure, by name."""
+        baseline = ARCHITECTURES[self.baseline_arch].options()
+        named = {name: ARCHITECTURES[name].options() for name in self.archs if name in ARCHITECTURES}
+        sizes = {**baseline, "attention_dropout": 0.0}
+        return named | {name: {**sizes, "sublayer_pattern": pattern} for name, pattern in self.patterns.items()}
+
+    @property
+    def causal_archs(self) -> tuple[str, ...]:
+        return tuple(name for name in self.archs if name in CAUSAL_ARCHITECTURES)
+
+    def batch_of(self, time: int) -> int:
+        return self.batch or max(1, self.tokens // time)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _check(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if not given:
+        raise UserError(f"{option}: give at least one of {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=4, cutoff=0) if len(known) > 9 else known
+            raise UserError(f"{option} {name}: there is no such one; there are {', '.join(nearest)}")
+        if given.count(name) > 1:
+            raise UserError(f"{option}: {name} is there twice")

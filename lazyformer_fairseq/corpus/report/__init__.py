@@ -1,0 +1,1 @@
+"""What a corpus says of how it came about."""

@@ -1,0 +1,209 @@
+"""``manifest.json``: what a corpus is made of, what every step took in, dropped and gave out, and what it cost."""
+
+import json
+import sys
+from collections import Counter, defaultdict
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from lazyformer_fairseq.corpus.readers.units import DAMAGE_FILE
+from lazyformer_fairseq.corpus.run.stages import WorkPaths
+from lazyformer_fairseq.corpus.step import EXAMPLES
+from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, load_unigrams
+from lazyformer_fairseq.corpus.words.store import NOTES_FILE
+
+FORMAT_VERSION = 1
+PACKAGES = (
+    *("lazyformer_fairseq", "datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
+    *("wikiextractor", "xxhash", "rensa"),
+)
+NAMES_OF_DROPPED = 10
+DROPPED = "dropped: "
+CORE_SECONDS = "core seconds"
+StepTotals = dict[str, float]
+
+
+def describe(
+    paths: WorkPaths, plan: dict[str, Any], units: int, shards: int, origins: dict[str, str], timing: dict[str, Any]
+) -> dict[str, Any]:
+    """The manifest of a corpus whose stages have all run.
+
+    Args:
+        plan: settings and inputs.
+        origins: for the parts of files that were cut, the file.
+        timing: see :func:`timing`.
+    """
+    steps = steps_of_words(stage_totals(paths.stage("words")))
+    of_duplicates = dropped(stage_totals(paths.stage("duplicates"))["duplicates"])
+    train, lengths = split_totals(paths, units, "train")
+    valid, lengths_of_valid = split_totals(paths, units, "valid")
+    drops = Counter(of_duplicates)
+    for step in steps:
+        drops.update(step["dropped"])
+    documents = {
+        "in": steps[0]["documents out"],
+        "train": train.pop("documents"),
+        "valid": valid.pop("documents"),
+        "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
+    }
+    assert documents["in"] == documents["train"] + documents["valid"] + sum(drops.values()), documents
+    examples, names, documents_of = gather_notes(paths, units, origins)
+    return {
+        "format_version": FORMAT_VERSION,
+        "settings": plan["settings"],
+        "inputs": [{**entry, "documents": documents_of[entry["path"]]} for entry in plan["inputs"]],
+        "documents": documents,
+        "steps": [*steps, _step_of_duplicates(documents, of_duplicates)],
+        "dropped_names": names,
+        "examples": examples,
+        "vocabulary": json.loads(paths.vocabulary.read_text()),
+        "train": train,
+        "valid": valid,
+        "lengths": {
+            name: {"edges": LENGTH_EDGES.tolist(), "counts": (counts + lengths_of_valid[name]).tolist()}
+            for name, counts in lengths.items()
+        },
+        "shards": shards,
+        "versions": plan["versions"],
+        "timing": timing,
+    }
+
+
+def _step_of_duplicates(documents: dict[str, Any], of_duplicates: dict[str, int]) -> dict[str, Any]:
+    out = documents["train"] + documents["valid"]
+    step_in = out + sum(of_duplicates.values())
+    return {
+        "name": "duplicates",
+        "documents in": step_in,
+        "documents out": out,
+        "dropped": of_duplicates,
+        "counts": {"train": documents["train"], "valid": documents["valid"]},
+    }
+
+
+def stage_totals(folder: Path) -> dict[str, StepTotals]:
+    """What the tasks of a stage counted, added up by step.
+
+    ``peak memory`` is the largest of the tasks, not their sum.
+    """
+    totals: dict[str, StepTotals] = {}
+    for path in sorted((folder / "stats").glob("*.json")):
+        for step in json.loads(path.read_text()):
+            counts = totals.setdefault(step["name"].split(": ", 1)[1], defaultdict(float))
+            for label, value in step["stats"].items():
+                if label == "peak memory":
+                    counts[label] = max(counts[label], _total(value))
+                else:
+                    counts[label] += _total(value)
+    return totals
+
+
+def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
+    """The manifest's list of the steps that documents go through."""
+    flow = ("documents in", "documents out", "characters in", "characters out")
+    steps = []
+    for name, counts in totals.items():
+        if name == "task":
+            continue
+        apart = (*flow, CORE_SECONDS)
+        other = {k: v for k, v in counts.items() if k not in apart and not k.startswith(DROPPED)}
+        steps.append(
+            {
+                "name": name,
+                **{label: int(counts[label]) for label in flow if label in counts},
+                "dropped": dropped(counts),
+            }
+            | {"counts": {label: int(value) for label, value in sorted(other.items())}}
+        )
+    return steps
+
+
+def dropped(counts: StepTotals) -> dict[str, int]:
+    """By reason, how many documents a step dropped."""
+    reasons = {label.removeprefix(DROPPED): int(n) for label, n in counts.items() if label.startswith(DROPPED)}
+    return dict(sorted(reasons.items()))
+
+
+def gather_notes(
+    paths: WorkPaths, units: int, origins: dict[str, str]
+) -> tuple[dict[str, list], dict[str, list[str]], Counter[str]]:
+    """The first examples of every step, the first names of what was dropped by reason, documents by input file."""
+    examples: dict[str, list] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
+    documents: Counter[str] = Counter()
+    for damage in sorted(paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
+        names["bad file"].append(damage.read_text(encoding="utf-8"))
+    for unit in range(units):
+        notes = json.loads((paths.store(unit) / NOTES_FILE).read_text(encoding="utf-8"))
+        for step, pairs in notes["examples"].items():
+            examples[step] += pairs[: EXAMPLES - len(examples[step])]
+        for reason, found in notes["dropped"].items():
+            names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
+        for path, count in notes["documents"].items():
+            documents[origins.get(path, path)] += count
+    return dict(examples), dict(sorted(names.items())), documents
+
+
+def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers: int) -> dict[str, Any]:
+    """What the stages cost, of which ``tasks_of`` gives the number of tasks.
+
+    Core seconds are those of the tasks: the start of processes, and the command itself, come on top.
+    """
+    entries, steps = [], {}
+    for name, tasks in tasks_of.items():
+        seconds = sum(map(float, (paths.stage(name) / "seconds").read_text().split()))
+        totals = stage_totals(paths.stage(name))
+        meter = totals.pop("task")
+        steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in totals.items()})
+        entries.append(
+            {
+                "name": name,
+                "seconds": round(seconds, 3),
+                "core_seconds": round(meter[CORE_SECONDS], 3),
+                "tasks": tasks,
+                "peak_memory_bytes": int(meter["peak memory"]),
+            }
+        )
+    core_seconds = sum(entry["core_seconds"] for entry in entries)
+    return {
+        "workers": workers,
+        "seconds": round(sum(entry["seconds"] for entry in entries), 3),
+        "stages": entries,
+        "steps": steps,
+        "megabytes": megabytes,
+        "megabytes_per_core_second": round(megabytes / core_seconds, 3),
+        "peak_disk_bytes": sum(path.stat().st_size for path in paths.root.rglob("*") if path.is_file()),
+    }
+
+
+def versions(spacy_model: Optional[str] = None) -> dict[str, str]:
+    """Of what decides the result; of a spaCy model where it is an installed package."""
+    found = {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
+    with suppress(PackageNotFoundError):
+        if spacy_model:
+            found[spacy_model] = version(spacy_model)
+    return found
+
+
+def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a split holds, and the histograms of its lengths."""
+    parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
+    unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
+    tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
+    share = unigrams[unigrams > 0] / unigrams.sum()
+    lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
+    return {
+        "documents": sum(part["documents"] for part in parts),
+        "sentences": sentences,
+        "tokens": tokens,
+        "unknown_share": unknown / tokens,
+        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()),
+    }, lengths
+
+
+def _total(value: Any) -> float:
+    return value["total"] if isinstance(value, dict) else value

@@ -1,0 +1,1 @@
+"""The stages of ``lazyformer corpus``, and who runs them where."""

@@ -1,0 +1,232 @@
+"""Runs the tasks of a stage: on this machine, on a Slurm cluster or on Ray, all by datatrove's executors."""
+
+import copy
+import errno
+import fcntl
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import traceback
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Literal
+
+import loguru
+from datatrove.executor.base import PipelineExecutor
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+
+from lazyformer_fairseq.errors import UserError
+
+# In every process: what goes wrong is said once, by the one that was started.
+loguru.logger.disable("datatrove")
+for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all that libraries say
+    logging.getLogger(talkative).setLevel(logging.WARNING)
+
+OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WORKERS_LOCK = "workers.lock"
+FAILED = "failed"  # folder of what went wrong, a file for each task that failed
+LOOK_AT_CLUSTER_EVERY = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class ExecutorSettings:
+    """Where tasks run; has no influence on the result.
+
+    Attributes:
+        kind: this machine, a Slurm cluster, or the Ray cluster that ``RAY_ADDRESS`` names (a local one without).
+        workers: tasks at the same time.
+        slurm: options of sbatch; ``time`` and ``partition`` are needed.
+    """
+
+    kind: Literal["local", "slurm", "ray"] = "local"
+    workers: int = 1
+    slurm: dict[str, str] = field(default_factory=dict)
+
+
+def run_tasks(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings) -> None:
+    """Runs ``pipeline`` once for each rank below ``tasks``, but for those that a run before completed.
+
+    Args:
+        folder: of datatrove's completions, statistics and logs.
+
+    Raises:
+        UserError: a task failed for a reason that the user can mend; what was finished stays.
+    """
+    run = {"local": _run_locally, "slurm": _run_on_slurm, "ray": _run_on_ray}[settings.kind]
+    shutil.rmtree(folder / FAILED, ignore_errors=True)
+    executor = run(pipeline, tasks, folder, settings)
+    if missing := executor.get_incomplete_ranks():
+        if failed := sorted((folder / FAILED).glob("*")):
+            raise UserError(failed[0].read_text(encoding="utf-8"))
+        raise UserError(
+            f"{len(missing)} of {tasks} tasks did not finish (the first is {missing[0]}); their logs are in "
+            f"{folder}. What was finished stays: run the same command again to go on"
+        )
+
+
+class TellWhatFailed(PipelineExecutor):
+    """Mixin: whoever started the tasks finds in a file what went wrong, for on a cluster no exception comes back."""
+
+    def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
+        try:
+            return super()._run_for_rank(rank, local_rank, node_rank)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+                error = UserError(
+                    f"{error.filename or self.logging_dir.path}: cannot be written ({error.strerror}). "
+                    "What was finished stays: make room and run the same command again"
+                )
+            with suppress(OSError):  # the disk may be full
+                folder = Path(self.logging_dir.path, FAILED)
+                folder.mkdir(exist_ok=True)
+                what = str(error) if isinstance(error, UserError) else f"task {rank}: {traceback.format_exc()}"
+                (folder / f"{rank:05d}").write_text(what, encoding="utf-8")
+            raise error from None
+
+
+class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
+    """datatrove's, on a pool that notices the death of a worker and leaves no worker behind when its parent dies."""
+
+    def run(self) -> None:
+        ranks = self.get_incomplete_ranks()
+        if self.workers == 1 or len(ranks) < 2:
+            for rank in ranks:
+                # As in a pool, each task gets a pipeline of its own: steps count in themselves.
+                copy.deepcopy(self).run_task(rank)
+            return
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["lazyformer_fairseq.corpus.run.stages"])  # its imports are paid once
+        _start_forkserver()
+        lock = str(Path(self.logging_dir.path).parent / WORKERS_LOCK)
+        pool = ProcessPoolExecutor(min(self.workers, len(ranks)), context, _begin_worker, (lock,))
+        try:
+            futures = [pool.submit(self.run_task, rank) for rank in ranks]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker died: killed from outside, or by the system for want of memory. What was finished stays: "
+                "run the same command again, with fewer --workers if memory was short"
+            ) from None
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+
+    def run_task(self, rank: int) -> None:
+        """Runs one task in this process."""
+        self._run_for_rank(rank, local_rank=1)
+
+
+def _run_locally(
+    pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings
+) -> PipelineExecutor:
+    executor = LocalExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
+    executor.run()
+    return executor
+
+
+def _run_on_slurm(
+    pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings
+) -> PipelineExecutor:
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+
+    class SlurmExecutor(TellWhatFailed, SlurmPipelineExecutor):
+        def launch_merge_stats(self) -> None:
+            """Not as a job of its own: ``manifest.py`` adds the statistics up."""
+
+    options = dict(settings.slurm)
+    if missing := {"time", "partition"} - options.keys():
+        raise UserError(f"--slurm {sorted(missing)[0]}=... is missing: sbatch needs a time limit and a partition")
+    if shutil.which("sbatch") is None:
+        raise UserError("--executor slurm: there is no command sbatch here; start this on a node of the cluster")
+    executor = SlurmExecutor(
+        pipeline,
+        tasks,
+        time=options.pop("time"),
+        partition=options.pop("partition"),
+        mem_per_cpu_gb=int(options.pop("mem_per_cpu_gb", 2)),
+        env_command=f"export PATH={os.environ['PATH']}",
+        qos=options.pop("qos", ""),
+        workers=settings.workers,
+        job_name=f"lazyformer-{folder.name}",
+        logging_dir=str(folder),
+        slurm_logs_folder=str(folder / "slurm"),
+        sbatch_args=options,
+        requeue=True,
+    )
+    try:
+        executor.run()
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"sbatch refused the job ({error}); see what it printed, and --slurm") from None
+    while executor.get_incomplete_ranks() and executor.job_id != -1 and _is_queued(executor.job_id):
+        time.sleep(LOOK_AT_CLUSTER_EVERY)
+    return executor
+
+
+def _is_queued(job: str) -> bool:
+    answer = subprocess.run(["squeue", "--noheader", "--jobs", str(job)], capture_output=True, text=True)
+    return answer.returncode == 0 and bool(answer.stdout.strip())
+
+
+def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings) -> PipelineExecutor:
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--executor ray needs Ray: pip install 'lazyformer_fairseq[ray]'") from None
+    from datatrove.executor.ray import RayPipelineExecutor
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="error")
+
+    class RayExecutor(TellWhatFailed, RayPipelineExecutor):
+        """datatrove's."""
+
+    executor = RayExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
+    executor.run()
+    return executor
+
+
+def wait_for_workers(folder: Path) -> None:
+    """Waits until the workers of a run that was killed have gone; they go by themselves within seconds."""
+    folder.mkdir(exist_ok=True)
+    with (folder / WORKERS_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _start_forkserver() -> None:
+    """Starts the process that forks the workers, deaf to Ctrl-C: while it imports, it would print a traceback."""
+    resource_tracker.ensure_running()  # else started below, and that lifts the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us after
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_worker(lock_file: str) -> None:
+    """Ends the worker soon after the process that gave it work has gone, however that went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
+    lock = open(lock_file, "w")  # noqa: SIM115 (held as long as the process lives)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def watch() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,1 @@
+"""From sentences to words, from words to a vocabulary and to ids."""

@@ -1,0 +1,133 @@
+"""Stored words -> ids in fairseq's memory-mapped format, one part for each unit and split.
+
+    PREFIX.bin  PREFIX.idx   a sentence an item, ending ``</s>``; an item of ``</s>`` alone after each document: what
+                             fairseq-preprocess writes for lines of pieces with an empty line after each document
+    PREFIX.unigrams.npz      ``unigrams``, int64 (V,): how often each id occurs, ``</s>`` left out
+
+Each distinct word of the unit is encoded once; numpy does the rest.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+from lazyformer_fairseq.corpus.words.vocabulary import place_of, word_hashes
+from lazyformer_fairseq.corpus.words.word_store import SelectedWords, WordStore
+from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.files.rewritten import rewritten_file
+from lazyformer_fairseq.files.shards import write_index
+
+# Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
+LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
+
+
+def write_ids(
+    store: WordStore,
+    keep_train: np.ndarray,
+    keep_valid: np.ndarray,
+    tokenizer: Tokenizer,
+    kept_hashes: np.ndarray,
+    prefix_train: Path,
+    prefix_valid: Path,
+) -> dict[str, dict[str, Any]]:
+    """Writes a unit's parts of both splits, each file whole or not at all.
+
+    Args:
+        keep_train, keep_valid: bool (documents,): those of each split.
+        kept_hashes: uint64, sorted: of the words that are frequent enough (see ``vocabulary.py``); each other word
+            becomes one ``<unk>``.
+
+    Returns:
+        for ``train`` and ``valid``, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``,
+        ``</s>`` left out; ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and
+        "sentences per document" the counts of the bins between ``LENGTH_EDGES``.
+    """
+    pieces = WordPieces(store.vocabulary, tokenizer, kept_hashes)
+    return {
+        "train": _write_part(store.select(keep_train), pieces, tokenizer, prefix_train),
+        "valid": _write_part(store.select(keep_valid), pieces, tokenizer, prefix_valid),
+    }
+
+
+class WordPieces:
+    """The ids of every word of a unit's vocabulary, and ``</s>`` as one more word after them.
+
+    Attributes:
+        ids: of all words, one word after the other, in the type that fairseq stores them in.
+        lengths: (words + 1,): number of ids of each word.
+        starts: (words + 1,): place of each word's first id.
+    """
+
+    def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, kept_hashes: np.ndarray):
+        # The task alone masks; a text about masks is text.
+        words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
+        hashes = word_hashes(vocabulary)
+        kept = (place_of(hashes, kept_hashes) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
+        ids, lengths = tokenizer.encode_words([word for word, is_kept in zip(words, kept, strict=True) if is_kept])
+        kept[kept] = lengths > 0  # a word of sentencepiece's sign for a space has none
+        dictionary = tokenizer.dictionary
+        self.lengths = np.ones(len(words) + 1, dtype=np.int32)
+        self.lengths[:-1][kept] = lengths[lengths > 0]
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.ids = np.full(self.lengths.sum(), dictionary.unk(), dtype=best_fitting_int_dtype(len(dictionary)))
+        self.ids[np.repeat(np.append(kept, False), self.lengths)] = ids
+        self.ids[-1] = dictionary.eos()
+
+    def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all items of some documents, one item after the other, and the number of ids of each item."""
+        eos_word = len(self.lengths) - 1
+        sentence_ends = np.cumsum(selected.sentence_lengths, dtype=np.int64)
+        document_ends = sentence_ends[np.cumsum(selected.document_sentences, dtype=np.int64) - 1]
+        words = np.insert(selected.words, np.concatenate([sentence_ends, document_ends]), eos_word)
+        lengths = self.lengths[words]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        # Id number i of a word whose ids end before place e of the result: starts + i, with i = place - (e - length).
+        source = np.repeat(self.starts[words] - (ends - lengths), lengths)
+        source += np.arange(len(source))
+        return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
+
+
+def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenizer, prefix: Path) -> dict[str, Any]:
+    ids, sizes = pieces.items(selected)
+    unigrams = np.bincount(ids, minlength=len(tokenizer.dictionary))
+    unigrams[tokenizer.dictionary.eos()] = 0
+    with rewritten_file(Path(f"{prefix}.bin")) as file:
+        ids.tofile(file)
+    with rewritten_file(Path(f"{prefix}.unigrams.npz")) as file, open(file, "wb") as stream:
+        np.savez_compressed(stream, unigrams=unigrams)  # mostly small numbers, and as many files as units
+    with rewritten_file(Path(f"{prefix}.idx")) as file:
+        write_index(file, lambda: [sizes], ids.dtype.type)
+    sentences = selected.document_sentences.astype(np.int64)
+    return {
+        "documents": len(sentences),
+        "sentences": len(selected.sentence_lengths),
+        "tokens": int(unigrams.sum()),
+        "unknown": int(unigrams[tokenizer.dictionary.unk()]),
+        "lengths": {
+            "words per sentence": length_histogram(selected.sentence_lengths),
+            "words per document": length_histogram(_sums(selected.sentence_lengths, sentences)),
+            "sentences per document": length_histogram(sentences),
+        },
+    }
+
+
+def load_unigrams(prefix: Path) -> np.ndarray:
+    """How often each id occurs in a part, int64 (V,)."""
+    with np.load(f"{prefix}.unigrams.npz", allow_pickle=False) as arrays:
+        return arrays["unigrams"]
+
+
+def length_histogram(lengths: np.ndarray) -> list[int]:
+    """How many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
+    counts, _ = np.histogram(np.minimum(lengths, LENGTH_EDGES[-1]), LENGTH_EDGES)
+    return counts.tolist()
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sums of consecutive runs of ``values``, each of one of the ``lengths``."""
+    totals = np.append(0, np.cumsum(values, dtype=np.int64))
+    ends = np.cumsum(lengths)
+    return totals[ends] - totals[ends - lengths]

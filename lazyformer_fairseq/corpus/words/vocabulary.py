@@ -1,0 +1,248 @@
+"""Counts of words: of a unit, of all units together; which words are too rare; which ones the tokenizer learns from.
+
+    COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word of the unit, sorted
+    COUNTS/counts.npy      uint64 (words,): how often each occurs
+    COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
+
+All units are merged by hash, one range of hashes after the other, so that memory does not grow with the input. That any
+two of 10 million words share their 64 bits has a chance of 3 in a million; they would be counted as one.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import numpy as np
+import xxhash
+
+from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStore, join_words, split_words
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.rewritten import rewritten_file, rewritten_folder
+
+# Grows with the text as it should: of 9 million running words of Wikipedia and novels none is dropped (half a percent
+# occur once, most of them good English that BPE can spell: "cordially", "vapors"); of 3 thousand million, by the
+# same law (the rare words' share falls with the power 0.6 of the text), those that occur less than some 15 times.
+DEFAULT_COVERAGE = 0.999
+MOST_WORDS_FOR_BPE = 1_000_000
+ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
+
+
+@dataclass(frozen=True)
+class FrequencyFilter:
+    """Which words are frequent enough; the others become ``<unk>``. Give one of the two, or none for the default.
+
+    Raises:
+        UserError: both are given, or a value is not possible.
+    """
+
+    min_count: Optional[int] = None
+    """Words that occur less often are too rare; 1 keeps every word."""
+
+    coverage: Optional[float] = None
+    """The largest ``min_count`` is taken under which the kept words still are this share of the running words."""
+
+    def __post_init__(self):
+        if self.min_count is not None and self.coverage is not None:
+            raise UserError(f"min_count = {self.min_count} and coverage = {self.coverage}: give one of them")
+        if self.min_count is not None and self.min_count < 1:
+            raise UserError(f"min_count = {self.min_count}: must be at least 1")
+        if self.coverage is not None and not 0 < self.coverage <= 1:
+            raise UserError(f"coverage = {self.coverage}: must be in (0, 1]")
+
+    def threshold(self, types_with_count: dict[int, int]) -> int:
+        """The smallest count of a kept word, from the number of distinct words that occur so and so often."""
+        if self.min_count is not None:
+            return self.min_count
+        coverage = DEFAULT_COVERAGE if self.coverage is None else self.coverage
+        total = sum(count * types for count, types in types_with_count.items())
+        kept = 0
+        for count in sorted(types_with_count, reverse=True):
+            kept += count * types_with_count[count]
+            if kept >= coverage * total:
+                return count
+        raise AssertionError("all words together are a share of 1")
+
+
+class MergedCounts(NamedTuple):
+    """What :func:`merge_counts` found. Types are distinct words, tokens are running words."""
+
+    types: int
+    tokens: int
+    min_count: int
+    kept_types: int
+    kept_tokens: int
+    frequent: list[tuple[str, int]]
+    """The most frequent kept words with their counts, most frequent first, ties by word."""
+
+    def summary(self) -> dict[str, float]:
+        """For the manifest."""
+        return {
+            "words": self.types,
+            "kept_words": self.kept_types,
+            "min_count": self.min_count,
+            "dropped_types_share": 1 - self.kept_types / self.types,
+            "dropped_tokens_share": 1 - self.kept_tokens / self.tokens,
+        }
+
+
+def word_hashes(words: Sequence[str]) -> np.ndarray:
+    """xxh3_64 of each word's UTF-8 bytes: uint64 (words,)."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
+
+
+def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
+    """Counts the words of a unit's documents where ``keep``, bool (documents,), is true; writes ``folder`` whole."""
+    vocabulary = store.vocabulary
+    counts = np.bincount(store.select(keep).words, minlength=len(vocabulary)).astype(np.uint64)
+    hashes = word_hashes(vocabulary)
+    order = np.argsort(hashes)
+    order = order[counts[order] > 0]
+    with rewritten_folder(folder) as unfinished:
+        np.save(unfinished / "hashes.npy", hashes[order], allow_pickle=False)
+        np.save(unfinished / "counts.npy", counts[order], allow_pickle=False)
+        (unfinished / VOCABULARY_FILE).write_bytes(join_words([vocabulary[row] for row in order.tolist()]))
+
+
+def merge_counts(
+    folders: Sequence[Path],
+    kept_file: Path,
+    frequency_filter: FrequencyFilter,
+    always_kept: Sequence[str] = (),
+    most_frequent: int = MOST_WORDS_FOR_BPE,
+    entries_at_once: int = ENTRIES_AT_ONCE,
+) -> MergedCounts:
+    """Merges what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
+
+    Args:
+        kept_file: receives uint64 (kept words,), sorted, as .npy; it is there only after a merge that ended well.
+        always_kept: words that the filter leaves alone.
+        most_frequent: how many words to return at most; those of one count are returned together or not at all.
+        entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
+
+    Raises:
+        UserError: there is no word; the disk is full.
+    """
+    spared = word_hashes(always_kept)
+    with rewritten_file(kept_file) as unfinished, _work_folder(kept_file) as work:
+        ranges: list[Path] = []
+        types_with_count: Counter[int] = Counter()
+        for merged in _merged_ranges(folders, entries_at_once):
+            ranges.append(work / f"{len(ranges)}.npy")
+            np.save(ranges[-1], merged, allow_pickle=False)
+            found, types = np.unique(merged[1], return_counts=True)
+            types_with_count.update(dict(zip(found.tolist(), types.tolist(), strict=True)))
+        if not types_with_count:
+            raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
+        min_count = frequency_filter.threshold(types_with_count)
+        kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
+        min_frequent = max(min_count, _smallest_count_of(types_with_count, most_frequent))
+        hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)
+    frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
+    return MergedCounts(
+        types=types_with_count.total(),
+        tokens=sum(count * types for count, types in types_with_count.items()),
+        min_count=min_count,
+        kept_types=kept_types,
+        kept_tokens=kept_tokens,
+        frequent=sorted(frequent, key=lambda pair: (-pair[1], pair[0])),
+    )
+
+
+@contextmanager
+def _work_folder(file: Path) -> Iterator[Path]:
+    """A folder beside ``file`` for as long as the block runs, in place of what a run that was killed left there."""
+    folder = file.with_name(f".{file.name}.ranges")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np.ndarray]:
+    """Distinct hashes, sorted, and their counts in all units: uint64 (2, words), for one range after the other."""
+    entries = sum(len(_mapped(folder, "hashes")) for folder in folders)
+    ranges = -(-entries // entries_at_once)
+    inner = np.array([2**64 * number // ranges for number in range(1, ranges)], dtype=np.uint64)
+    bounds = [[0, *np.searchsorted(_mapped(folder, "hashes"), inner).tolist(), None] for folder in folders]
+    for number in range(ranges):
+        # Mapped anew for each range: what stays mapped counts as memory of this process.
+        parts = [
+            (_mapped(folder, "hashes")[start:end], _mapped(folder, "counts")[start:end])
+            for folder, (start, end) in zip(folders, (bound[number : number + 2] for bound in bounds), strict=True)
+        ]
+        hashes, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+        yield np.stack([hashes[starts], np.add.reduceat(counts[order], starts)])
+
+
+def _at_least(min_count: int, path: Path) -> np.ndarray:
+    merged = np.load(path, mmap_mode="r")
+    return merged[:, merged[1] >= min_count]
+
+
+def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: Path) -> tuple[int, int]:
+    """Writes the kept words' hashes; returns their number and how often they occur together."""
+
+    def kept(path: Path) -> np.ndarray:
+        merged = np.load(path, mmap_mode="r")
+        return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
+
+    types = sum(kept(path).shape[1] for path in ranges)
+    tokens = 0
+    with open(file, "wb") as stream:  # piece by piece: the hashes of all words may be more than the memory
+        header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        for path in ranges:
+            hashes, counts = kept(path)
+            np.ascontiguousarray(hashes).tofile(stream)
+            tokens += int(counts.sum())
+    return types, tokens
+
+
+def _smallest_count_of(types_with_count: dict[int, int], most: int) -> int:
+    """The smallest count such that no more than ``most`` words occur so often or more."""
+    smallest, words = max(types_with_count) + 1, 0
+    for count in sorted(types_with_count, reverse=True):
+        words += types_with_count[count]
+        if words > most:
+            break
+        smallest = count
+    return smallest
+
+
+def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
+    """The words of some sorted hashes, each from the first unit that has it."""
+    words = [""] * len(wanted)
+    missing = np.ones(len(wanted), dtype=bool)
+    for folder in folders:
+        hashes = np.array(_mapped(folder, "hashes"))
+        places = place_of(hashes, wanted)
+        rows = np.flatnonzero(places >= 0)
+        rows = rows[missing[places[rows]]]
+        if len(rows):
+            vocabulary = split_words((folder / VOCABULARY_FILE).read_bytes())
+            for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
+                words[place] = vocabulary[row]
+            missing[places[rows]] = False
+    assert not missing.any()
+    return words
+
+
+def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Where in the sorted ``table`` each of ``hashes`` stands, -1 for those that are not there."""
+    if not len(table):
+        return np.full(len(hashes), -1)
+    places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
+    return np.where(table[places] == hashes, places, -1)
+
+
+def _mapped(folder: Path, name: str) -> np.ndarray:
+    return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)

@@ -1,0 +1,28 @@
+"""What a figure must say of where it was measured."""
+
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from lazyformer_fairseq.modules.processor import processor_name
+
+PACKAGES = ("torch", "fairseq-fixed", "numpy")
+OPTIONAL_PACKAGES = ("triton", "transformers")
+
+
+def describe_machine(device: torch.device | str) -> dict[str, str | int]:
+    """The processor or GPU, and how much of it is used."""
+    if torch.device(device).type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return {"device": processor_name(), "threads": torch.get_num_threads()}
+
+
+def describe_versions() -> dict[str, str]:
+    """Of Python and of the packages that decide figures; of optional ones those that are installed."""
+    found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
+    for package in OPTIONAL_PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

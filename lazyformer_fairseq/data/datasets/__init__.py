@@ -1,0 +1,1 @@
+"""From ids to training samples: packing, masking, streams."""

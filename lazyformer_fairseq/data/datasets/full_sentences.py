@@ -1,0 +1,126 @@
+"""Blocks of full sentences, masked anew in each epoch, as batches for the masked-LM criterion."""
+
+import numpy as np
+import torch
+from fairseq.data import data_utils
+from torch import Tensor
+
+from lazyformer_fairseq.data.datasets.consecutive_items import read_items
+from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.data.datasets.packing import Blocks, pack_full_sentences
+from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.errors import UserError
+
+# Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
+# anywhere in the last of them: 505 to 512 tokens are one shape, to compile or to choose a kernel for, not eight.
+WIDTH_MULTIPLE = 8
+
+
+class FullSentencesDataset(SizedDataset):
+    """Packs an indexed dataset of sentences and masks what it packs.
+
+    Args:
+        items: indexed dataset of sentences (each a LongTensor that ends in `eos`) and boundaries (`eos` alone).
+        item_sizes: tokens an item.
+        tokens_per_sample: longest block, see :func:`lazyformer_fairseq.data.datasets.packing.pack_full_sentences`.
+        bos, eos: ids of ``<s>`` and ``</s>``.
+        masking: what is masked and how.
+        seed: masks and order are functions of it, the epoch and the block's number alone.
+        shuffle: whether batches hold blocks in random order.
+        name: for messages, the path of the data.
+
+    Raises:
+        UserError: where the items are no sentences.
+    """
+
+    def __init__(
+        self,
+        items,
+        item_sizes: np.ndarray,
+        tokens_per_sample: int,
+        bos: int,
+        eos: int,
+        masking: Masking,
+        seed: int = 1,
+        shuffle: bool = True,
+        name: str = "data",
+    ):
+        if not len(items):
+            raise UserError(f"{name}: holds no sentence; was the corpus empty?")
+        if int(items[0][-1]) != eos:
+            raise UserError(f"{name}: its first sentence does not end in </s>; preprocess it with the end symbol on")
+        self.items = items
+        self.item_sizes = item_sizes
+        self.tokens_per_sample = tokens_per_sample
+        self.blocks: Blocks = pack_full_sentences(item_sizes, tokens_per_sample)
+        if not len(self.blocks):
+            raise UserError(f"{name}: holds document boundaries but no sentence; was the corpus empty?")
+        self.sizes = self.blocks.sizes
+        self.bos = bos
+        self.eos = eos
+        self.masking = masking
+        self.seed = seed
+        self.shuffle = shuffle
+
+    def block(self, index: int) -> np.ndarray:
+        """Block `index` as ids (T,), before masking."""
+        blocks = self.blocks
+        first, last = int(blocks.first_item[index]), int(blocks.last_item[index])
+        tokens, sizes = read_items(self.items, self.item_sizes, first, last), self.item_sizes[first : last + 1]
+        repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
+        if len(repeated):  # of several boundaries in a row, one
+            tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
+        start, end = int(blocks.first_offset[index]), len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
+        block = np.full(self.sizes[index], self.eos)  # which closes a cut sentence; any other brings its own
+        block[0] = self.bos
+        block[1 : 1 + end - start] = tokens[start:end]
+        return block
+
+    def __getitem__(self, index: int) -> dict:
+        tokens, targets = self.masking.apply(self.block(index), self.seed, self.epoch, index)
+        return {"id": index, "source": torch.from_numpy(tokens), "target": torch.from_numpy(targets)}
+
+    def collater(self, samples: list[dict]) -> dict:
+        """A batch in the shape that fairseq's trainer and masked-LM criterions expect.
+
+        Also `masked_positions`, the places of the targets in the B * T ones, int64 (M,): counted here, so that no GPU
+        has to, and be waited for.
+        """
+        if not samples:
+            return {}
+        lengths = torch.tensor([len(sample["source"]) for sample in samples])
+        longest = int(lengths.max())
+        time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
+
+        def pad(key: str) -> Tensor:
+            rows = [sample[key] for sample in samples]
+            return data_utils.collate_tokens(rows, self.masking.pad_index, pad_to_length=time)
+
+        target = pad("target")
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": int(lengths.sum()),
+            "net_input": {
+                "src_tokens": pad("source"),
+                "src_lengths": lengths,
+                "has_padding": bool((lengths != time).any()),
+            },
+            "target": target,
+            "masked_positions": target.flatten().ne(self.masking.pad_index).nonzero().squeeze(1),
+        }
+
+    def ordered_indices(self) -> np.ndarray:
+        """Another random order each epoch. Not by length: full blocks are nearly all of the same."""
+        if not self.shuffle:
+            return np.arange(len(self))
+        return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
+
+    @property
+    def can_reuse_epoch_itr_across_epochs(self) -> bool:
+        """No: order and masks depend on the epoch, and a data worker that lives on would not hear of the next one."""
+        return False
+
+    def packing_efficiency(self, tokens_per_sample: int) -> float:
+        """Share of the places of all blocks that hold tokens, the rest being padding."""
+        return float(self.sizes.sum() / (len(self) * tokens_per_sample))

@@ -1,0 +1,120 @@
+"""One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
+
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.items_check import read_index
+
+
+def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
+    """All ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
+
+    Raises:
+        UserError: the files are not there, damaged, or hold no token.
+    """
+    index = read_index(prefix)
+    if not index.bytes:
+        raise UserError(f"{prefix}.bin: holds no token; was the corpus empty?")
+    found = Path(f"{prefix}.bin").stat().st_size
+    if found != index.bytes:
+        raise UserError(f"{prefix}.bin: has {found:,} bytes, {index.bytes:,} by its index; write the data again")
+    return np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
+
+
+class TokenStreams(FairseqDataset):
+    """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
+
+    Row r holds a contiguous part of the text, row r + 1 the part after it. Every target's source is the token before
+    it in the text, that of a row's first target the last token of the row before; the first token of all is predicted
+    from ``</s>``, so that every token is a target.
+
+    Args:
+        tokens: (N,) ids, of any integer type; a memory map stays on disk.
+        rows: streams of all workers together.
+        tgt_len: T, tokens of a segment; the last one may be shorter.
+        eos: id of ``</s>``.
+        pad: id that fills targets where a row is shorter than another.
+        shards: workers; each has ``rows / shards`` consecutive rows.
+        shard: number of this worker, from 0.
+        keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
+            left out. True (evaluation): the first rows have a token more, the others end in one `pad`.
+
+    Raises:
+        UserError: `rows` or `tgt_len` are not positive; without `keeps_rest` also where a row would be shorter than a
+            segment.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        rows: int,
+        tgt_len: int,
+        eos: int,
+        pad: int,
+        shards: int = 1,
+        shard: int = 0,
+        keeps_rest: bool = False,
+    ):
+        assert rows % shards == 0 and 0 <= shard < shards, (rows, shards, shard)
+        if rows < 1 or tgt_len < 1:
+            raise UserError(f"{rows} rows of segments of {tgt_len} tokens (--tgt-len): both must be positive")
+        each, rest = divmod(len(tokens), rows)
+        if not keeps_rest and each < tgt_len:
+            raise UserError(
+                f"{len(tokens)} tokens in {rows} rows (batch size x workers) are {each} a row, but a segment is "
+                f"{tgt_len} (--tgt-len); give smaller ones, or more text"
+            )
+        self.rows_of_shard = rows // shards
+        own = shard * self.rows_of_shard + np.arange(self.rows_of_shard)
+        more = np.minimum(own, rest) if keeps_rest else 0 * own
+        self.starts = own * each + more
+        self.lengths = np.full(len(own), each) + (own < rest if keeps_rest else 0)
+        self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers
+        self.tokens = tokens
+        self.rows = rows
+        self.shard = shard
+        self.tgt_len = tgt_len
+        self.eos = eos
+        self.pad = pad
+
+    def __len__(self) -> int:
+        """Segments."""
+        return -(-self.longest // self.tgt_len)
+
+    def __getitem__(self, segment: int) -> dict[str, Any]:
+        """A batch of this worker's B rows; sources and targets (B, T)."""
+        if not 0 <= segment < len(self):
+            raise IndexError(segment)
+        start, end = segment * self.tgt_len, min((segment + 1) * self.tgt_len, self.longest)
+        source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
+        for row, (first, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            self._fill(source[row], target[row], int(first) + start, int(first) + min(end, int(length)))
+        return {
+            "id": torch.full((len(self.starts),), segment),
+            "segment": segment,
+            "nsentences": len(self.starts),
+            "ntokens": int(target.ne(self.pad).sum()),
+            "net_input": {"src_tokens": source},
+            "target": target,
+        }
+
+    def _fill(self, source_T: Tensor, target_T: Tensor, start: int, end: int) -> None:
+        """Fills a row with the targets ``tokens[start:end]``; the rest of it stays padding."""
+        if start >= end:
+            return
+        before = max(start - 1, 0)
+        text = torch.from_numpy(self.tokens[before:end].astype(np.int64))
+        target_T[: end - start] = text[start - before :]
+        source_T[0] = text[0] if start else self.eos
+        source_T[1 : end - start] = target_T[: end - start - 1]
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """An item is a batch already."""
+        (sample,) = samples
+        return sample

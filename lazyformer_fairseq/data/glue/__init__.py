@@ -1,0 +1,1 @@
+"""GLUE's table of tasks, its files, and what is made of them."""

@@ -1,0 +1,127 @@
+"""Examples of a task as ids, with the counts that say how well the tokenizer fits them."""
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+from tqdm import tqdm
+
+from lazyformer_fairseq.data.glue.tsv import SplitFile
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.child_process import end_with_parent
+
+WORD_START = "▁"  # sentencepiece's mark
+WORTH_A_PROCESS = 2000  # examples
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """Inputs of the model (int32 arrays), and what was counted in them before any was cut.
+
+    Attributes:
+        truncated: inputs that had to be cut.
+        tokens: of all inputs, ``<s>`` and ``</s>`` included.
+        unknown_tokens: those that are ``<unk>``.
+        words: as the tokenizer divides the text (Moses), special tokens included.
+        unknown_words: those of which at least one piece is ``<unk>``.
+    """
+
+    inputs: list[np.ndarray]
+    truncated: int
+    tokens: int
+    unknown_tokens: int
+    words: int
+    unknown_words: int
+
+    @property
+    def unknown_share(self) -> float:
+        """Of tokens."""
+        return self.unknown_tokens / max(self.tokens, 1)
+
+    @property
+    def unknown_word_share(self) -> float:
+        return self.unknown_words / max(self.words, 1)
+
+
+def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1) -> EncodedSplit:
+    """Encodes the examples of a file in their order as ``<s> a </s>`` or ``<s> a </s> </s> b </s>``.
+
+    Args:
+        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
+        processes: that encode side by side; the result does not depend on them.
+
+    Raises:
+        UserError: ``max_length`` leaves no room for text.
+    """
+    texts = [example.texts for example in split.examples]
+    progress = tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False)
+    whole = []
+    with progress:
+        for ids in _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS)):
+            whole.append(ids)
+            progress.update()
+    words, unknown_words, unknown_tokens = _count(tokenizer, whole)
+    eos = tokenizer.dictionary.eos()
+    return EncodedSplit(
+        whole if max_length is None else [cut_input(ids, max_length, eos) for ids in whole],
+        sum(max_length is not None and len(ids) > max_length for ids in whole),
+        sum(map(len, whole)),
+        unknown_tokens,
+        words,
+        unknown_words,
+    )
+
+
+def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
+    """A whole input cut to `max_length` ids as :meth:`Tokenizer.build_input` would cut its texts.
+
+    Raises:
+        UserError: ``max_length`` leaves no room for text.
+    """
+    if len(ids) <= max_length:
+        return ids
+    ends = np.flatnonzero(ids == eos)
+    room = max_length - (1 + len(ends))
+    if room < 1:
+        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
+    if len(ends) == 1:
+        return np.concatenate([ids[: 1 + room], ids[-1:]])
+    of_a, of_b = ends[0] - 1, len(ids) - ends[1] - 2
+    of_b = min(of_b, max(room // 2, room - of_a))
+    second = ids[ends[1] + 1 :]
+    return np.concatenate([ids[: 1 + room - of_b], ids[ends[0] : ends[1] + 1], second[:of_b], ids[-1:]])
+
+
+_tokenizer: Optional[Tokenizer] = None  # of a worker
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[tuple[str, ...]], processes: int):
+    global _tokenizer
+    _tokenizer = tokenizer
+    if processes < 2:
+        yield from map(_encode, texts)
+        return
+    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
+    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
+    try:
+        yield from pool.map(_encode, texts, chunksize=200)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _encode(texts: tuple[str, ...]) -> np.ndarray:
+    return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
+
+
+def _count(tokenizer: Tokenizer, inputs: list[np.ndarray]) -> tuple[int, int, int]:
+    """Words, words with an unknown piece, unknown tokens."""
+    dictionary = tokenizer.dictionary
+    specials = {*tokenizer.settings.special_tokens, "<mask>"}
+    starts = np.array([symbol.startswith(WORD_START) or symbol in specials for symbol in dictionary.symbols])
+    ids = np.concatenate(inputs)
+    unknown = ids == dictionary.unk()
+    word = np.cumsum(starts[ids])
+    return int(word[-1]), len(np.unique(word[unknown])), int(unknown.sum())

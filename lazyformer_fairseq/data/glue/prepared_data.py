@@ -1,0 +1,190 @@
+"""A task's folder of memory-mapped data, as ``lazyformer glue prepare`` writes it and task ``glue`` reads it.
+
+TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
+TASK/targets.SPLIT.npy             classes (int64) or scores (float64); not for splits without labels
+TASK/manifest.json                 where it comes from, and what was counted
+TASK/tokenizer/                    a copy of the tokenizer
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder, best_fitting_int_dtype
+
+from lazyformer_fairseq.data.glue.encode import cut_input
+from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
+from lazyformer_fairseq.data.glue.tsv import Example
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.items_check import check_items
+
+FORMAT = "lazyformer glue task"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")  # of a manifest: what decides the data
+SUBSET_SEED = 1
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """What a model is trained or tested on: inputs, and targets (N,) where the split has labels."""
+
+    inputs: Sequence[np.ndarray]
+    targets: Optional[np.ndarray]
+
+
+class MappedInputs(Sequence):
+    """Inputs on disk, cut to `longest` ids when they are read.
+
+    Attributes:
+        sizes: ids of each as it is read, (N,).
+    """
+
+    def __init__(self, items: MMapIndexedDataset, longest: Optional[int], eos: int):
+        self._items = items
+        self._longest = longest
+        self._eos = eos
+        self.sizes = items.sizes.astype(np.int64)
+        if longest is not None:
+            self.sizes = np.minimum(self.sizes, longest)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        ids = self._items[index].numpy()
+        return ids if self._longest is None else cut_input(ids, self._longest, self._eos)
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A folder that was found whole, of this version. `manifest` is what prepare wrote, read it for all counts."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: Union[str, Path]) -> "PreparedTask":
+        """Raises a UserError where the folder is not what prepare writes, or of another version."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); run `lazyformer glue prepare`") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise UserError(f"{path}: is not the manifest of a GLUE task; run `lazyformer glue prepare`")
+        if manifest.get("format_version") != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: format version {manifest.get('format_version')!r}, but this program reads {FORMAT_VERSION}; "
+                f"remove {folder} and run `lazyformer glue prepare` again"
+            )
+        if not _is_whole(manifest):
+            raise UserError(f"{path}: damaged; remove {folder} and run `lazyformer glue prepare` again")
+        return cls(folder, manifest)
+
+    @staticmethod
+    def is_at(folder: Union[str, Path]) -> bool:
+        return (Path(folder) / MANIFEST).is_file()
+
+    @property
+    def task(self) -> TaskDescription:
+        return TASKS[self.manifest["task"]]
+
+    @property
+    def sha256(self) -> str:
+        """Of what decides the data: files, tokenizer, longest input."""
+        return hashlib.sha256(json.dumps([self.manifest[name] for name in SETTINGS]).encode()).hexdigest()
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.folder / "tokenizer"
+
+    def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
+        """A split, still on disk.
+
+        Args:
+            longest: inputs are cut to so many ids, beside what prepare has cut.
+
+        Raises:
+            UserError: the official files had no such split, or its data is gone or damaged.
+        """
+        if split not in self.manifest["splits"]:
+            file = self.task.splits[split].file if split in self.task.splits else f"split {split!r}"
+            raise UserError(
+                f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
+                f"files, remove {self.folder} and run `lazyformer glue prepare` again"
+            )
+        gone = [path for path in (self.folder / f"{split}.bin", self.folder / f"{split}.idx") if not path.is_file()]
+        if gone:
+            raise self._damaged(split, f"{gone[0].name} is gone")
+        try:
+            check_items(self.folder / split, vocab_size=None, eos=None)
+            items = MMapIndexedDataset(str(self.folder / split))
+            targets = None
+            if self.task.splits[split].label is not None:
+                targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
+        except Exception as error:  # of a damaged header numpy raises anything
+            raise self._damaged(split, str(error)) from error
+        rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
+        found = (self.folder / f"{split}.bin").stat().st_size
+        if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
+            raise self._damaged(split, f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")
+        return EncodedExamples(MappedInputs(items, longest, eos), targets)
+
+    def _damaged(self, split: str, reason: str) -> UserError:
+        return UserError(
+            f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `lazyformer glue prepare` again"
+        )
+
+
+def _is_whole(manifest: dict[str, Any]) -> bool:
+    """Whether all is there that is read of it."""
+    splits = manifest.get("splits")
+    return (
+        all(name in manifest for name in SETTINGS)
+        and isinstance(manifest["task"], str)
+        and manifest["task"] in TASKS
+        and isinstance(splits, dict)
+        and all(
+            name in TASKS[manifest["task"]].splits  # it becomes a file's name
+            and isinstance(split, dict)
+            and all(type(split.get(count)) is int for count in ("rows", "bytes"))
+            for name, split in splits.items()
+        )
+    )
+
+
+def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
+    """Writes SPLIT.bin, .idx and, where there are targets, theirs."""
+    prefix = folder / split
+    builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=best_fitting_int_dtype(vocab_size))
+    for ids in examples.inputs:
+        builder.add_item(torch.from_numpy(ids))
+    builder.finalize(f"{prefix}.idx")
+    if examples.targets is not None:
+        np.save(folder / f"targets.{split}.npy", examples.targets)
+
+
+def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
+    """Classes or scores (N,), None for a split without labels.
+
+    Scores are float64, which fairseq leaves alone: float32 becomes as coarse as the weights with fp16 and bf16.
+    """
+    if examples[0].target is None:
+        return None
+    return np.array([example.target for example in examples], dtype=np.float64 if task.is_regression else np.int64)
+
+
+def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
+    """`count` of the examples in their order, the same ones whatever a run's seed; all where they are no more."""
+    if count >= len(examples.inputs):
+        return examples
+    chosen = np.sort(np.random.default_rng(SUBSET_SEED).choice(len(examples.inputs), count, replace=False))
+    targets = None if examples.targets is None else examples.targets[chosen]
+    return EncodedExamples([examples.inputs[index] for index in chosen], targets)

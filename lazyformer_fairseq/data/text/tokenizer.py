@@ -1,0 +1,283 @@
+"""The tokenizer: a folder with a sentencepiece model, a fairseq dictionary and every text setting.
+
+    TOKENIZER/sentencepiece.model   BPE merges over normalised words (``text_normalisation.py``)
+    TOKENIZER/dict.txt              fairseq's dictionary: pieces, special tokens, ``<mask>``
+    TOKENIZER/tokenizer.json        format version, text settings, sha256 of the two files above
+
+Pre-training, fine-tuning and ``fill_mask`` all turn text into ids here, so they cannot disagree.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Optional, Union
+
+import numpy as np
+import sentencepiece
+from fairseq.data import Dictionary
+
+from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
+from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+
+FORMAT_VERSION = 1
+MODEL_FILE = "sentencepiece.model"
+DICTIONARY_FILE = "dict.txt"
+SETTINGS_FILE = "tokenizer.json"
+WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
+FolderName = Union[str, Path]
+
+
+class Tokenizer:
+    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train`.
+
+    Attributes:
+        settings: the :class:`TextSettings` it was trained with.
+        dictionary: fairseq's Dictionary: ``<s> <pad> </s> <unk>``, pieces, special tokens, ``<mask>``.
+        mask_index: id of ``<mask>``, the last one.
+        normalise: text -> the words BPE sees, divided by spaces (a :class:`TextNormaliser`).
+    """
+
+    def __init__(self, folder: Path, settings: TextSettings, model: sentencepiece.SentencePieceProcessor):
+        self._folder = folder
+        self._model = model
+        self.settings = settings
+        self.normalise = TextNormaliser(settings)
+        self.dictionary = build_dictionary(model, settings)
+        self.mask_index = self.dictionary.index(MASK)
+        pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
+        # Both ways by table; sentencepiece's own <unk> is piece 0 and has fairseq's index of it.
+        self._id_of_piece = np.array([self.dictionary.index(piece) for piece in pieces], dtype=np.int64)
+        self._piece_of_id = {int(index): piece_id for piece_id, index in enumerate(self._id_of_piece)}
+        self._symbol = symbol_pattern(settings)
+
+    @classmethod
+    def load(cls, folder: FolderName) -> "Tokenizer":
+        """Reads a tokenizer folder; nothing in it is run or unpickled.
+
+        Raises:
+            UserError: a file is missing, damaged, of another format version, or does not match the others.
+        """
+        folder = Path(folder)
+        contents = {name: _read_file(folder / name) for name in (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)}
+        description = _parse_description(folder / SETTINGS_FILE, contents[SETTINGS_FILE])
+        for name in (MODEL_FILE, DICTIONARY_FILE):
+            if description["sha256"].get(name) != _sha256(contents[name]):
+                raise UserError(
+                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
+                    "copy the whole tokenizer folder again"
+                )
+        try:
+            settings = TextSettings.from_json(description["settings"])
+        except UserError as error:
+            raise UserError(f"{folder / SETTINGS_FILE}: {error}") from None
+        try:
+            tokenizer = cls(folder, settings, _load_model(contents[MODEL_FILE], folder / MODEL_FILE))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{folder / MODEL_FILE}: damaged, a piece is no UTF-8 text ({error})") from None
+        if _dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
+            raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / MODEL_FILE}")
+        return tokenizer
+
+    @classmethod
+    def train(
+        cls,
+        sentences: Iterable[str],
+        folder: FolderName,
+        vocab_size: int,
+        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+        already_normalised: bool = False,
+    ) -> "Tokenizer":
+        """:meth:`train_on_counts` of the words of ``sentences``: raw text, read once, as a stream.
+
+        Args:
+            already_normalised: the sentences come from ``TextNormaliser(settings)``; do not normalise them again.
+        """
+        refuse_filled_folder(Path(folder))
+        if not already_normalised:
+            sentences = map(TextNormaliser(settings), sentences)
+        return cls.train_on_counts(count_words(sentences), folder, vocab_size, settings)
+
+    @classmethod
+    def train_on_counts(
+        cls,
+        word_counts: Iterable[tuple[str, int]],
+        folder: FolderName,
+        vocab_size: int,
+        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    ) -> "Tokenizer":
+        """Trains BPE and writes ``folder`` whole or not at all. Same counts, same bytes, on any machine.
+
+        Args:
+            word_counts: distinct normalised words and how often each occurs, in any order.
+            folder: must not exist yet, or be empty.
+            vocab_size: size of the dictionary, ALL symbols included.
+
+        Raises:
+            UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
+        """
+        refuse_filled_folder(Path(folder))
+        model_bytes = train_model(word_counts, vocab_size, settings)
+        dictionary = build_dictionary(_load_model(model_bytes, "the trained model"), settings)
+        assert len(dictionary) == vocab_size, (len(dictionary), vocab_size)
+        contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(dictionary)}
+        description = {
+            "format_version": FORMAT_VERSION,
+            "settings": asdict(settings),
+            "sha256": {name: _sha256(content) for name, content in contents.items()},
+        }
+        contents[SETTINGS_FILE] = (json.dumps(description, indent=2) + "\n").encode()
+        with written_whole(Path(folder)) as unfinished:
+            for name, content in contents.items():
+                (unfinished / name).write_bytes(content)
+        return cls.load(folder)
+
+    def save(self, folder: FolderName) -> None:
+        """Copies the tokenizer to ``folder``, whole or not at all; where the same one lies there already, does nothing.
+
+        Raises:
+            UserError: ``folder`` holds something else.
+        """
+        folder = Path(folder)
+        names = (MODEL_FILE, DICTIONARY_FILE, SETTINGS_FILE)
+        if all((folder / name).is_file() for name in names) and all(
+            (folder / name).read_bytes() == (self._folder / name).read_bytes() for name in names
+        ):
+            return
+        with written_whole(folder) as unfinished:
+            for name in names:
+                shutil.copyfile(self._folder / name, unfinished / name)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
+        return self.encode_normalised(self.normalise(text))
+
+    def encode_normalised(self, words: str) -> list[int]:
+        """:meth:`encode` for what :attr:`normalise` returned."""
+        ids: list[int] = []
+        # Divided at the symbols first: sentencepiece would put a piece of bare space before each of them.
+        for place, part in enumerate(self._symbol.split(words)):
+            if place % 2:
+                ids.append(self.dictionary.index(part.lower()))
+            elif part := part.strip():
+                ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
+        return ids
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`encode_normalised` of many words at once, each as if it stood alone.
+
+        Returns:
+            the ids of all words, one word after the other, and the number of ids of each word; both int64.
+        """
+        numbers, lengths = array("q"), array("q")  # of pieces; of ids after all the pieces
+        for start in range(0, len(words), WORDS_AT_ONCE):
+            batch = list(words[start : start + WORDS_AT_ONCE])
+            pieces = self._model.encode(batch, num_threads=1)
+            for place, word in enumerate(batch):
+                if "<" in word and self._symbol.search(word):
+                    pieces[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
+            lengths.extend(map(len, pieces))
+            numbers.extend(chain.from_iterable(pieces))
+        id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.dictionary))])
+        return id_of_number[np.frombuffer(numbers, dtype=np.int64)], np.frombuffer(lengths, dtype=np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
+        return self.normalise.readable(self.words(ids))
+
+    def words(self, ids: Iterable[int]) -> str:
+        """The normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
+        parts: list[str] = []
+        pieces: list[int] = []
+        silent = (self.dictionary.bos(), self.dictionary.pad(), self.dictionary.eos())
+        for index in map(int, ids):
+            if index in self._piece_of_id and index != self.dictionary.unk():
+                pieces.append(self._piece_of_id[index])
+                continue
+            parts.append(self._model.decode(pieces))
+            parts.append("" if index in silent else self.dictionary[index])
+            pieces = []
+        parts.append(self._model.decode(pieces))
+        return " ".join(filter(None, (part.strip() for part in parts)))
+
+    def build_input(self, first: str, second: Optional[str] = None, max_length: Optional[int] = None) -> list[int]:
+        """``<s> first </s>`` or ``<s> first </s> </s> second </s>`` (RoBERTa's pairs), as ids.
+
+        Args:
+            max_length: number of ids, all counted; the longer text is cut first.
+
+        Raises:
+            UserError: ``max_length`` leaves no room for text.
+        """
+        bos, eos = self.dictionary.bos(), self.dictionary.eos()
+        a = self.encode(first)
+        b = [] if second is None else self.encode(second)
+        if max_length is not None:
+            room = max_length - (2 if second is None else 4)
+            if room < 1:
+                raise UserError(f"max_length = {max_length}: too small for an input; give at least 5")
+            of_b = min(len(b), max(room // 2, room - len(a)))
+            a, b = a[: room - of_b], b[:of_b]
+        return [bos, *a, eos] if second is None else [bos, *a, eos, eos, *b, eos]
+
+
+def build_dictionary(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> Dictionary:
+    """fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, last ``<mask>``.
+
+    Raises:
+        UserError: a piece reads like one of the symbols (possible only without Moses tokens).
+    """
+    dictionary = Dictionary()
+    pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
+    for symbol in (*pieces[1:], *settings.special_tokens, MASK):
+        if symbol in dictionary:
+            raise UserError(
+                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise, or clean the text"
+            )
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePieceProcessor:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise UserError(f"{name}: not a sentencepiece model") from error
+
+
+def _parse_description(path: Path, content: bytes) -> dict:
+    """The checked contents of tokenizer.json, but for the settings."""
+    try:
+        description = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON file ({error})") from None
+    version = description.get("format_version") if isinstance(description, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
+    if not isinstance(description.get("sha256"), dict) or "settings" not in description:
+        raise UserError(f"{path}: sha256 or settings is missing; copy the whole tokenizer folder again")
+    return description
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None
+
+
+def _dictionary_bytes(dictionary: Dictionary) -> bytes:
+    text = io.StringIO()
+    dictionary.save(text)
+    return text.getvalue().encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

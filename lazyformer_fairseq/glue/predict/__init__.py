@@ -1,0 +1,1 @@
+"""Predictions for GLUE's server."""

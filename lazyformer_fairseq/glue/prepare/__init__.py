@@ -1,0 +1,1 @@
+"""GLUE's files prepared for a checkpoint's tokenizer."""

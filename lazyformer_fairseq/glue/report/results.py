@@ -1,0 +1,177 @@
+"""What a grid of fine-tuning runs found: the paper's protocol (LazyFormer, appendix A), to one number a score."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import numpy as np
+from scipy import stats
+
+from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
+from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES
+
+CONFIDENCE = 0.95
+
+
+class RunKey(NamedTuple):
+    """Which run of a grid."""
+
+    model: str
+    task: str
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs that were asked for: every combination of these. `models`: name -> checkpoint."""
+
+    models: Mapping[str, str]
+    tasks: tuple[str, ...]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+
+    def keys_of(self, model: str, task: str) -> list[RunKey]:
+        return [RunKey(model, task, rate, seed) for rate in self.rates for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended well.
+
+    Attributes:
+        updates: of pre-training of its checkpoint, where known.
+        metrics: split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction.
+        baseline: as `metrics`, for the majority class or a constant score.
+        seconds: it took.
+        started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
+    """
+
+    key: RunKey
+    folder: Path
+    checkpoint: str
+    updates: Optional[int]
+    epochs: float
+    metrics: Mapping[str, Mapping[str, float]]
+    baseline: Mapping[str, Mapping[str, float]]
+    train_rows: int
+    seconds: float
+    started_from: Optional[str]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that has no result, and why."""
+
+    folder: Path
+    message: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """All of a folder: the grid, what ended well, what failed, and how many runs lie there beside the grid."""
+
+    folder: Path
+    grid: Grid
+    runs: Mapping[RunKey, Run]
+    failures: Mapping[RunKey, Failure]
+    outside_grid: int
+
+    def of(self, model: str, task: str) -> "TaskResults":
+        keys = self.grid.keys_of(model, task)
+        return TaskResults(
+            TASKS[task],
+            asked=keys,
+            runs=[self.runs[key] for key in keys if key in self.runs],
+            failed=[key for key in keys if key in self.failures],
+            missing=[key for key in keys if key not in self.runs and key not in self.failures],
+        )
+
+    def paper_scores(self, model: str) -> tuple[dict[str, float], frozenset[str]]:
+        """The model's medians by their names in the paper's table, in percent, and the tasks whose grid lacks runs."""
+        tasks = {task: self.of(model, task) for task in PAPER_TASKS if task in self.grid.tasks}
+        scores = {
+            score.name: float(np.median(tasks[score.task].values(score.split, score.metric)))
+            for score in SCORES.values()
+            if score.task in tasks and tasks[score.task].runs
+        }
+        return scores, frozenset(task for task, found in tasks.items() if not found.is_complete)
+
+    def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
+        """Of a task's development set, in percent; None where no run of the task has ended well."""
+        file = split_file(TASKS[task], split)
+        runs = (run for key, run in self.runs.items() if key.task == task)
+        return next((100 * run.baseline[file][metric] for run in runs), None)
+
+
+@dataclass(frozen=True)
+class TaskResults:
+    """The runs of one model on one task, and the paper's protocol on them (appendix A): median over seeds at each
+    learning rate, then the best of these medians. MNLI's rate is chosen on its matched set, for both sets.
+    """
+
+    task: TaskDescription
+    asked: list[RunKey]
+    runs: list[Run]
+    failed: list[RunKey]
+    missing: list[RunKey]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.runs) == len(self.asked)
+
+    @cached_property
+    def rate(self) -> Optional[float]:
+        """The chosen learning rate; of equally good ones the first; None where no run has ended well."""
+        rates = dict.fromkeys(run.key.rate for run in self.runs)
+        return max(rates, key=self._median_at, default=None)
+
+    def _median_at(self, rate: float) -> float:
+        return float(np.median(self._values("valid", self.task.selecting_metric, rate)))
+
+    @property
+    def chosen(self) -> list[Run]:
+        """The runs at the chosen rate, a seed each."""
+        return [run for run in self.runs if run.key.rate == self.rate]
+
+    @property
+    def best(self) -> list[Run]:
+        """The runs whose checkpoints are the best on the development set, over all rates and seeds: one, or equals."""
+        file, metric = split_file(self.task, "valid"), self.task.selecting_metric
+        highest = max((run.metrics[file][metric] for run in self.runs), default=None)
+        return [run for run in self.runs if run.metrics[file][metric] == highest]
+
+    def values(self, split: str, metric: str) -> np.ndarray:
+        """One number a seed at the chosen rate, in percent."""
+        return self._values(split, metric, self.rate)
+
+    def _values(self, split: str, metric: str, rate: Optional[float]) -> np.ndarray:
+        file = split_file(self.task, split)
+        return np.array([100 * run.metrics[file][metric] for run in self.runs if run.key.rate == rate])
+
+
+def split_file(task: TaskDescription, split: str) -> str:
+    """The name that results have for a split: its file's, without the ending."""
+    return Path(task.splits[split].file).stem
+
+
+def development_splits(task: TaskDescription) -> list[str]:
+    return [split for split in task.splits if split.startswith("valid")]
+
+
+def measured(task: TaskDescription) -> list[tuple[str, str]]:
+    """Every (split as its file is called, metric) that a result has."""
+    return [(split_file(task, split), metric) for split in development_splits(task) for metric in task.metrics]
+
+
+def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
+    """Student's two-sided 95% interval for the mean over seeds; None for fewer than two seeds."""
+    if len(values) < 2:
+        return None
+    middle, error = float(np.mean(values)), float(stats.sem(values))
+    if error == 0:
+        return middle, middle  # scipy answers nan
+    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, loc=middle, scale=error)
+    return float(low), float(high)

@@ -1,0 +1,196 @@
+"""The tables of a report: the paper's, and those that must stand beside it to be believed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+import numpy as np
+from tabulate import tabulate
+
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.glue.report.paper_table import COLUMNS, PAPER_ROWS, PAPER_TASKS, SCORES, Score, average
+from lazyformer_fairseq.glue.report.results import Results, RunKey, TaskResults, development_splits, mean_bounds
+
+NOTHING = "-"
+INCOMPLETE = "*"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are printed. `texts`: how many columns from the left hold words."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+
+    def printed(self, style: str) -> str:
+        align = ["left"] * self.texts + ["right"] * (len(self.headers) - self.texts)
+        return tabulate(self.rows, self.headers, tablefmt=style, disable_numparse=True, colalign=align)
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the paper's table.
+
+    Attributes:
+        source: "ours", "baseline" or "paper".
+        scores: name of a score -> percent; those that are known.
+        incomplete: tasks whose grid lacks runs.
+    """
+
+    name: str
+    source: str
+    updates: Optional[int]
+    scores: dict[str, float]
+    incomplete: frozenset[str] = field(default=frozenset())
+
+    @property
+    def complete_scores(self) -> dict[str, float]:
+        return {name: value for name, value in self.scores.items() if SCORES[name].task not in self.incomplete}
+
+    @property
+    def average(self) -> Optional[float]:
+        """Of the paper's nine numbers, where each is there and complete."""
+        return average(self.complete_scores)
+
+    def cells(self) -> list[str]:
+        columns = ["/".join(self._cell(name) for name in names) for names in COLUMNS.values()]
+        missing = NOTHING if self.source == "baseline" else "incomplete"
+        return [
+            self.name,
+            NOTHING if self.updates is None else f"{self.updates:,}",
+            *columns,
+            missing if self.average is None else f"{self.average:.2f}",
+        ]
+
+    def _cell(self, name: str) -> str:
+        if name not in self.scores:
+            return NOTHING
+        return f"{self.scores[name]:.2f}{INCOMPLETE if SCORES[name].task in self.incomplete else ''}"
+
+
+def table_rows(results: Results) -> list[TableRow]:
+    """Our models, the baseline of their development sets, and the paper's models."""
+    ours = [_own_row(results, model) for model in results.grid.models]
+    baseline = {score.name: results.baseline(score.task, score.split, score.metric) for score in SCORES.values()}
+    known = {name: value for name, value in baseline.items() if value is not None}
+    return [
+        *ours,
+        TableRow("majority class or constant", "baseline", None, known),
+        *(TableRow(f"{row.model} (paper)", "paper", row.updates, dict(row.scores)) for row in PAPER_ROWS),
+    ]
+
+
+def _own_row(results: Results, model: str) -> TableRow:
+    scores, incomplete = results.paper_scores(model)
+    return TableRow(model, "ours", updates_of(results, model), scores, incomplete)
+
+
+def updates_of(results: Results, model: str) -> Optional[int]:
+    """Of the model's pre-training, as its runs say."""
+    return next((run.updates for key, run in results.runs.items() if key.model == model), None)
+
+
+def all_tables(results: Results) -> Iterator[Table]:
+    """The paper's table first; the others where there is something to say."""
+    rows = table_rows(results)
+    headers = ["model", "updates", *COLUMNS, "Avg."]
+    yield Table("GLUE, development sets, percent", headers, [row.cells() for row in rows])
+    tables = [_partial_average(rows), _score_table(results), _extra_table(results), _gap_table(results)]
+    yield from (table for table in tables if table is not None and table.rows)
+
+
+def _partial_average(rows: list[TableRow]) -> Optional[Table]:
+    """Where some model lacks one of the nine numbers: the mean of those that all models have."""
+    ours = [row for row in rows if row.source == "ours"]
+    shared = [name for name in SCORES if all(name in row.complete_scores for row in ours)]
+    if len(shared) < 2 or len(shared) == len(SCORES):
+        return None
+    label = f"mean of {', '.join(shared)}"
+    cells = [[row.name, f"{np.mean([row.scores[name] for name in shared]):.2f}"] for row in rows]
+    return Table(f"Not the paper's average: {label} alone", ["model", label], cells)
+
+
+def _scores_of(results: Results) -> Iterator[tuple[str, Score, TaskResults]]:
+    """Each score of each model that has a run: the paper's, then those of WNLI where it was asked for."""
+    others = [Score(task, task) for task in results.grid.tasks if task not in PAPER_TASKS]
+    for model in results.grid.models:
+        for score in [*SCORES.values(), *others]:
+            found = results.of(model, score.task) if score.task in results.grid.tasks else None
+            if found is not None and found.runs:
+                yield model, score, found
+
+
+def _score_table(results: Results) -> Table:
+    rows = []
+    for model, score, found in _scores_of(results):
+        values = found.values(score.split, score.metric)
+        baseline = results.baseline(score.task, score.split, score.metric)
+        bounds = mean_bounds(values)
+        rows.append(
+            [
+                model,
+                score.name,
+                score.metric,
+                f"{np.median(values):.2f}{'' if found.is_complete else INCOMPLETE}",
+                _span((values.min(), values.max())),
+                f"{len(values)} of {len(results.grid.seeds)}",
+                f"{found.rate:g}",
+                f"{baseline:.2f}",
+                NOTHING if bounds is None else _span(bounds),
+                NOTHING if bounds is None else ("yes" if bounds[0] > baseline else "no"),
+            ]
+        )
+    headers = (
+        *("model", "score", "metric", "median", "min to max", "seeds", "rate", "baseline"),
+        *("95% bounds of the mean", "above baseline"),
+    )
+    return Table("Each score: median and spread over the seeds of the chosen rate", headers, rows, texts=3)
+
+
+def _extra_table(results: Results) -> Table:
+    """The metrics that the paper's table leaves out, at the rate that its own metric chose."""
+    rows = []
+    for model in results.grid.models:
+        for task in results.grid.tasks:
+            found = results.of(model, task)
+            for split in development_splits(TASKS[task]):
+                for metric in TASKS[task].metrics[1:] if found.runs else ():
+                    values = found.values(split, metric)
+                    rows.append(
+                        [
+                            *(model, task, metric),
+                            f"{np.median(values):.2f}{'' if found.is_complete else INCOMPLETE}",
+                            _span((values.min(), values.max())),
+                            f"{results.baseline(task, split, metric):.2f}",
+                        ]
+                    )
+    headers = ("model", "task", "metric", "median", "min to max", "baseline")
+    return Table("Other metrics of the same runs", headers, rows, texts=3)
+
+
+def _gap_table(results: Results) -> Table:
+    rows = []
+    for model in results.grid.models:
+        for task in results.grid.tasks:
+            found = results.of(model, task)
+            if not found.is_complete:
+                done = f"{len(found.runs)} of {len(found.asked)}"
+                rows.append([model, task, done, _listed(found.missing), _listed(found.failed)])
+    headers = ("model", "task", "runs done", "missing: rate (seeds)", "failed: rate (seeds)")
+    return Table("Incomplete grids", headers, rows, texts=len(headers))
+
+
+def _listed(keys: list[RunKey]) -> str:
+    """How many, and which: "3: 2e-05 (1 2), 3e-05 (1)"."""
+    seeds: dict[float, list[str]] = {}
+    for key in keys:
+        seeds.setdefault(key.rate, []).append(str(key.seed))
+    if not keys:
+        return "0"
+    return f"{len(keys)}: " + ", ".join(f"{rate:g} ({' '.join(numbers)})" for rate, numbers in seeds.items())
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.2f} to {ends[1]:.2f}"

@@ -1,0 +1,148 @@
+"""The report of a grid of fine-tuning runs: its tables, notes and pictures, as files."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SCORES, SEEDS
+from lazyformer_fairseq.glue.report.pictures import draw_seeds, draw_updates
+from lazyformer_fairseq.glue.report.read_results import read_results
+from lazyformer_fairseq.glue.report.results import Results, Run, development_splits, mean_bounds
+from lazyformer_fairseq.glue.report.tables import INCOMPLETE, Table, TableRow, all_tables, table_rows
+
+
+def write_report(folder: Path, output: Path) -> str:
+    """Writes glue.md, glue.csv, glue_scores.csv, glue.tex and the pictures into `output`. Returns the Markdown.
+
+    Args:
+        folder: holds `runs`, as ``lazyformer glue run`` wrote it.
+
+    Raises:
+        UserError: a file of the folder is not what it should be, or no run has ended well.
+    """
+    results = read_results(folder)
+    if not results.runs:
+        raise UserError(
+            f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in it, or run "
+            "`lazyformer glue run` again"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    pictures = [output / "glue_seeds.png"]
+    draw_seeds(results, pictures[0])
+    if draw_updates(results, output / "glue_updates.png"):
+        pictures.append(output / "glue_updates.png")
+    else:
+        (output / "glue_updates.png").unlink(missing_ok=True)  # of an earlier report on another grid
+    tables = list(all_tables(results))
+    markdown = _markdown(tables, notes(results), pictures)
+    (output / "glue.md").write_text(markdown, encoding="utf-8")
+    latex = (f"% {table.title}\n{table.printed('latex_booktabs')}\n" for table in tables)
+    (output / "glue.tex").write_text("\n".join(latex), encoding="utf-8")
+    _write_csv(output / "glue.csv", *_rows_as_csv(table_rows(results)))
+    _write_csv(output / "glue_scores.csv", *_scores_as_csv(results))
+    return markdown
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader must know to compare these numbers with others, a sentence or two each."""
+    grid = results.grid
+    rates = ", ".join(f"{rate:g}" for rate in grid.rates)
+    said = [
+        "A score is the median over seeds at each learning rate, and of these medians the best; MNLI-mm stands at the "
+        "rate that MNLI-m chose. CoLA: Matthews' correlation, STS: Pearson's, all others accuracy; times 100.",
+        "Avg. is the mean of the paper's nine numbers, MNLI-m and -mm counted apart, and stands only where all nine "
+        "are complete. Rows marked (paper) are those of LazyFormer, arXiv 2102.12702, Table 1: theirs, not measured "
+        "here.",
+        f"Learning rates {rates}; seeds {', '.join(map(str, grid.seeds))}. "
+        + (
+            "These are the paper's rates and its number of seeds."
+            if grid.rates == LEARNING_RATES and len(grid.seeds) == len(SEEDS)
+            else f"The paper has rates {', '.join(f'{rate:g}' for rate in LEARNING_RATES)} and {len(SEEDS)} seeds."
+        ),
+        "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
+        "bound is. They tell the chance of the seed from learning. That epoch and rate were chosen on the same "
+        "development set is not in them.",
+        f"{len(results.runs)} runs took {sum(run.seconds for run in results.runs.values()) / 3600:.2f} hours in all.",
+    ]
+    if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
+        said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
+    said += _deviations(results)
+    if results.outside_grid:
+        said.append(f"{results.outside_grid} runs in the folder are none of this grid's and left out.")
+    said += [f"Failed: {failure.folder}: {failure.message}" for failure in results.failures.values()]
+    return said
+
+
+def _deviations(results: Results) -> Iterator[str]:
+    """Where tasks were not run as the paper ran them; and on how many rows each was trained."""
+    of_task: dict[str, list[Run]] = {task: [] for task in results.grid.tasks}
+    for key, run in results.runs.items():
+        of_task[key.task].append(run)
+    of_task = {task: runs for task, runs in of_task.items() if runs}
+    rows = {task: _either({f"{run.train_rows:,}" for run in runs}) for task, runs in of_task.items()}
+    whole = {task: f"{TASKS[task].rows['train']:,}" for task in rows}
+    shown = [f"{task} {rows[task]}" + (f" of {whole[task]}" * (rows[task] != whole[task])) for task in rows]
+    yield f"Training rows: {', '.join(shown)}."
+    epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}
+    if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(TASKS[task].epochs)]:
+        yield f"Epochs: {', '.join(changed)}; the paper has {TASKS['MNLI'].epochs}."
+    for task, runs in of_task.items():
+        started = {run.started_from for run in runs} - {None}
+        if started:
+            which = "all" if all(run.started_from for run in runs) else "some"
+            yield f"{task}: {which} runs started from the {_either(started)} checkpoint, which the paper does not do."
+
+
+def _either(values: set[str]) -> str:
+    return " or ".join(sorted(values))
+
+
+def _markdown(tables: list[Table], said: list[str], pictures: list[Path]) -> str:
+    blocks = [f"## {table.title}\n\n{table.printed('github')}" for table in tables]
+    blocks.insert(1, "\n".join(f"- {sentence}" for sentence in said))
+    blocks += [f"![{picture.stem}]({picture.name})" for picture in pictures]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rows_as_csv(rows: list[TableRow]) -> tuple[list[str], list[list]]:
+    headers = ["model", "source", "updates", *SCORES, "Avg.", "incomplete"]
+    return headers, [
+        [
+            *(row.name, row.source, row.updates),
+            *(row.scores.get(name) for name in SCORES),
+            row.average,
+            " ".join(sorted(row.incomplete)),
+        ]
+        for row in rows
+    ]
+
+
+def _scores_as_csv(results: Results) -> tuple[list[str], list[list]]:
+    headers = (
+        "model task split metric median lowest highest lower_bound upper_bound baseline rate seeds seeds_asked runs "
+        "runs_asked runs_failed"
+    ).split()
+    rows = []
+    for model in results.grid.models:
+        for task in results.grid.tasks:
+            found = results.of(model, task)
+            counts = [len(found.chosen), len(results.grid.seeds), len(found.runs), len(found.asked), len(found.failed)]
+            for split in development_splits(TASKS[task]):
+                for metric in TASKS[task].metrics if found.runs else ():
+                    values = found.values(split, metric)
+                    bounds = mean_bounds(values) or (None, None)
+                    middle = [np.median(values), values.min(), values.max(), *bounds]
+                    baseline = results.baseline(task, split, metric)
+                    rows.append([model, task, split, metric, *middle, baseline, found.rate, *counts])
+    return headers, rows
+
+
+def _write_csv(path: Path, headers: Sequence[str], rows: Sequence[Sequence]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(headers)
+        writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)

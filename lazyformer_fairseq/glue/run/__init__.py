@@ -1,0 +1,1 @@
+"""A grid of fine-tunings on whatever machines there are."""

@@ -1,0 +1,197 @@
+"""One fine-tuning run in this process: fairseq-train, then the metrics of its best epoch, then result.json."""
+
+import fcntl
+import logging
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import fairseq_cli.train
+import numpy as np
+import torch
+from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from omegaconf import DictConfig
+
+from lazyformer_fairseq.data.glue.metrics import METRICS
+from lazyformer_fairseq.data.glue.task_table import TaskDescription
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
+from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
+
+logger = logging.getLogger(__name__)
+
+
+def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
+    """Fine-tunes from the weights in `start`, and writes the run's folder: train.log, checkpoint_best.pt, result.json.
+
+    What a killed run left is gone on with where its last epoch was saved, else removed. Whoever comes second to a
+    folder waits until the first is gone, and does nothing if the run is finished by then.
+
+    Args:
+        threads: of torch on a CPU; the last digits of a result depend on their number.
+
+    Raises:
+        UserError: the folder holds the result of a run of other settings, or what training raises.
+    """
+    torch.set_num_threads(threads)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with _held(run.folder / ".lock"), _output_to(run.folder / LOG):
+        if run.result() is None:
+            _clear_unless_resumable(run)
+            write_json(run.folder / SETTINGS, run.settings)
+            write_json(run.folder / RESULT, _train(run, start))
+
+
+def _train(run: Run, start: Path) -> dict[str, Any]:
+    """Trains. Returns what result.json says."""
+    began = time.perf_counter()
+    arguments = run.command(start, cpu=not torch.cuda.is_available())
+    print(f"{ATTEMPT}{shlex.join(arguments)}\n{datetime.now().isoformat(timespec='seconds')}", flush=True)
+    parser = options.get_training_parser()
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)  # fairseq keeps the best score of the process, not the run
+    fairseq_cli.train.main(cfg)
+    train_seconds, tokens = metrics.get_meter("default", "train_wall").sum, metrics.get_meter("default", "wpb").sum
+    best = torch.load(run.folder / BEST, map_location="cpu", weights_only=True)
+    scores, baseline = _scores(run, cfg, best)
+    if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
+        checkpoint_files.save(best, run.folder / BEST)
+    (run.folder / LAST).unlink(missing_ok=True)
+    return {
+        "format_version": 1,
+        "model": run.model.name,
+        "checkpoint": str(run.model.checkpoint),
+        "updates": run.model.updates,
+        "task": run.task.name,
+        "lr": run.lr,
+        "seed": run.seed,
+        "epochs": run.epochs,
+        "best_epoch": int(best["extra_state"]["train_iterator"]["epoch"]) - 1,
+        "selected_by": run.task.selecting_metric,
+        "metrics": scores,
+        "baseline": baseline,
+        "train_rows": run.train_rows,
+        "max_train_rows": run.max_train_rows,
+        "seconds": time.perf_counter() - began,
+        "train_seconds": train_seconds,
+        "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),
+        "started_from": run.started_from,
+        "start": str(start),
+        "parameters": run.model.parameters,
+        "settings": run.settings,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "versions": {
+            "python": sys.version.split()[0],
+            **{package: version(package) for package in ("fairseq-fixed", "torch", "numpy", "scikit-learn", "scipy")},
+        },
+    }
+
+
+def _scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By development file: metrics of the best epoch's weights, and those of an answer that no text is needed for."""
+    cuda = torch.cuda.is_available()
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    model.load_state_dict(best["model"])
+    model.to(device="cuda" if cuda else "cpu", dtype=_DTYPES[run.precision]).eval()
+    criterion = task.build_criterion(cfg.criterion).eval()
+    task.load_dataset("train")
+    constant = constant_answer(run.task, task.dataset("train").targets.numpy())
+    scores, baseline = {}, {}
+    for split in cfg.dataset.valid_subset.split(","):
+        task.load_dataset(split)
+        predictions, targets = _predict(task, split, model, criterion, cuda)
+        file = Path(run.task.splits[split].file).stem
+        scores[file] = {name: METRICS[name](predictions, targets) for name in run.task.metrics}
+        guesses = np.full(len(targets), constant)
+        baseline[file] = {name: METRICS[name](guesses, targets) for name in run.task.metrics}
+    return scores, baseline
+
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@torch.no_grad()
+def _predict(task, split: str, model, criterion, cuda: bool) -> tuple[np.ndarray, np.ndarray]:
+    predictions, targets = [], []
+    dataset = task.dataset(split)
+    for indices in dataset.batch_by_size(dataset.ordered_indices(), max_sentences=BATCH_SIZE):
+        batch = dataset.collater([dataset[index] for index in indices])
+        _, _, log = criterion(model, utils.move_to_cuda(batch) if cuda else batch)
+        predictions.append(log["predictions"])
+        targets.append(log["targets"])
+    return np.concatenate(predictions), np.concatenate(targets)
+
+
+def constant_answer(task: TaskDescription, targets: np.ndarray) -> float:
+    """What a model would best say that has seen the training labels but no text: the majority class, the mean score."""
+    return float(targets.mean()) if task.is_regression else int(np.bincount(targets).argmax())
+
+
+def _clear_unless_resumable(run: Run) -> None:
+    last = run.folder / LAST
+    if run.is_worth_resuming and last.exists() and (run.folder / SETTINGS).exists():
+        try:
+            checkpoint_utils.load_checkpoint_to_cpu(str(last))
+            if read_json(run.folder / SETTINGS) == run.settings:
+                return
+        except UserError as error:
+            logger.warning("starting anew: %s", error)
+    for path in (*run.folder.glob("*.pt"), run.folder / SETTINGS):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Waits until no other process holds the file. The system lets go of it when a process dies, however it dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """All that this process logs or prints meanwhile is appended to the file, an exception too."""
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    with path.open("a", buffering=1, encoding="utf-8") as file, _descriptors_to(file.fileno()):
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+        root.handlers = [handler]
+        root.setLevel(logging.INFO)
+        try:
+            with redirect_stdout(file), redirect_stderr(file):
+                try:
+                    yield
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    raise
+        finally:
+            root.handlers, root.level = before
+
+
+@contextmanager
+def _descriptors_to(target: int) -> Iterator[None]:
+    """What code outside of Python prints."""
+    kept = os.dup(1), os.dup(2)
+    for number in (1, 2):
+        os.dup2(target, number)
+    try:
+        yield
+    finally:
+        for number, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)

@@ -1,0 +1,130 @@
+"""The checkpoints that fine-tuning starts from: read, checked against the prepared data, and described."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from fairseq import checkpoint_utils
+
+from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.prepare.files import sha256_of
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import dictionary_hash
+
+NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
+DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A pre-trained model.
+
+    Attributes:
+        sha256: of the checkpoint's file.
+        updates: of its pre-training, where the checkpoint tells.
+        parameters: how many.
+        options: of the model, as fairseq-train takes them.
+        max_positions: ids of its longest input.
+    """
+
+    name: str
+    checkpoint: Path
+    sha256: str
+    updates: Optional[int]
+    parameters: int
+    options: tuple[str, ...]
+    max_positions: int
+
+
+def name_checkpoints(given: Sequence[str]) -> dict[str, Path]:
+    """Model -> checkpoint, from ``NAME=FILE`` or ``FILE`` (named after its folder).
+
+    Raises:
+        UserError: a name that is taken or impossible, or no such file.
+    """
+    models: dict[str, Path] = {}
+    for text in given:
+        name, path = _split_name(text)
+        if name in models:
+            raise UserError(
+                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
+            )
+        if not path.is_file():
+            raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
+        models[name] = path
+    return models
+
+
+def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
+    """Reads the checkpoints (name -> file).
+
+    Args:
+        tokenizer_folder: of the data.
+
+    Raises:
+        UserError: a checkpoint cannot be loaded, is of another kind of model, or has another dictionary or tokenizer
+            than the data.
+    """
+    tokenizer = Tokenizer.load(tokenizer_folder)
+    return [_load(name, path, tokenizer_folder, tokenizer) for name, path in checkpoints.items()]
+
+
+def _split_name(text: str) -> tuple[str, Path]:
+    name, found, path = text.partition("=")
+    if not found:
+        path = text
+        name = Path(text).absolute().parent.name
+    if not NAME.fullmatch(name):
+        raise UserError(f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}")
+    return name, Path(path)
+
+
+def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    try:
+        options = {key: state["cfg"]["model"][key] for key in LazyFormerConfig.__dataclass_fields__ if key[0] != "_"}
+        weights = state["model"]
+        symbols = weights["dictionary_sha256"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+    if not torch.equal(symbols, dictionary_hash(tokenizer.dictionary)):
+        raise UserError(
+            f"{path}: was trained with another dictionary than {tokenizer_folder}'s; prepare the tasks with this "
+            "checkpoint's tokenizer, in a folder of their own"
+        )
+    _check_tokenizer_beside(path, tokenizer_folder)
+    history = state.get("optimizer_history") or [{}]
+    return StartModel(
+        name,
+        path.absolute(),
+        sha256_of(path),
+        history[-1].get("num_updates"),
+        sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
+        _as_arguments({**options, "dropout": DROPOUT}),
+        int(options["max_positions"]),
+    )
+
+
+def _check_tokenizer_beside(path: Path, tokenizer_folder: Path) -> None:
+    """Equal dictionaries do not make equal text settings."""
+    beside = path.parent / "tokenizer" / SETTINGS_FILE
+    if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
+        raise UserError(
+            f"{path}: the tokenizer beside it has other settings than {tokenizer_folder} (compare their "
+            f"{SETTINGS_FILE}); prepare the tasks with this checkpoint's tokenizer, in a folder of their own"
+        )
+
+
+def _as_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    arguments = ["--arch", "lazyformer"]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [option] if value else []
+        else:
+            arguments += [option, str(getattr(value, "value", value))]
+    return tuple(arguments)

@@ -1,0 +1,154 @@
+"""Runs in processes of this machine, one a GPU or several that share the CPU's cores.
+
+Each run has a process of its own. On a CPU it is forked from one that has imported everything, which takes milliseconds
+where a fresh process takes seconds. CUDA forbids that (importing fairseq has looked for GPUs already), so a GPU's
+processes start afresh, and see that GPU alone.
+"""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Optional
+
+from lazyformer_fairseq.files.child_process import end_with_parent
+from lazyformer_fairseq.glue.run.grid import Run
+
+
+class Job:
+    """A run under way."""
+
+    def __init__(self, process: BaseProcess, place: Optional[str]):
+        self.process = process
+        self.place = place
+
+    def is_over(self) -> bool:
+        return not self.process.is_alive()
+
+    def failure(self) -> Optional[str]:
+        """How the process ended where it did not end well; the log may say more."""
+        code = self.process.exitcode
+        if not code:
+            return None
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Workers:
+    """So many processes at a time.
+
+    Args:
+        count: of processes; None for one a GPU, or one a core.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
+        threads: of each process on a CPU.
+    """
+
+    look_every = 0.1
+
+    def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1):
+        self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)
+        self._threads = threads
+        self._places = [gpus[number % len(gpus)] if gpus else None for number in range(self.count)]
+        self._free = list(self._places)
+        self._jobs: list[Job] = []
+        self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
+        if not gpus:
+            self._context.set_forkserver_preload(
+                ["lazyformer_fairseq.glue.run.one_run", "torch._dynamo"]
+            )  # for optimizers
+
+    @property
+    def free(self) -> int:
+        """Runs that could start now."""
+        return len(self._free)
+
+    def start(self, runs: Sequence[tuple[Run, Path]]) -> list[Job]:
+        """Starts runs from checkpoints; no more than are free."""
+        return [self._start(run, start) for run, start in runs]
+
+    def _start(self, run: Run, start: Path) -> Job:
+        place = self._free.pop(0)
+        process = self._context.Process(target=_work, args=(run, start, self._threads), name=run.name)
+        environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
+        with _environment(environment), _interrupts_held_back():
+            process.start()
+        job = Job(process, place)
+        self._jobs.append(job)
+        return job
+
+    def release(self, job: Job) -> None:
+        """Gives the place of a job that is over to the next one."""
+        job.process.join()
+        self._jobs.remove(job)
+        self._free.append(job.place)
+
+    def stop(self) -> None:
+        """Ends all jobs, and waits until they are gone."""
+        for job in self._jobs:
+            job.process.kill()
+        for job in self._jobs:
+            job.process.join()
+
+
+def visible_gpus() -> list[str]:
+    """GPUs as CUDA_VISIBLE_DEVICES would name them; asked of the driver's tool, for CUDA itself must not start here."""
+    try:
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    there = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not there:
+        return list(map(str, range(there)))
+    return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+
+
+def best_precision() -> str:
+    """bf16 where all GPUs have it (compute capability 8.0), fp16 where they do not, fp32 without GPUs."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        capabilities = [float(line) for line in answer.stdout.split()]
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        capabilities = []
+    if not visible_gpus():
+        return "fp32"
+    return "bf16" if capabilities and min(capabilities) >= 8 else "fp16"
+
+
+def _work(run: Run, start: Path, threads: int) -> None:
+    """In the new process."""
+    end_with_parent()
+    from lazyformer_fairseq.glue.run.one_run import fine_tune
+
+    try:
+        fine_tune(run, start, threads)
+    except BaseException:  # the log has it
+        os._exit(1)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A Ctrl-C meanwhile reaches this process afterwards, and those that are started meanwhile not at all."""
+    resource_tracker.ensure_running()  # else started below, and that lifts the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,1 @@
+"""Models that differ in their pattern alone, side by side."""

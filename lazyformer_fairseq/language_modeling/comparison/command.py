@@ -1,0 +1,111 @@
+"""The command ``lazyformer lm compare``."""
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
+from lazyformer_fairseq.several_values import named_patterns, numbers
+
+A_PATH = click.Path(path_type=Path)
+DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}
+
+
+def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callable:
+    """An option of a field of ComparisonSettings, with its default."""
+    flag = flag or f"--{name.replace('_', '-')}"
+    return click.option(flag, name, type=kind or click.IntRange(1), default=DEFAULTS[name], help=help_text)
+
+
+@click.command()
+@click.argument("data", type=A_PATH)
+@click.argument("out", type=A_PATH)
+@click.option(
+    "--sublayers", type=click.Choice(list(map(str, MODELS))), default="16", help="Of each of the four models."
+)
+@click.option(
+    "--pattern", "more_patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
+    help="A further model; may be given several times.",
+)  # fmt: skip
+@click.option(
+    "--seeds", multiple=True, type=str, callback=numbers(int), default=DEFAULTS["seeds"], metavar="N,N,...",
+    help="Each trains every model.",
+)  # fmt: skip
+@click.option("--updates", type=click.IntRange(1), help=f"Of each model and seed.  [default: {DEFAULTS['updates']}]")
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True),
+    help="In place of --updates: as many as each model makes in this time, by a trial before.",
+)  # fmt: skip
+@size("embed_dim", "Embedding dimension.")
+@size("ffn_embed_dim", "Width of the feed-forward sublayers.")
+@size("heads", "Attention heads.")
+@click.option(
+    "--adaptive-softmax-cutoff", "cutoffs", multiple=True, type=str, callback=numbers(int), default=DEFAULTS["cutoffs"],
+    metavar="N,N,...",
+    help="Ids that start a new band of words; '' for one band.",
+)  # fmt: skip
+@size("dropout", "On embeddings and sublayer outputs.", click.FloatRange(0, 1, max_open=True))
+@size("tgt_len", "Tokens of a segment in training.")
+@size("mem_len", "Tokens remembered in training.", click.IntRange(0))
+@size("streams", "Rows of a training batch.", flag="--batch-size")
+@size("evaluation_tgt_len", "Tokens of a segment in evaluation and latency.")
+@size("evaluation_mem_len", "Tokens remembered in evaluation and latency.", click.IntRange(0))
+@size("clamp_len", "In evaluation, distances from here on count as this one; 0 for all as they are.", click.IntRange(0))
+@size("evaluation_streams", "Rows of an evaluation batch; no influence on the result.", flag="--evaluation-batch-size")
+@size("rate", "Highest learning rate.", click.FloatRange(0, 1, min_open=True), flag="--lr")
+@size("warmup_ratio", "Share of the updates until then.", click.FloatRange(0, 1))
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="cuda is in bf16.  [default: cuda where there is one]"
+)
+def compare(
+    data: Path,
+    out: Path,
+    sublayers: str,
+    more_patterns: dict[str, str],
+    updates: Optional[int],
+    minutes: Optional[float],
+    device: Optional[str],
+    **sizes: Any,
+) -> None:
+    """Train Transformer-XL, Sandwich, PAR and lazy PAR on DATA, equal in all but their pattern, and report to OUT.
+
+    DATA is what `lazyformer lm prepare` writes. The models of a seed take turns, update by update, on the same batches;
+    then perplexity is taken over every token of the validation and test splits, and latency at batch 1, in turn too.
+    OUT gets table.md, table.csv, comparison.png, results.json, and the trained models in runs. Stopped at any moment,
+    the same command goes on.
+
+    \b
+    lazyformer lm compare data/wikitext-2 results/compare
+    lazyformer lm compare data/wikitext-2 results/mine --pattern 'found=(sff)x4 (f)x4' --seeds 1,2,3
+    """
+    import torch
+
+    from lazyformer_fairseq.language_modeling.comparison.run import compare as run
+
+    if updates and minutes:
+        raise click.UsageError("give --updates or --minutes, not both")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch finds no GPU here")
+    patterns = MODELS[int(sublayers)]
+    if taken := patterns.keys() & more_patterns.keys():
+        raise click.UsageError(f"--pattern: {', '.join(sorted(taken))} is a model already; give another name")
+    settings = ComparisonSettings(
+        data=str(data),
+        patterns=patterns | more_patterns,
+        updates=None if minutes else updates or DEFAULTS["updates"],
+        minutes=minutes,
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        **sizes,
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        table = run(settings, out, ["lazyformer", *sys.argv[1:]])
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command goes on", err=True)
+        sys.exit(130)
+    click.echo(f"\n{table}\n\nwritten to {out}: table.md, table.csv, comparison.png, results.json")

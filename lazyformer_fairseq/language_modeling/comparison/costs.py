@@ -1,0 +1,53 @@
+"""What the models of a comparison cost to run: parameters, FLOPs, and latency at batch 1, taken in turn."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from lazyformer_fairseq.costs.flops import count_flops
+from lazyformer_fairseq.costs.latency import measure
+from lazyformer_fairseq.costs.model_latency import next_segment
+from lazyformer_fairseq.costs.parameters import count_parameters
+from lazyformer_fairseq.costs.sizes import CausalSizes
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
+from lazyformer_fairseq.language_modeling.evaluation.evaluate import load_model
+
+ROUNDS = 50
+
+
+def measure_costs(settings: ComparisonSettings, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """By model: `parameters`, `flops` of a segment, and `latency_seconds`, the samples.
+
+    What is timed is the scoring of a segment of the test split with a full memory, with the words beyond the first band
+    that are in it, which FLOPs leave out.
+
+    Args:
+        settings: of the comparison; the lengths of evaluation count.
+        checkpoints: of each model, by name.
+    """
+    tgt_len, mem_len = settings.evaluation_tgt_len, settings.evaluation_mem_len
+    costs, things = {}, {}
+    for name, checkpoint in checkpoints.items():
+        model, task = load_model(checkpoint, Path(settings.data), settings.device, settings.precision)
+        model.decoder.mem_len, model.decoder.clamp_len = mem_len, settings.clamp_len
+        sizes, pattern = CausalSizes.of(model.decoder), settings.patterns[name]
+        costs[name] = {
+            "parameters": count_parameters(pattern, sizes),
+            "flops": count_flops(pattern, sizes, tgt_len, mem_len),
+        }
+        things[name] = next_segment(model, *_a_segment(settings, task.dictionary), mem_len)
+    for name, timing in measure(things, ROUNDS, device=settings.device).items():
+        costs[name]["latency_seconds"] = list(timing.samples)
+    return costs
+
+
+def _a_segment(settings: ComparisonSettings, dictionary: Dictionary) -> tuple[Tensor, Tensor]:
+    """Tokens and targets (1, T) in the middle of the test split."""
+    tokens = open_tokens(Path(settings.data) / "test")
+    streams = TokenStreams(tokens, 1, settings.evaluation_tgt_len, dictionary.eos(), dictionary.pad(), keeps_rest=True)
+    segment = streams[len(streams) // 2]
+    return segment["net_input"]["src_tokens"].to(settings.device), segment["target"].to(settings.device)

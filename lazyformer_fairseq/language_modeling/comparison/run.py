@@ -1,0 +1,172 @@
+"""`lazyformer lm compare`: trains models that differ in their pattern alone, evaluates and times them, reports."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.data.datasets.token_streams import open_tokens
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.language_modeling.comparison.costs import measure_costs
+from lazyformer_fairseq.language_modeling.comparison.picture import draw
+from lazyformer_fairseq.language_modeling.comparison.report import markdown_table, write_csv
+from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
+from lazyformer_fairseq.language_modeling.comparison.training import ModelTraining, planned_updates, train_in_turn
+from lazyformer_fairseq.language_modeling.evaluation.evaluate import evaluate
+from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+from lazyformer_fairseq.patterns.grammar import KINDS, expand
+
+SPLITS = ("valid", "test")
+
+
+def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) -> str:
+    """Runs the comparison in `folder`, or goes on where it stopped; returns the table.
+
+    Writes there `results.json`, `table.md`, `table.csv` and `comparison.png`, and into `runs` the trained models.
+
+    Args:
+        settings: what is compared.
+        folder: of the results.
+        command: as it was given, for the record.
+
+    Raises:
+        UserError: the folder holds a comparison of other settings, or the data or a size does not fit.
+    """
+    _claim(settings, folder)
+    updates = planned_updates(settings, folder / "updates.json")
+    _train_all(settings, updates, folder / "runs")
+    if not (folder / "costs.json").exists():
+        last_seed = settings.seeds[-1]
+        checkpoints = {
+            name: run_folder(folder / "runs", name, last_seed) / "checkpoint_last.pt" for name in settings.patterns
+        }
+        write_json(folder / "costs.json", measure_costs(settings, checkpoints))
+    results = {
+        "command": " ".join(command),
+        "machine": describe_machine(settings.device),
+        "versions": describe_versions(),
+        "settings": settings.as_json(),
+        "data": _describe_data(settings),
+        "models": _collect(settings, updates, folder),
+    }
+    write_json(folder / "results.json", results)
+    return write_report(results, folder)
+
+
+def write_report(results: Mapping[str, Any], folder: Path) -> str:
+    """Writes table and picture from results.json's content; returns the table."""
+    models, settings = results["models"], results["settings"]
+    trained = f"{settings['minutes']:g} minutes" if settings["minutes"] else f"{settings['updates']:,} updates"
+    table = markdown_table(models)
+    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    write_csv(models, folder / "table.csv")
+    title = f"width {settings['embed_dim']}, {trained}, {len(settings['seeds'])} seeds; {results['machine']['device']}"
+    draw(models, title, folder / "comparison.png")
+    return table
+
+
+def run_folder(runs: Path, name: str, seed: int) -> Path:
+    """Of one model and seed."""
+    return runs / f"{name}-seed{seed}"
+
+
+def _claim(settings: ComparisonSettings, folder: Path) -> None:
+    """Keeps the settings in the folder. Before anything is trained nothing is lost with other ones."""
+    path = folder / "settings.json"
+    given = settings.as_json()
+    if path.exists() and any(folder.glob("runs/*/checkpoint_last.pt")):
+        kept = read_json(path)
+        differing = sorted(name for name in kept.keys() | given.keys() if kept.get(name) != given.get(name))
+        if differing:
+            changes = "; ".join(f"{name}: {kept.get(name)!r} there, {given.get(name)!r} now" for name in differing)
+            raise UserError(f"{folder} holds a comparison of other settings ({changes}); give them, or another folder")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "updates.json").unlink(missing_ok=True)
+    write_json(path, given)
+
+
+def _train_all(settings: ComparisonSettings, updates: Mapping[str, int], runs: Path) -> None:
+    """Trains and evaluates what has no result.json yet, seed after seed."""
+    unfinished = {
+        seed: [name for name in settings.patterns if not (run_folder(runs, name, seed) / "result.json").exists()]
+        for seed in settings.seeds
+    }
+    total = len(settings.seeds) * sum(updates.values())
+    left = sum(updates[name] for names in unfinished.values() for name in names)
+    with tqdm(total=total, initial=total - left, desc="training", unit=" updates") as progress:
+        for seed, names in ((seed, names) for seed, names in unfinished.items() if names):
+            progress.set_postfix_str(f"seed {seed}")
+            trainings = [
+                ModelTraining(settings, name, seed, updates[name], run_folder(runs, name, seed)) for name in names
+            ]
+            progress.update(sum(training.updates for training in trainings))
+            train_in_turn(trainings, progress)
+            for training in trainings:
+                _finish(settings, training)
+
+
+def _finish(settings: ComparisonSettings, training: ModelTraining) -> None:
+    """Evaluates, writes the result, and gives the optimizer's part of the checkpoint back to the disk."""
+    result: dict[str, Any] = {"seconds": training.seconds}
+    for split in SPLITS:
+        found = evaluate(
+            training.trainer.model,
+            open_tokens(Path(settings.data) / split),
+            training.task.source_dictionary.eos(),
+            tgt_len=settings.evaluation_tgt_len,
+            mem_len=settings.evaluation_mem_len,
+            clamp_len=settings.clamp_len,
+            batch_size=settings.evaluation_streams,
+        )
+        result |= {f"{split}_perplexity": found.perplexity, f"{split}_tokens": found.tokens}
+    write_json(training.folder / "result.json", result)
+    training.save(with_optimizer=False)
+
+
+def _collect(settings: ComparisonSettings, updates: Mapping[str, int], folder: Path) -> dict[str, dict[str, Any]]:
+    """The models of results.json."""
+    costs, models = read_json(folder / "costs.json"), {}
+    for name, pattern in settings.patterns.items():
+        runs = {seed: read_json(run_folder(folder / "runs", name, seed) / "result.json") for seed in settings.seeds}
+        seconds = np.concatenate([run.pop("seconds") for run in runs.values()])
+        latencies = np.array(costs[name].pop("latency_seconds"))
+        letters = expand(pattern)
+        models[name] = {
+            "pattern": pattern,
+            "sublayers": {kind: letters.count(kind) for kind in KINDS},
+            **costs[name],
+            "updates": updates[name],
+            "milliseconds_per_update": _quartiles(1000 * seconds),
+            "latency_milliseconds": _quartiles(1000 * latencies),
+            **{
+                f"{split}_perplexity": _range([run[f"{split}_perplexity"] for run in runs.values()]) for split in SPLITS
+            },
+            "runs": {str(seed): run for seed, run in runs.items()},
+        }
+    return models
+
+
+def _describe_data(settings: ComparisonSettings) -> dict[str, Any]:
+    """The data's manifest, and what a model would reach that knows nothing but a split's own frequencies of words."""
+    manifest = read_manifest(Path(settings.data))
+    unigram = {split: _unigram_perplexity(open_tokens(Path(settings.data) / split)) for split in SPLITS}
+    return {"manifest": manifest, "unigram_perplexity": unigram}
+
+
+def _unigram_perplexity(tokens: np.ndarray) -> float:
+    shares = np.bincount(tokens) / len(tokens)
+    shares = shares[shares > 0]
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+def _quartiles(values: np.ndarray) -> dict[str, float]:
+    return dict(zip(("median", "low", "high"), map(float, np.quantile(values, (0.5, 0.25, 0.75))), strict=True))
+
+
+def _range(values: list[float]) -> dict[str, float]:
+    return {"median": float(np.median(values)), "low": min(values), "high": max(values)}

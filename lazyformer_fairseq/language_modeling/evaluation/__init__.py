@@ -1,0 +1,1 @@
+"""Perplexity and bits per character."""

@@ -1,0 +1,187 @@
+"""Perplexity per word, or bits per character, over every token of a split (PAR Transformer, section 3).
+
+Batch size 1 defines the number: one stream reads the split from its start in segments of `tgt_len`, with a memory of
+the `mem_len` tokens before each. Every token is predicted, the first one from ``</s>``, so the mean is over as many
+tokens as the split has. (Transformer-XL's own code leaves the first one out. Of WikiText-103 that is one of 245,569,
+the end of an empty line.)
+
+With a larger batch each stream reads a part of the split. What it would not know is what stands before its part, so it
+reads that first, without counting it: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at positions
+of which each again depends on as many through the attending sublayer below, and so on. Attending sublayers times that
+many segments, on the same grid as those of batch 1, give the memory that batch 1 would have there, but for rounding.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.language_modeling.evaluation.parts import Parts
+from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
+
+TASK = "stream_language_modeling"
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model makes of a text.
+
+    Attributes:
+        tokens: predicted, all of the text.
+        nats: mean negative log-likelihood of a token.
+        seconds: that it took, the streams' warming included.
+    """
+
+    tokens: int
+    nats: float
+    seconds: float
+
+    @property
+    def bits(self) -> float:
+        """A token: bits per character where tokens are characters."""
+        return self.nats / math.log(2)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats) if self.nats < 700 else math.inf
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "nats_per_token": self.nats,
+            "bits_per_token": self.bits,
+            "perplexity": self.perplexity,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+        }
+
+
+def load_model(
+    checkpoint: Path, data: Path, device: str = "cpu", precision: str = "fp32"
+) -> tuple[CausalLanguageModel, StreamLanguageModelingTask]:
+    """The language model of a checkpoint, and its task on `data`, whose dictionary must be the checkpoint's.
+
+    Raises:
+        UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU; give --device cpu")
+    if not Path(checkpoint).is_file():
+        raise UserError(f"{checkpoint}: no such checkpoint")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
+    if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
+        raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+    return models[0].to(device, PRECISIONS[precision]).eval(), task
+
+
+def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
+    """Predicts every token of a text, by :func:`token_losses`, whose other arguments are `lengths`; takes the time."""
+    start = time.perf_counter()
+    losses = token_losses(model, tokens, eos, **lengths)
+    return Evaluation(len(losses), float(losses.mean(dtype=np.float64)), time.perf_counter() - start)
+
+
+def token_losses(
+    model: CausalLanguageModel,
+    tokens: np.ndarray,
+    eos: int,
+    tgt_len: int,
+    mem_len: int,
+    clamp_len: int = 0,
+    batch_size: int = 1,
+    warms: bool = True,
+) -> np.ndarray:
+    """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
+
+    Args:
+        model: on any device, in any precision; dropout is off meanwhile.
+        tokens: (N,) ids.
+        eos: id of ``</s>``, from which the first token is predicted.
+        tgt_len: tokens of a segment.
+        mem_len: tokens of the memory.
+        clamp_len: distances beyond it are taken for it; 0 for no such limit.
+        batch_size: streams.
+        warms: False starts each stream without a past: cheaper, and another number.
+
+    Raises:
+        UserError: a length that cannot be.
+    """
+    _check_lengths(tgt_len, mem_len, clamp_len, batch_size)
+    text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
+    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len) if warms else 0
+    parts = Parts.of(len(text), batch_size, lead)
+    device = next(model.parameters()).device
+    losses = np.zeros(len(tokens), dtype=np.float32)
+    memory = StreamMemory()
+    with _evaluating(model, mem_len, clamp_len), _progress_bar(len(tokens)) as bar:
+        for step in range(parts.steps):
+            segments = parts.segments(step)
+            source, target = _batch(text, segments)
+            nll, _ = model(source.to(device), memory=memory, target=target.to(device))
+            nll = nll.float().cpu().numpy()
+            for stream in parts.counted(step):
+                place = losses[segments[stream] * tgt_len : (segments[stream] + 1) * tgt_len]
+                place[:] = nll[stream, : len(place)]
+                bar.update(len(place))
+    return losses
+
+
+def attending_sublayers(model: CausalLanguageModel) -> int:
+    return sum(sublayer.attends for sublayer in model.decoder.sublayers)
+
+
+def _check_lengths(tgt_len: int, mem_len: int, clamp_len: int, batch_size: int) -> None:
+    for option, value, least in (
+        ("tgt-len", tgt_len, 1),
+        ("mem-len", mem_len, 0),
+        ("clamp-len", clamp_len, -1),
+        ("batch-size", batch_size, 1),
+    ):
+        if value < least:
+            raise UserError(f"--{option} {value}: must be {least} or more")
+
+
+def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
+    """Sources and targets of some segments of the text, (B, T); a short last one ends in padding."""
+    rows = [text[segment] for segment in segments]
+    time = max(row["target"].size(1) for row in rows)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat([F.pad(part, (0, time - part.size(1)), value=text.pad) for part in parts])
+
+    return joined([row["net_input"]["src_tokens"] for row in rows]), joined([row["target"] for row in rows])
+
+
+def _progress_bar(tokens: int) -> tqdm:
+    return tqdm(total=tokens, desc="evaluating", unit="token", unit_scale=True, leave=False)
+
+
+@contextmanager
+def _evaluating(model: CausalLanguageModel, mem_len: int, clamp_len: int) -> Iterator[None]:
+    """Without dropout and gradients, with other lengths than in training; all of it is undone after."""
+    decoder, was_training = model.decoder, model.training
+    before = decoder.mem_len, decoder.clamp_len
+    decoder.mem_len, decoder.clamp_len = mem_len, clamp_len
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        decoder.mem_len, decoder.clamp_len = before
+        model.train(was_training)

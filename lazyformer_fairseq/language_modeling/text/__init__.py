@@ -1,0 +1,1 @@
+"""WikiText, enwik8 and text8, as data."""

@@ -1,0 +1,159 @@
+"""Texts of language modelling -> what fairseq reads: ``SPLIT.bin``, ``SPLIT.idx``, ``dict.txt``; and ``manifest.json``.
+
+The dictionary comes from the training split, the most frequent symbol first, as adaptive embeddings need it, without
+symbols that only fill it up to a multiple of 8.
+"""
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
+from tabulate import tabulate
+from tqdm import tqdm
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.shards import write_index
+from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.language_modeling.text.sources import (
+    END_OF_LINE,
+    SPLITS,
+    Characters,
+    CharacterSplits,
+    TextSource,
+    WordsOfLines,
+)
+
+MANIFEST = "manifest.json"
+
+# Tokens of the splits and symbols of the training split, ends of lines among both (Merity et al., 2016). MD5 of whole
+# files, by those who distribute them (mattmahoney.net/dc/textdata.html).
+OFFICIAL_COUNTS = {
+    "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569, "vocabulary": 33_278},
+    "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569, "vocabulary": 267_735},
+}
+OFFICIAL_MD5 = {"enwik8": "a1fa5ffddb56f4953e226637dabbb36a", "text8": "3bea1919949baf155f99411df5fada7e"}
+
+
+def prepare(
+    corpus: str,
+    source: Path,
+    out: Path,
+    official: Optional[str] = None,
+    splits: CharacterSplits = CharacterSplits(),  # noqa: B008  frozen
+) -> dict[str, Any]:
+    """Writes the folder `out`, whole or not at all.
+
+    Args:
+        corpus: ``wikitext``, ``enwik8`` or ``text8``.
+        source: the folder of WikiText's three files; the file of the others, or its folder.
+        out: must not hold anything yet.
+        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse what is not exactly that text.
+        splits: of characters.
+
+    Returns:
+        The manifest, as written.
+
+    Raises:
+        UserError: the source is missing, empty, too short, not UTF-8, or not the official text where that is asked for.
+    """
+    refuse_filled_folder(out)
+    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus, splits)
+    with written_whole(out) as folder, _progress_bar(text) as bar:
+        counts = text.count("train", bar.update)
+        dictionary = _dictionary(counts)
+        dictionary.save(str(folder / "dict.txt"))
+        manifest = {
+            "corpus": corpus,
+            "unit": text.unit,
+            "source": str(Path(source).absolute()),
+            "vocabulary": len(counts),
+            "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
+        }
+        manifest["official"] = _official_name(text, manifest)
+        if official is not None and manifest["official"] != official:
+            raise UserError(f"{source}: not {official}: {not_official(manifest)}; download it again")
+        write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _progress_bar(text: TextSource) -> tqdm:
+    total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
+    return tqdm(total=total, desc="preparing", unit="B", unit_scale=True)
+
+
+def _dictionary(counts: Counter) -> Dictionary:
+    """fairseq's four symbols, then those of the corpus, the most frequent first, equally frequent ones by name."""
+    dictionary = Dictionary()
+    for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if symbol not in dictionary.indices:  # </s> and <unk>
+            dictionary.add_symbol(symbol, n=count)
+    return dictionary
+
+
+def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: tqdm) -> dict[str, int]:
+    """Writes ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
+    dtype = best_fitting_int_dtype(len(dictionary))
+    sizes, tokens, unknown = [], 0, 0
+    with open(f"{prefix}.bin", "wb") as stream:
+        for ids, sizes_of_block in text.encode(split, dictionary, bar.update):
+            ids.astype(dtype).tofile(stream)
+            sizes.append(sizes_of_block)
+            tokens += len(ids)
+            unknown += int((ids == dictionary.unk()).sum())
+    write_index(Path(f"{prefix}.idx"), lambda: sizes, dtype)
+    return {"tokens": tokens, "items": sum(map(len, sizes)), "unknown": unknown}
+
+
+def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
+    """Which official text this is; None where it is none."""
+    if isinstance(text, Characters):
+        with text.file.open("rb") as file:
+            found = hashlib.file_digest(file, "md5").hexdigest()
+        return text.name if found == OFFICIAL_MD5[text.name] else None
+    found = _counts(manifest)
+    return next((name for name, counts in OFFICIAL_COUNTS.items() if counts == found), None)
+
+
+def _counts(manifest: dict[str, Any]) -> dict[str, int]:
+    """As :data:`OFFICIAL_COUNTS` has them."""
+    tokens = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
+    return {**tokens, "vocabulary": manifest["vocabulary"]}
+
+
+def not_official(manifest: dict[str, Any]) -> str:
+    """What differs from the official text, of WikiText's two from the nearer one, in words."""
+    if manifest["unit"] == "character":
+        return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
+    found = _counts(manifest)
+    name, official = min(OFFICIAL_COUNTS.items(), key=lambda item: abs(item[1]["train"] - found["train"]))
+    return "; ".join(
+        f"{key} {found[key]:,}, {name} has {number:,}" for key, number in official.items() if number != found[key]
+    )
+
+
+def overview(manifest: dict[str, Any]) -> str:
+    """The manifest for people."""
+    rows = [
+        (split, f"{counts['tokens']:,}", f"{counts['items']:,}", f"{counts['unknown']:,}")
+        for split, counts in manifest["splits"].items()
+    ]
+    unit = f"{manifest['unit']}s"
+    items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
+    table = tabulate(rows, ("split", unit, items, "<unk>"), disable_numparse=True, colalign=("left", *["right"] * 3))
+    if manifest["official"]:
+        verdict = f"these are {manifest['official']}'s official counts"
+    else:
+        verdict = f"NOT an official text, its results compare with no published ones: {not_official(manifest)}"
+    return f"{table}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder (UserError where there is none)."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give a folder that `lazyformer lm prepare` wrote")
+    return read_json(path)

@@ -1,0 +1,64 @@
+"""Back end ``fused``: nothing n x n is written to memory. Triton on a GPU, block by block in torch on a processor."""
+
+import functools
+import os
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.modules.attention import block_gradient
+from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators
+from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.scores import ScoreBias
+
+
+def attend(
+    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, readers: int
+) -> tuple[Tensor, block_gradient.SharedAttention]:
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
+    kernels = _triton_kernels() if uses_triton(q_BNTD.device) else _KERNELS
+    return block_gradient.attend(kernels, q_BNTD, k_BNTD, v_BNTD, bias, readers)
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Whether Triton computes: on a GPU if it is installed, elsewhere where its interpreter is asked for."""
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is a Triton whose kernels may take tuples."""
+    try:
+        major, minor, *_ = version("triton").split(".")
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) >= (3, 3)
+
+
+@functools.cache
+def _triton_kernels() -> BlockKernels:
+    from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
+
+    return as_operators(
+        "triton",
+        BlockKernels(
+            triton_kernels.attend_forward,
+            triton_kernels.reuse_forward,
+            triton_kernels.value_gradient,
+            triton_kernels.block_gradient,
+        ),
+        saved_like=lambda q: q.new_empty(q.shape[:-1], dtype=torch.float32),
+    )
+
+
+_KERNELS = as_operators(
+    "blockwise",
+    BlockKernels(
+        functools.partial(blockwise.attend_forward, store=False),
+        blockwise.reuse_forward,
+        blockwise.value_gradient,
+        blockwise.block_gradient,
+    ),
+    saved_like=lambda q: q.new_empty(0),
+)

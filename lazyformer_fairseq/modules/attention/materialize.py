@@ -1,0 +1,29 @@
+"""Back end ``materialize``: the ``s`` keeps its distribution in the values' precision, each ``l`` is one product."""
+
+import functools
+
+from torch import Tensor
+
+from lazyformer_fairseq.modules.attention import block_gradient
+from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators
+from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.scores import ScoreBias
+
+
+def attend(
+    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, readers: int
+) -> tuple[Tensor, block_gradient.SharedAttention]:
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
+    return block_gradient.attend(_KERNELS, q_BNTD, k_BNTD, v_BNTD, bias, readers)
+
+
+_KERNELS = as_operators(
+    "materialize",
+    BlockKernels(
+        functools.partial(blockwise.attend_forward, store=True),
+        blockwise.reuse_forward,
+        blockwise.value_gradient,
+        blockwise.block_gradient,
+    ),
+    saved_like=lambda q: q.new_empty(*q.shape[:2], q.size(2), q.size(2)),
+)

@@ -1,0 +1,1 @@
+"""Attention of a lazy block on a GPU: Triton kernels."""

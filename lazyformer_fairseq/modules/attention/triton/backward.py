@@ -1,0 +1,305 @@
+"""Backward: the values' gradient of an ``l``, and the one pass of an ``s`` for its whole block.
+
+With m values V_i on one distribution P and the outputs' gradients dO_i,
+dS = P o (sum_i dO_i V_i^T - delta), delta = sum_i rowsum(dO_i o O_i), whatever m is: so dQ, dK and the bias's gradient
+are computed once per block. Tiles are kept transposed, keys by queries: they come out as the products that sum over
+queries want them.
+"""
+
+import triton
+import triton.language as tl
+
+from lazyformer_fairseq.modules.attention.triton.shared import (
+    LOG2_E,
+    NOT_SPECIALIZED,
+    bias_of,
+    count_tiles,
+    far_biases,
+    far_tiles,
+    head_of,
+    inside,
+    length_of,
+    load_rows,
+    near_scores,
+    nth_tile,
+    own_tile,
+    rows_of,
+)
+
+
+@triton.jit
+def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
+    """One number for each query; `beyond` where there is no query."""
+    pointers = per_query + queries
+    return tl.load(pointers, mask=queries < time, other=beyond) if NEAR else tl.load(pointers)
+
+
+@triton.jit
+def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
+    """(whole tiles of queries, all tiles) that a tile of keys meets: no whole one if a key is padding, for its mask."""
+    full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
+    total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
+    return full, total
+
+
+@triton.jit
+def transposed_probabilities(
+    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, NEAR: tl.constexpr
+):
+    """P^T (keys, queries) in float32, zeros at keys of padding and where there is no query."""
+    products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
+    log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
+    if NEAR:
+        distance = keys[:, None] - queries[None, :]
+        scores = near_scores(products, distance, keys[:, None] < length, scale, bias, reach) - log_sums[None, :]
+    else:
+        scores = products * (scale * LOG2_E) + (far_bias - log_sums)[None, :]
+    return tl.exp2(scores)
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def value_gradient_kernel(
+    q,
+    k,
+    d_output,
+    lse,
+    bias,
+    lengths,
+    dv,
+    q_strides,
+    k_strides,
+    d_output_strides,
+    dv_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of keys: dV = P^T dO."""
+    k_tile, b, n = own_tile((time + BLOCK_K - 1) // BLOCK_K, heads)
+    first_key = k_tile * BLOCK_K
+    keys = first_key + tl.arange(0, BLOCK_K)
+    length = length_of(lengths, b, time)
+    bias = bias_of(bias, n, reach)
+    below, above = far_biases(bias, reach)
+    q_head, d_output_head = head_of(q, q_strides, b, n), head_of(d_output, d_output_strides, b, n)
+    k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
+    lse += tl.cast(b * heads + n, tl.int64) * time
+    gradient = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+
+    full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
+    low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
+    for near in tl.static_range(2):
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
+            first_query = tile * BLOCK_Q
+            queries = first_query + tl.arange(0, BLOCK_Q)
+            q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
+            far_bias = tl.where(tile < low, above, below)
+            p = transposed_probabilities(
+                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+            )
+            rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
+            gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
+
+    dv_rows = rows_of(head_of(dv, dv_strides, b, n), first_key, dv_strides[2], BLOCK_K, BLOCK_D)
+    tl.store(dv_rows, gradient.to(dv.dtype.element_ty), mask=inside(first_key, time, HEAD, BLOCK_K, BLOCK_D))
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
+def key_side_kernel(
+    q,
+    k,
+    values,
+    d_outputs,
+    lse,
+    delta,
+    bias,
+    lengths,
+    dq,
+    dk,
+    dv,
+    band,
+    far_sums,
+    far_slots,
+    q_strides,
+    k_strides,
+    values_strides,
+    d_outputs_strides,
+    dq_strides,
+    dk_strides,
+    dv_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    M: tl.constexpr,
+    ADDS_DQ: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of keys: dK, dV of the block's first value, and what the tile adds to dQ and to the bias's gradient.
+
+    `dq` is in float32 and starts as zeros; programs add to it in any order. `band` (B, N, T, 2 reach + 1), zeros at
+    first, receives dS by query and distance for distances nearer than `reach`; `far_sums` (B, N, far_slots, 2),
+    zeros at first, the sums of dS over this tile at distances <= -reach and >= reach.
+    """
+    tiles = (time + BLOCK_K - 1) // BLOCK_K
+    k_tile, b, n = own_tile(tiles, heads)
+    first_key = k_tile * BLOCK_K
+    keys = first_key + tl.arange(0, BLOCK_K)
+    length = length_of(lengths, b, time)
+    bias = bias_of(bias, n, reach)
+    below, above = far_biases(bias, reach)
+    q_head, dq_head = head_of(q, q_strides, b, n), head_of(dq, dq_strides, b, n)
+    k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
+    v_tiles = ()
+    d_output_heads = ()
+    for i in tl.static_range(M):
+        v_head = head_of(values[i], values_strides[i], b, n)
+        v_tiles += (load_rows(v_head, first_key, values_strides[i][2], length, HEAD, BLOCK_K, BLOCK_D, False),)
+        d_output_heads += (head_of(d_outputs[i], d_outputs_strides[i], b, n),)
+    row_of_head = tl.cast(b * heads + n, tl.int64) * time
+    lse += row_of_head
+    delta += row_of_head
+    if band is not None:
+        band += row_of_head * (2 * reach + 1) + reach
+    d_key = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    d_value = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
+    sum_below = tl.zeros([BLOCK_K], tl.float32)
+    sum_above = tl.zeros([BLOCK_K], tl.float32)
+
+    full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
+    low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
+    for near in tl.static_range(2):
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
+            first_query = tile * BLOCK_Q
+            queries = first_query + tl.arange(0, BLOCK_Q)
+            q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
+            far_bias = tl.where(tile < low, above, below)
+            p = transposed_probabilities(
+                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+            )
+            dp = tl.zeros([BLOCK_K, BLOCK_Q], tl.float32)
+            for i in tl.static_range(M):
+                rows = load_rows(
+                    d_output_heads[i], first_query, d_outputs_strides[i][2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0
+                )
+                dp = tl.dot(v_tiles[i], tl.trans(rows), dp, input_precision="ieee")
+                if i == 0:
+                    d_value = tl.dot(p.to(rows.dtype), rows, d_value, input_precision="ieee")
+            ds = p * (dp - load_row(delta, queries, time, 0.0, near)[None, :])
+            rounded = ds.to(q_rows.dtype)
+            if band is not None:
+                if near:
+                    distance = keys[:, None] - queries[None, :]
+                    in_band = (tl.abs(distance) < reach) & (queries[None, :] < time)
+                    tl.store(band + queries[None, :] * (2 * reach + 1) + distance, rounded, mask=in_band)
+                    sum_below += tl.sum(tl.where(distance <= -reach, ds, 0.0), 1)
+                    sum_above += tl.sum(tl.where(distance >= reach, ds, 0.0), 1)
+                else:
+                    by_key = tl.sum(ds, 1)
+                    sum_below += tl.where(tile < low, 0.0, by_key)
+                    sum_above += tl.where(tile < low, by_key, 0.0)
+            d_key = tl.dot(rounded, q_rows, d_key, input_precision="ieee")
+            if ADDS_DQ:
+                d_query = tl.dot(tl.trans(rounded), k_rows, input_precision="ieee") * scale
+                dq_rows = rows_of(dq_head, first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
+                is_whole: tl.constexpr = near == 0 and HEAD == BLOCK_D
+                mask = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
+                tl.atomic_add(dq_rows, d_query, mask=mask, sem="relaxed")
+
+    mask = inside(first_key, time, HEAD, BLOCK_K, BLOCK_D)
+    dk_rows = rows_of(head_of(dk, dk_strides, b, n), first_key, dk_strides[2], BLOCK_K, BLOCK_D)
+    tl.store(dk_rows, (d_key * scale).to(dk.dtype.element_ty), mask=mask)
+    dv_rows = rows_of(head_of(dv, dv_strides, b, n), first_key, dv_strides[2], BLOCK_K, BLOCK_D)
+    tl.store(dv_rows, d_value.to(dv.dtype.element_ty), mask=mask)
+    if band is not None:
+        far_sums += ((b * heads + n) * far_slots + k_tile) * 2
+        tl.store(far_sums, tl.sum(sum_below, 0))
+        tl.store(far_sums + 1, tl.sum(sum_above, 0))
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def query_side_kernel(
+    q,
+    k,
+    values,
+    d_outputs,
+    lse,
+    delta,
+    bias,
+    lengths,
+    dq,
+    q_strides,
+    k_strides,
+    values_strides,
+    d_outputs_strides,
+    dq_strides,
+    scale,
+    time,
+    heads,
+    reach,
+    time_class,
+    HEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One tile of queries: dQ, always summed in the same order. Computes dS once more."""
+    q_tile, b, n = own_tile((time + BLOCK_Q - 1) // BLOCK_Q, heads)
+    first_query = q_tile * BLOCK_Q
+    queries = first_query + tl.arange(0, BLOCK_Q)
+    length = length_of(lengths, b, time)
+    bias = bias_of(bias, n, reach)
+    below, above = far_biases(bias, reach)
+    k_head = head_of(k, k_strides, b, n)
+    q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
+    value_heads = ()
+    d_output_tiles = ()
+    for i in tl.static_range(M):
+        value_heads += (head_of(values[i], values_strides[i], b, n),)
+        head = head_of(d_outputs[i], d_outputs_strides[i], b, n)
+        d_output_tiles += (load_rows(head, first_query, d_outputs_strides[i][2], time, HEAD, BLOCK_Q, BLOCK_D, False),)
+    row_of_head = tl.cast(b * heads + n, tl.int64) * time
+    log_sums = load_row(lse + row_of_head, queries, time, float("inf"), True) * LOG2_E
+    deltas = load_row(delta + row_of_head, queries, time, 0.0, True)
+    d_query = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+
+    full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
+    low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
+    for near in tl.static_range(2):
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
+            first_key = tile * BLOCK_K
+            k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
+            products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
+            if near:
+                keys = first_key + tl.arange(0, BLOCK_K)
+                distance = keys[None, :] - queries[:, None]
+                scores = near_scores(products, distance, keys[None, :] < length, scale, bias, reach) - log_sums[:, None]
+            else:
+                far_bias = tl.where(tile < low, below, above)
+                scores = products * (scale * LOG2_E) + (far_bias - log_sums)[:, None]
+            dp = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
+            for i in tl.static_range(M):
+                rows = load_rows(
+                    value_heads[i], first_key, values_strides[i][2], length, HEAD, BLOCK_K, BLOCK_D, near == 0
+                )
+                dp = tl.dot(d_output_tiles[i], tl.trans(rows), dp, input_precision="ieee")
+            ds = tl.exp2(scores) * (dp - deltas[:, None])
+            d_query = tl.dot(ds.to(k_rows.dtype), k_rows, d_query, input_precision="ieee")
+
+    dq_rows = rows_of(head_of(dq, dq_strides, b, n), first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
+    mask = inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
+    tl.store(dq_rows, (d_query * scale).to(dq.dtype.element_ty), mask=mask)

@@ -1,0 +1,190 @@
+"""The decoder of a causal language model: adaptive embeddings, then one loop over the sublayers of the pattern."""
+
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import ReusableAttention
+from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.networks.adaptive_embedding import AdaptiveEmbedding, Band
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.modules.sublayers.lazy_attention import LazyAttention
+from lazyformer_fairseq.modules.sublayers.relative_attention import (
+    RelativeAttention,
+    RelativePositions,
+    causal_mask,
+    encode_distances,
+)
+from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.modules.sublayers.self_attention import check_heads
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+
+
+class CausalDecoder(nn.Module):
+    """Transformer-XL with any pattern of sublayers (Dai et al., 2019; PAR Transformer, section 3.1).
+
+    Dropout acts, as in Transformer-XL, on embeddings, on encoded distances, on every sublayer's output and on the
+    features. Pre-norm decoders normalise the features.
+
+    Args:
+        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`. An ``s`` is a :class:`RelativeAttention`; an ``l``
+            reuses its distribution over memory and segment, with values of its own from both.
+        vocab_size: V.
+        embed_dim: C; even, for sines and cosines.
+        ffn_embed_dim: width of the feed-forward sublayers.
+        num_heads: N; must divide C.
+        mem_len: tokens that a StreamMemory keeps from one segment to the next.
+        clamp_len: distances beyond this one are taken for it; 0 or -1 for no such limit.
+        cutoffs: ids that start a new band of the embedding; empty for one band.
+        div_val: by which each band is narrower than the one before.
+        dropout: see above.
+        attention_dropout: on attention distributions.
+        activation_dropout: after the activation of the feed-forward sublayers.
+        activation: of the feed-forward sublayers.
+        normalize_before: pre-norm.
+
+    Attributes:
+        mem_len, clamp_len: may be set between two forward passes; weights do not depend on them.
+
+    Raises:
+        ValueError: sizes that do not fit together, named (most as UserError).
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        vocab_size: int,
+        embed_dim: int,
+        ffn_embed_dim: int,
+        num_heads: int,
+        mem_len: int,
+        clamp_len: int = 0,
+        cutoffs: Sequence[int] = (),
+        div_val: int = 1,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = F.relu,
+        normalize_before: bool = False,
+    ):
+        super().__init__()
+        _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
+        self.embed_dim = embed_dim
+        self.ffn_embed_dim = ffn_embed_dim
+        self.num_heads = num_heads
+        self.mem_len = mem_len
+        self.clamp_len = clamp_len
+        self.dropout = dropout
+        self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
+        self.activation = activation
+        self.normalize_before = normalize_before
+        self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
+        self.sublayers = nn.ModuleList(self.build_sublayer(planned) for planned in plan(pattern))
+        if not any(sublayer.attends for sublayer in self.sublayers):
+            # Nothing reads them; on several GPUs DDP waits for the gradient of every weight that wants one.
+            self.content_bias.requires_grad_(False)
+            self.position_bias.requires_grad_(False)
+        self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
+
+    def build_sublayer(self, planned: PlannedSublayer) -> ResidualSublayer:
+        """One sublayer of the decoder's sizes with weights of its own: what ``sublayers`` is made of, or a search's."""
+        if planned.kind == "s":
+            inner = RelativeAttention(self.embed_dim, self.num_heads, self.attention_dropout, planned.is_read)
+        elif planned.kind == "l":
+            inner = LazyAttention(self.embed_dim, self.num_heads, self.attention_dropout, bias=False)
+        else:
+            inner = FeedForward(self.embed_dim, self.ffn_embed_dim, self.activation, self.activation_dropout)
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
+
+    def relative_positions(self, time: int, memory_length: int) -> RelativePositions:
+        """What the sublayers share in a forward pass of T queries over M remembered tokens and themselves."""
+        like, keys = self.content_bias, memory_length + time
+        encoded = encode_distances(keys, self.embed_dim, max(self.clamp_len, 0), like)
+        return RelativePositions(
+            F.dropout(encoded, self.dropout, self.training),
+            causal_mask(time, keys, like),
+            self.content_bias,
+            self.position_bias,
+        )
+
+    def forward(
+        self, tokens_BT: Tensor, memory: Optional[StreamMemory] = None, return_all: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Reads one segment of B streams.
+
+        Args:
+            tokens_BT: ids.
+            memory: of the same B streams up to this segment; holds the segment too when this returns. None for streams
+                that start here and end here.
+            return_all: also return the embeddings and the output of each sublayer.
+
+        Returns:
+            Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
+        """
+        x = F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
+        past = StreamMemory() if memory is None else memory
+        shared = self.relative_positions(tokens_BT.size(1), past.length)
+        inputs: list[Tensor] = []
+        all_states = [x] if return_all else []
+        distribution: Optional[ReusableAttention] = None
+        for sublayer in self.sublayers:
+            remembered = None
+            if sublayer.attends:
+                remembered = past.before(len(inputs), x)
+                inputs.append(x)
+            x, distribution = sublayer(x, distribution, shared, remembered)
+            if return_all:
+                all_states.append(x)
+        if memory is not None:
+            memory.remember(inputs, self.mem_len)
+        x = x if self.final_layer_norm is None else self.final_layer_norm(x)
+        return F.dropout(x, self.dropout, self.training), all_states
+
+
+def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: int, clamp_len: int) -> None:
+    check_heads(embed_dim, num_heads)
+    if embed_dim < 2 or embed_dim % 2:
+        raise UserError(f"an embedding dimension of {embed_dim}: must be even and positive, for sines and cosines")
+    if ffn_embed_dim < 1:
+        raise UserError(f"feed-forward sublayers {ffn_embed_dim} wide: must be 1 or more")
+    if mem_len < 0:
+        raise UserError(f"--mem-len {mem_len}: must be 0 (no memory) or more")
+    if clamp_len < -1:
+        raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 for no limit to distances")
+
+
+def init_transformer_xl_weights(module: nn.Module) -> None:
+    """Transformer-XL's initialisation, for ``module.apply``.
+
+    | parameter | value |
+    |---|---|
+    | weights of linear maps, embeddings, bands in the head of the softmax, u and v | N(0, 0.02) |
+    | projections of bands | N(0, 0.01) |
+    | biases of linear maps, words and bands | 0 |
+    | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, 0.02)) |
+    """
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, Band):
+        nn.init.normal_(module.table, std=0.02)
+        if module.projection is not None:
+            nn.init.normal_(module.projection, std=0.01)
+    if isinstance(module, AdaptiveSoftmax):
+        nn.init.zeros_(module.bias)
+        if module.band_weight is not None:
+            nn.init.normal_(module.band_weight, std=0.02)
+            nn.init.zeros_(module.band_bias)
+    if isinstance(module, CausalDecoder):
+        nn.init.normal_(module.content_bias, std=0.02)
+        nn.init.normal_(module.position_bias, std=0.02)

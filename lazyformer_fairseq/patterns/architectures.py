@@ -1,0 +1,173 @@
+"""The one table of named models: encoders, then causal language models. What names them is held to it by tests.
+
+A new model is a new row. Every row also has a tiny twin of the same pattern for tests and quick starts:
+``bert_base`` -> ``bert_tiny``, ``lazyformer_m2x6_s`` -> ``lazyformer_m2x6_s_tiny``.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Optional, Union
+
+_NOT_OPTIONS = {"parameters_in_millions", "source"}
+
+
+class Architecture:
+    """One row. Its attributes have the names of the model's options, but for the last two."""
+
+    def options(self) -> dict[str, Union[str, int, float]]:
+        """The row as model options, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_OPTIONS}
+
+
+@dataclass(frozen=True)
+class EncoderArchitecture(Architecture):
+    """What distinguishes an encoder. The other options (dropout 0.1, ...) are the model's defaults.
+
+    Attributes:
+        sublayer_pattern: the encoder, see :mod:`lazyformer_fairseq.patterns.grammar`.
+        encoder_ffn_embed_dim: W, width of the feed-forward sublayers.
+        encoder_embed_dim: H, embedding dimension.
+        encoder_attention_heads: N.
+        attention_dropout: on attention distributions; the ``-S`` rows have none.
+        relative_position_buckets: of T5's relative bias, 0 for none (the PAR paper's models).
+        parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours to within 1%.
+        source: where the row comes from.
+    """
+
+    sublayer_pattern: str
+    encoder_ffn_embed_dim: int
+    encoder_embed_dim: int
+    encoder_attention_heads: int
+    attention_dropout: float
+    relative_position_buckets: int
+    parameters_in_millions: Optional[float]
+    source: str
+
+
+@dataclass(frozen=True)
+class CausalArchitecture(Architecture):
+    """What distinguishes a causal language model.
+
+    Attributes:
+        sublayer_pattern: the decoder, see :mod:`lazyformer_fairseq.patterns.grammar`.
+        decoder_ffn_embed_dim: W, width of the feed-forward sublayers.
+        decoder_embed_dim: H, embedding dimension.
+        decoder_attention_heads: N.
+        dropout: on embeddings, encoded distances, sublayer outputs and features.
+        attention_dropout: on attention distributions.
+        activation_dropout: after the activation of the feed-forward sublayers.
+        adaptive_softmax_cutoff: ids that start a new band of words, with commas; empty for one band.
+        adaptive_softmax_factor: by which each band's vectors are narrower than the last one's.
+        mem_len: tokens of memory in training.
+        parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours to within 1%.
+        source: where the row comes from.
+    """
+
+    sublayer_pattern: str
+    decoder_ffn_embed_dim: int
+    decoder_embed_dim: int
+    decoder_attention_heads: int
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    adaptive_softmax_cutoff: str
+    adaptive_softmax_factor: int
+    mem_len: int
+    parameters_in_millions: Optional[float]
+    source: str
+
+
+def _lazyformer(pattern, width, embed_dim, heads, attention_dropout, millions, table):
+    source = f"LazyFormer, {table}"
+    return EncoderArchitecture(pattern, width, embed_dim, heads, attention_dropout, 32, millions, source)
+
+
+def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, EncoderArchitecture]:
+    """The rows NAME_sd (with attention dropout) and NAME_s (without), of BERT's width and size."""
+    row = _lazyformer(pattern, width, 768, 12, 0.1, 112, source)
+    return {f"{name}_sd": row, f"{name}_s": replace(row, attention_dropout=0.0)}
+
+
+_NAMED = {
+    "bert_base": _lazyformer("M1x12", 3072, 768, 12, 0.1, 112, "Table 2"),
+    **_twins("lazyformer_m2x6", "M2x6", 3456, "Table 2"),
+    "lazyformer_m2x6": _lazyformer("M2x6", 4480, 896, 14, 0.0, 157, "Table 2"),
+    "lazyformer_m2x6_w6144": _lazyformer("M2x6", 6144, 768, 12, 0.0, 161, "Table 4"),
+    "lazyformer_m2x7": _lazyformer("M2x7", 4480, 768, 12, 0.0, 148, "Table 4"),
+    **_twins("lazyformer_m3x4", "M3x4", 3584, "Table 3"),
+    **_twins("lazyformer_m4x3", "M4x3", 3648, "Table 3"),
+    **_twins("lazyformer_m6x2", "M6x2", 3712, "Table 3"),
+    **_twins("lazyformer_m5m3m2m2", "M5M3M2M2", 3584, "Table 3"),
+    **_twins("lazyformer_m2m2m3m5", "M2M2M3M5", 3584, "Table 3"),
+    "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", 3072, 768, 12, 0.1, 0, 127.8, "PAR Transformer, Table 4"),
+    "sandwich_bert_base": EncoderArchitecture(
+        "(s)x6 (sf)x6 (f)x6", 3072, 768, 12, 0.1, 0, None, "Sandwich's order in BERT's size (ours)"
+    ),
+    "lazy_par_bert_base": EncoderArchitecture(
+        "(sfflff)x3 (f)x6", 3072, 768, 12, 0.0, 0, None, "lazy blocks in PAR (ours)"
+    ),
+}
+
+
+def _tiny_name(name: str) -> str:
+    return name.replace("_base", "_tiny") if name.endswith("_base") else f"{name}_tiny"
+
+
+def _with_tiny_twins(rows: dict[str, Architecture], **sizes) -> dict[str, Architecture]:
+    def tiny(row: Architecture) -> Architecture:
+        return replace(row, **sizes, parameters_in_millions=None, source="for tests")
+
+    return {**rows, **{_tiny_name(name): tiny(row) for name, row in rows.items()}}
+
+
+ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)
+
+
+_WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 words
+
+
+def _base(pattern: str, source: str, millions: Optional[float] = None) -> CausalArchitecture:
+    """PAR Transformer, Table 5; dropouts as Transformer-XL's base model."""
+    return CausalArchitecture(pattern, 2048, 512, 8, 0.1, 0.0, 0.1, _WIKITEXT_103_CUTOFFS, 1, 192, millions, source)
+
+
+def _large(pattern: str, source: str) -> CausalArchitecture:
+    """PAR Transformer, section 3.1; dropouts and narrowing bands as Transformer-XL's large model."""
+    return CausalArchitecture(pattern, 4096, 1024, 16, 0.2, 0.2, 0.2, _WIKITEXT_103_CUTOFFS, 4, 384, None, source)
+
+
+def _24b(pattern: str) -> CausalArchitecture:
+    """PAR Transformer, section 3.1: 24 sublayers of the base model's size for characters."""
+    return CausalArchitecture(pattern, 2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR Transformer, Table 3")
+
+
+_NAMED_CAUSAL = {
+    "transformer_xl_base": _base("(sf)x16", "PAR Transformer, Table 6", 192),
+    "par_transformer_base": _base("(sfff)x6 (f)x8", "PAR Transformer, Table 6", 200),
+    "sandwich_transformer_base": _base("(s)x6 (sf)x10 (f)x6", "PAR Transformer, Table 6", 192),
+    # Between Table 1's three and six s: PAR base, in which each second s gives way to an l. The l stand where PAR
+    # attends, and pay for values and output alone.
+    "lazy_par_transformer_base": _base("(sffflfff)x3 (f)x8", "PAR base with every other s lazy (ours)"),
+    "par_transformer_base_0s": _base("(f)x32", "PAR Transformer, Table 1"),
+    "par_transformer_base_1s_sfff": _base("(sfff)x1 (f)x28", "PAR Transformer, Table 1"),
+    "par_transformer_base_3s_sfff": _base("(sfff)x3 (f)x20", "PAR Transformer, Table 1"),
+    "par_transformer_base_4s_sfff": _base("(sfff)x4 (f)x16", "PAR Transformer, Table 1"),
+    "par_transformer_base_5s_sfff": _base("(sfff)x5 (f)x12", "PAR Transformer, Table 1"),
+    "par_transformer_base_6s_sff": _base("(sff)x6 (f)x14", "PAR Transformer, Table 1"),
+    "par_transformer_base_7s_sff": _base("(sff)x7 (f)x11", "PAR Transformer, Table 1"),
+    "par_transformer_base_7s_sfff": _base("(sfff)x7 (f)x4", "PAR Transformer, Table 1"),
+    "transformer_xl_large": _large("(sf)x18", "PAR Transformer, Table 3"),
+    "par_transformer_large": _large("(sfff)x7 (f)x8", "PAR Transformer, Table 3 (our reading)"),
+    "sandwich_transformer_large": _large("(s)x6 (sf)x12 (f)x6", "PAR Transformer, Table 3"),
+    "transformer_xl_24b": _24b("(sf)x12"),
+    "par_transformer_24b": _24b("(sff)x5 (f)x9"),
+    "sandwich_transformer_24b": _24b("(s)x6 (sf)x6 (f)x6"),
+}
+
+CAUSAL_ARCHITECTURES = _with_tiny_twins(
+    _NAMED_CAUSAL,
+    decoder_ffn_embed_dim=64,
+    decoder_embed_dim=32,
+    decoder_attention_heads=2,
+    adaptive_softmax_cutoff="",
+    mem_len=16,
+)

@@ -1,0 +1,1 @@
+"""Checkpoints: written whole, kept, chosen, checked before they are read."""

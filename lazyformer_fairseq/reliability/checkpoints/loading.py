@@ -1,0 +1,92 @@
+"""Checkpoints are read whole, checked, and without running what they hold; what is wrong with one is said in words."""
+
+import functools
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import torch
+from fairseq.file_io import PathManager
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.checkpoints.files import DamagedCheckpointError, check
+from lazyformer_fairseq.reliability.checkpoints.untrusted import SAFETENSORS
+
+
+def checked(load_checkpoint_to_cpu: Callable) -> Callable:
+    """fairseq's loader, with the checksum verified before, and errors that name the file and what to do."""
+
+    @functools.wraps(load_checkpoint_to_cpu)
+    def load(path, *args, **kwargs):
+        with named_errors(path):
+            if not PathManager.path_requires_pathmanager(str(path)):
+                check(path)
+            return load_checkpoint_to_cpu(path, *args, **kwargs)
+
+    return load
+
+
+class Contents(NamedTuple):
+    """What a checkpoint says of itself: updates made before it was saved, and whether a run can go on from it."""
+
+    updates: int
+    has_optimizer: bool
+
+
+def look_into(path: Union[str, Path]) -> Contents:
+    """Checks a whole file; its tensors stay on the disk. Of safetensors, which have no checksum, it takes the word.
+
+    Raises:
+        DamagedCheckpointError: it is truncated, damaged, or no checkpoint.
+        UserError: it is missing, cannot be read, or is refused for what it holds.
+    """
+    with named_errors(path):
+        if str(path).endswith(SAFETENSORS):
+            return Contents(updates=0, has_optimizer=False)
+        check(path)
+        with open(path, "rb") as file:
+            is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        history = state.get("optimizer_history") or [{}]
+        return Contents(int(history[-1].get("num_updates", 0)), state.get("last_optimizer_state") is not None)
+
+
+@contextmanager
+def named_errors(path: Union[str, Path]) -> Iterator[None]:
+    """Turns what torch and fairseq raise of a file that they cannot read into an error that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such checkpoint") from error
+    except (PermissionError, IsADirectoryError) as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error) or "Unsupported" in str(error):
+            raise UserError(_refusal(path, error)) from error
+        raise DamagedCheckpointError(_damage(path, error)) from error
+    except Exception as error:  # damage makes an unpickler raise anything
+        raise DamagedCheckpointError(_damage(path, error)) from error
+
+
+def _refusal(path: Any, error: Exception) -> str:
+    """torch's own message recommends to switch the protection off; this one does not."""
+    return (
+        f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
+        f"run code when loaded ({_first_line(error.__context__ or error)}). Do not use it if you do not trust "
+        "where it comes from; save weights and plain settings alone if it is yours"
+    )
+
+
+def _damage(path: Any, error: Exception) -> str:
+    """An unpickler's KeyError says no more than a number: its kind has to do."""
+    speaks = isinstance(error, (OSError, RuntimeError, EOFError, pickle.UnpicklingError))
+    said = _first_line(error) if speaks else f"reading it fails with {type(error).__name__}"
+    return f"{path}: truncated, damaged or no checkpoint ({said})"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,1 @@
+"""The data of a run, checked before its first update."""

@@ -1,0 +1,1 @@
+"""A resumed run equals the uninterrupted one."""

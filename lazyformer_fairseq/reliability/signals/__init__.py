@@ -1,0 +1,1 @@
+"""A run that is asked to end saves first."""

@@ -1,0 +1,245 @@
+"""SIGTERM and SIGUSR1: the run saves after the update under way and ends with exit code 75, so that it can go on later.
+
+What a signal meets:
+
+- An update, or the wait for its data: the update is finished, and the checkpoint written before anything else happens.
+- Validation: the checkpoint is written after the batch under way. Validation that was due goes on after that, so that
+  the checkpoint with its score is written as in a run that nobody stops; a kill in the middle of it loses the score.
+- A checkpoint being written: a handler does nothing but take a note, so that is finished, and the run ends after it.
+- Time before the first update, data being read: the first update is made and saved. Time before fairseq looks for a
+  checkpoint: the process dies of the signal, as it has nothing to lose.
+- Another signal: nothing, the note is there already.
+"""
+
+import functools
+import gc
+import logging
+import mmap
+import os
+import signal
+import sys
+import threading
+import weakref
+from contextlib import contextmanager
+from multiprocessing.util import Finalize
+
+import torch
+from fairseq.data.iterators import BufferedIterator
+from fairseq.distributed import utils as distributed_utils
+
+from lazyformer_fairseq.reliability.checkpoints.saving import save_or_raise
+
+logger = logging.getLogger(__name__)
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
+
+
+class Preemption:
+    """Of one trainer: hears signals, and has all processes of the run save and end after the same update.
+
+    Attributes:
+        signal: what this process was sent; None for nothing.
+        saved: the checkpoint is written, if the run's options leave it one.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = weakref.ref(trainer)
+        self._before = {}
+        self.signal = None
+        self.saved = False
+        self.exiting = mmap.mmap(-1, 1)  # a byte that data workers see too: 1 when this process is about to exit
+        self._asked, self._arrived = 0.0, None
+        self._busy = False
+
+    def listen(self) -> None:
+        """Takes the signals over, from the main thread; Python delivers them to no other."""
+        if threading.current_thread() is threading.main_thread():
+            Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
+            for number in SIGNALS:
+                before = signal.signal(number, self._hear)
+                earlier = getattr(before, "__self__", None)  # of a run before in the same process
+                self._before[number] = earlier._before[number] if isinstance(earlier, Preemption) else before
+
+    def _hear(self, number: int, frame) -> None:
+        if self.signal is None:
+            gc.collect()  # trainers are part of cycles
+        if self._trainer() is None:  # training is over: the signal means what it meant before
+            signal.signal(number, self._before[number] or signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif self.signal is None:
+            self.signal = signal.Signals(number)
+
+    @contextmanager
+    def busy(self):
+        """An update is under way, or a checkpoint being written: no place to save."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def agree(self, asked) -> None:
+        """Hears how many processes were sent a signal, the same for all.
+
+        From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
+        """
+        self._asked, self._arrived = asked, None
+        if torch.is_tensor(asked) and asked.is_cuda:
+            self._asked = asked.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.current_stream().record_event()
+
+    def is_agreed(self) -> bool:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._asked)
+
+    def save_if_asked(self) -> None:
+        """Writes the checkpoint, once; between updates, in all processes at the same time."""
+        trainer = self._trainer()
+        if trainer.data_parallel_world_size == 1:
+            self.agree(self.signal is not None)
+        if self.saved or self._busy or not self.is_agreed():
+            return
+        self.saved = True
+        with self.busy():
+            path = save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
+        (logger.warning if trainer.is_data_parallel_master else logger.debug)(
+            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command goes on "
+            "from %s",
+            self.signal.name if self.signal else "another process was sent a signal",
+            "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
+            trainer.get_num_updates(),
+            EXIT_CODE,
+            "there" if path else "the checkpoint before, if there is one",
+        )
+
+    def end_if_saved(self) -> None:
+        """Ends the process where its checkpoint is written, when all have come here.
+
+        Raises:
+            SystemExit: with code 75.
+        """
+        if not self.saved:
+            return
+        trainer = self._trainer()
+        if trainer.data_parallel_world_size > 1:  # the first one to go would have torchrun end the one that writes
+            torch.distributed.barrier(distributed_utils.get_global_group())
+        end_reader(trainer.epoch_iterator)
+        sys.stdout.flush()
+        raise SystemExit(EXIT_CODE)
+
+
+def end_reader(epoch_iterator) -> None:
+    """Ends the thread that reads ahead: stopped by Python's exit in the middle of torch's code, it would abort it."""
+    reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
+    if isinstance(reader, BufferedIterator) and reader._consumer is not None:
+        reader._consumer._max_len = 0  # it ends after the batch that it has at hand
+        while not reader._queue.empty():
+            reader._queue.get()
+        reader._consumer.join(timeout=10)
+
+
+# What follows wraps fairseq's functions; hooks.py says where and why.
+
+
+def listen_from_here(load_checkpoint):
+    """For ``checkpoint_utils.load_checkpoint``: signals are heard from before it on."""
+
+    @functools.wraps(load_checkpoint)
+    def wrapped(cfg, trainer, *args, **kwargs):
+        trainer.preemption = Preemption(trainer)
+        trainer.preemption.listen()
+        return load_checkpoint(cfg, trainer, *args, **kwargs)
+
+    return wrapped
+
+
+def share_signals(aggregate_logging_outputs):
+    """For ``Trainer._aggregate_logging_outputs``: one more number in its sums, so that all processes agree."""
+
+    @functools.wraps(aggregate_logging_outputs)
+    def wrapped(self, logging_outputs, *sums, ignore=False):
+        preemption = getattr(self, "preemption", None)
+        if preemption is None:
+            return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
+        mine = float(preemption.signal is not None)
+        logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
+        preemption.agree(asked)
+        return logging_outputs, sums
+
+    return wrapped
+
+
+def end_before_update(train_step):
+    """For ``Trainer.train_step``: a run that has saved ends here; an update under way is finished first."""
+
+    @functools.wraps(train_step)
+    def wrapped(self, *args, **kwargs):
+        preemption = getattr(self, "preemption", None)
+        if preemption is None:
+            return train_step(self, *args, **kwargs)
+        preemption.end_if_saved()
+        with preemption.busy():
+            return train_step(self, *args, **kwargs)
+
+    return wrapped
+
+
+def save_after_validation_batch(valid_step):
+    """For ``Trainer.valid_step``: a signal during validation saves after the batch under way."""
+
+    @functools.wraps(valid_step)
+    def wrapped(self, *args, **kwargs):
+        output = valid_step(self, *args, **kwargs)
+        if getattr(self, "preemption", None) is not None:
+            self.preemption.save_if_asked()
+        return output
+
+    return wrapped
+
+
+def save_after_update(cumulative_training_time):
+    """For ``Trainer.cumulative_training_time``: a signal saves after the update, before validation."""
+
+    @functools.wraps(cumulative_training_time)
+    def wrapped(self):
+        if getattr(self, "preemption", None) is not None:
+            self.preemption.save_if_asked()
+        return cumulative_training_time(self)
+
+    return wrapped
+
+
+def no_saving_meanwhile(state_dict):
+    """For ``Trainer.state_dict``, which asks for the time too: a save must not start another."""
+
+    @functools.wraps(state_dict)
+    def wrapped(self):
+        if getattr(self, "preemption", None) is None:
+            return state_dict(self)
+        with self.preemption.busy():
+            return state_dict(self)
+
+    return wrapped
+
+
+def leave_signals_to_the_run(set_worker_signal_handlers):
+    """Slurm and others may signal all processes; a data worker that died of it would end the run before it has saved.
+
+    It lives on, but for no more than a minute, or until the run that it works for exits and terminates it.
+    """
+
+    @functools.wraps(set_worker_signal_handlers)
+    def wrapped():
+        inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        set_worker_signal_handlers()
+        if isinstance(inherited, Preemption):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+            signal.signal(
+                signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS)
+            )
+
+    return wrapped

@@ -1,0 +1,96 @@
+"""``python -m lazyformer_fairseq.reliability.signals.torchrun``: torchrun, with its options, that knows preempted runs.
+
+torchrun itself dies of SIGUSR1 and leaves its processes behind; gives them 30 s after a SIGTERM, and then says 1
+whatever they said; starts them again though they meant to stop, or though the user has to mend something first; and
+prints a page after their one line. Here both signals are handed on, and what the processes said counts: exit code 75
+for a preempted run (see ``preemption``), 1 for a mistake of the user, without another try.
+
+Use it with ``--rdzv-backend c10d``: with the static one, processes that are started again find the addresses of those
+that died (pytorch issue 135712).
+"""
+
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher import api
+from torch.distributed.run import parse_args, run
+
+from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE, SIGNALS
+from lazyformer_fairseq.reliability.signals.user_error_note import USER_ERROR
+
+
+class Agent(LocalElasticAgent):
+    """Of one node: starts its processes, and all again if one dies.
+
+    Attributes:
+        signalled: SIGTERM or SIGUSR1, when it has come; 0 until then.
+    """
+
+    signalled = 0
+
+    def _start_workers(self, worker_group):
+        started = super()._start_workers(worker_group)  # takes SIGTERM for itself
+        for number in SIGNALS:
+            signal.signal(number, self._forward)
+        if Agent.signalled:  # while there were no processes to tell
+            self._forward(Agent.signalled, None)
+        return started
+
+    def _forward(self, number: int, frame) -> None:
+        Agent.signalled = number
+        self._remaining_restarts = 0
+        for pid in self._pcontext.pids().values():
+            with suppress(ProcessLookupError):  # it is over, and will be noticed
+                os.kill(pid, number)
+
+    def _monitor_workers(self, worker_group):
+        result = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.FAILED:
+            failures = result.failures.values()
+            if any(failure.exitcode == EXIT_CODE or failure.message == USER_ERROR for failure in failures):
+                self._remaining_restarts = 0
+            if self._remaining_restarts:
+                rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+                start = worker_group.spec.max_restarts - self._remaining_restarts + 1
+                print(
+                    f"process {rank} ended with {ending(failure)}; all start again from the last checkpoint, "
+                    f"restart {start} of {worker_group.spec.max_restarts}",
+                    file=sys.stderr,
+                )
+        return result
+
+
+def ending(failure: ProcessFailure) -> str:
+    return failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs; returns the exit code."""
+    api.LocalElasticAgent = Agent
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see above: the same with c10d, if it is shared
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # how each one ended
+    try:
+        run(parse_args(arguments))
+    except ChildFailedError as error:
+        failures = error.failures.values()
+        preempted = {EXIT_CODE, *(-number for number in SIGNALS)} if Agent.signalled else {EXIT_CODE}
+        if any(failure.exitcode in preempted for failure in failures):  # by a signal: before there was what to save
+            return EXIT_CODE
+        if not any(failure.message == USER_ERROR for failure in failures):
+            rank, first = error.get_first_failure()
+            print(f"error: process {rank} ended with {ending(first)}; its own output says why", file=sys.stderr)
+        return 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What candidates cost in latency."""

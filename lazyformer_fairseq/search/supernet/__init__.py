@@ -1,0 +1,1 @@
+"""The network that is searched: every layer a mixture of candidates."""

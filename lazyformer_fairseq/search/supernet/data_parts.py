@@ -1,0 +1,125 @@
+"""The training data in two parts that never meet: one for the weights, one for the architecture."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.tasks.stream_language_modeling import check_memory_fits
+
+
+class Part(Protocol):
+    """Batches for one of the two; the same ones for the same epoch, from any start."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class BlocksPart:
+    """Some blocks of a dataset that is read in another order each epoch.
+
+    Args:
+        dataset: of blocks.
+        first, last: the part holds the blocks from `first` up to, not including, `last`.
+        batch_size: blocks of a batch.
+    """
+
+    def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int):
+        self.dataset = dataset
+        self.first = first
+        self.last = last
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-(self.last - self.first) // self.batch_size)
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        """Those of an epoch from number `start` on."""
+        self.dataset.set_epoch(epoch)
+        order = np.asarray(self.dataset.ordered_indices())
+        own = order[(order >= self.first) & (order < self.last)]
+        for at in range(start * self.batch_size, len(own), self.batch_size):
+            yield self.dataset.collater([self.dataset[int(index)] for index in own[at : at + self.batch_size]])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class StreamsPart:
+    """Streams of contiguous text with the memory that goes along with them.
+
+    Each epoch starts at their beginning, where nothing is remembered.
+
+    Args:
+        streams: of the part.
+        mem_len: the model's.
+
+    Raises:
+        UserError: the streams are shorter than a segment and the memory.
+    """
+
+    def __init__(self, streams: TokenStreams, mem_len: int):
+        check_memory_fits(mem_len, streams)
+        self.streams = streams
+        self.memory = StreamMemory()
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        """Those from segment `start` on; from 0, memory is cleared."""
+        for segment in range(start, len(self.streams)):
+            if segment == 0:
+                self.memory.clear()
+            batch = dict(self.streams[segment])
+            batch["net_input"] = {**batch["net_input"], "memory": self.memory}
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state)
+
+
+def two_parts_of_blocks(dataset: SizedDataset, architecture_share: float, batch_size: int) -> tuple[Part, Part]:
+    """(for the weights, for the architecture): the last blocks, which hold other documents, are the architecture's.
+
+    Raises:
+        UserError: a part would be empty.
+    """
+    border = _border(len(dataset), architecture_share, "blocks")
+    return BlocksPart(dataset, 0, border, batch_size), BlocksPart(dataset, border, len(dataset), batch_size)
+
+
+def two_parts_of_text(
+    tokens: np.ndarray, architecture_share: float, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
+) -> tuple[Part, Part]:
+    """As :func:`two_parts_of_blocks`, of one long text."""
+    border = _border(len(tokens), architecture_share, "tokens")
+    weights, architecture = (
+        TokenStreams(part, batch_size, tgt_len, eos, pad) for part in (tokens[:border], tokens[border:])
+    )
+    return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
+
+
+def _border(count: int, architecture_share: float, what: str) -> int:
+    border = count - round(count * architecture_share)
+    if not 0 < border < count:
+        raise UserError(
+            f"the training data's {count} {what} make no second part for the architecture at --architecture-share "
+            f"{architecture_share:g}; give more text or another share"
+        )
+    return border

@@ -1,0 +1,150 @@
+"""Task, model, data and loss of a search, as fairseq-train would build them."""
+
+import difflib
+from typing import Any, NoReturn
+
+import torch
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_INV_REGISTRY
+from fairseq.tasks import setup_task
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.search.supernet.choices import Choices
+from lazyformer_fairseq.search.supernet.data_parts import Part, two_parts_of_blocks, two_parts_of_text
+from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
+
+Network = Encoder | CausalDecoder
+
+# Task, criterion, and the model whose architectures fit.
+TASKS = {
+    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "lazyformer"),
+    "language-model": ("stream_language_modeling", "causal_lm", "lazyformer_lm"),
+}
+OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
+
+
+def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str, ...]) -> Any:
+    """fairseq's config.
+
+    Raises:
+        UserError: the arch is not one for the task, or fairseq does not know an option or a value of one.
+    """
+    for option in fairseq_options:
+        if option.split("=")[0] in OURS:
+            raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
+    name, criterion, model = TASKS[task]
+    _check_arch(arch, task, ARCH_MODEL_INV_REGISTRY[model])
+    parser = options.get_training_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(
+            f"{message}; options that lazyformer search does not have itself go to fairseq's task and model"
+        )
+
+    parser.error = refuse
+    command = [data, "--task", name, "--criterion", criterion, "--arch", arch, "--seed", str(seed), "--no-save"]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
+
+
+def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
+    """Raises a UserError that names those that fit, the most similar ones first."""
+    if arch in fitting:
+        return
+    close = difflib.get_close_matches(arch, fitting)
+    others = [name for name in fitting if name not in close and not name.endswith("_tiny")]
+    raise UserError(
+        f"--arch {arch}: no architecture for --task {task}; choose from {', '.join([*close, *others])}, or the tiny "
+        "twin of one"
+    )
+
+
+class FairseqSearch:
+    """What a search builds from fairseq's registries.
+
+    Args:
+        settings: of the search.
+
+    Attributes:
+        task: fairseq's.
+        cfg: fairseq's.
+
+    Raises:
+        UserError: as the task and :func:`parse` do.
+    """
+
+    def __init__(self, settings: SearchSettings):
+        self.settings = settings
+        self.cfg = parse(settings.data, settings.task, settings.arch, settings.seed, settings.fairseq_options)
+        self.task = setup_task(self.cfg.task)
+        self.criterion = self.task.build_criterion(self.cfg.criterion)
+
+    def build_model(self, pattern: str) -> tuple[nn.Module, Network]:
+        """A fresh seeded model of any pattern, on the search's device, and its part that loops over sublayers."""
+        utils.set_torch_seed(self.settings.seed)
+        self.cfg.model.sublayer_pattern = pattern
+        model = self.task.build_model(self.cfg.model).to(self.settings.device)
+        return model, next(module for module in model.modules() if isinstance(module, Network))
+
+    def build_supernet(self, candidates: tuple[str, ...]) -> Supernet:
+        """A supernet of as many layers as the baseline has."""
+        layers = self.settings.layers
+        model, network = self.build_model(supernet_pattern(candidates, layers))
+        return Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
+
+    def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Summed loss in nats and number of predictions."""
+        loss, count, _ = self.criterion(model, batch)
+        return loss, count
+
+    def parts(self) -> tuple[Part, Part]:
+        """The training data, for the weights and for the architecture; each call reads it from its start.
+
+        Raises:
+            UserError: there is too little of it, or it does not fit the model.
+        """
+        self.task.load_dataset("train")
+        dataset, settings = self.task.dataset("train"), self.settings
+        if settings.task == "masked-lm":
+            dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
+            return two_parts_of_blocks(dataset, settings.architecture_share, settings.batch_size)
+        dictionary = self.task.dictionary
+        return two_parts_of_text(
+            dataset.tokens,
+            settings.architecture_share,
+            settings.batch_size,
+            self.cfg.task.tgt_len,
+            self.cfg.model.mem_len,
+            dictionary.eos(),
+            dictionary.pad(),
+        )
+
+    @property
+    def latency_tokens(self) -> int:
+        """T of what latency is measured with: as asked, else the training's."""
+        segment = self.cfg.task.tokens_per_sample if self.settings.task == "masked-lm" else self.cfg.task.tgt_len
+        return self.settings.latency_tokens or segment
+
+    @property
+    def latency_memory(self) -> int:
+        """M of what latency is measured with, 0 for encoders."""
+        if self.settings.task == "masked-lm":
+            return 0
+        asked = self.settings.latency_memory
+        return self.cfg.model.mem_len if asked is None else asked
+
+
+def sublayers_of(cfg: Any) -> int:
+    """How many the architecture has by its own pattern."""
+    return len(expand(cfg.model.sublayer_pattern))
+
+
+def random_tokens(vocab_size: int, rows: int, length: int, device: str) -> Tensor:
+    """Ids (B, T) without padding, the same ones each time."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(4, max(vocab_size, 5), (rows, length), generator=generator).to(device)

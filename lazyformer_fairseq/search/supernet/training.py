@@ -1,0 +1,110 @@
+"""One update: of the supernet's weights, or of its architecture (PAR Transformer, equation 5)."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.search.latency.price import LatencyPrice
+from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.search.supernet.mixture import Supernet
+
+# (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
+Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
+
+
+def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
+    """LAMB as its paper has it (version 3): weight decay within the trust ratio, no bias correction.
+
+    Raises:
+        UserError: the package that has it is not installed.
+    """
+    try:
+        from pytorch_optimizer import Lamb
+    except ImportError:
+        raise UserError("the search needs LAMB; install it: pip install 'lazyformer_fairseq[search]'") from None
+    return Lamb(model.parameters(), lr=settings.weights_lr, weight_decay=settings.weights_decay, weight_decouple=False)
+
+
+def update_weights(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], loss_of: Loss, clip_norm: float
+) -> tuple[Tensor, Tensor]:
+    """One update of a model's weights, a supernet's or a plain one's.
+
+    Returns:
+        The summed loss in nats and the number of predictions, detached.
+    """
+    loss, count = loss_of(model, batch)
+    (loss / count).backward()
+    if clip_norm:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach(), torch.as_tensor(count).detach()
+
+
+class SupernetTraining:
+    """A supernet with both of its optimizers: LAMB for the weights, Adam for the architecture.
+
+    Args:
+        supernet: in training mode from here on.
+        settings: rates and decays.
+        loss_of: see :data:`Loss`.
+        price: of latency, or None.
+    """
+
+    def __init__(
+        self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, price: Optional[LatencyPrice] = None
+    ):
+        self.supernet = supernet.train()
+        self.settings = settings
+        self.loss_of = loss_of
+        self.price = price
+        self.weights = weights_optimizer(supernet.model, settings)
+        self.architecture = torch.optim.Adam(
+            [supernet.choices.logits], lr=settings.architecture_lr, weight_decay=settings.architecture_decay
+        )
+
+    def update(self, batch: dict[str, Any], architecture: bool) -> tuple[Tensor, Tensor]:
+        """One update of either side. Returns the summed loss in nats, without the price, and the predictions."""
+        self.supernet.learn(architecture)
+        if not architecture:
+            return update_weights(self.supernet, self.weights, batch, self.loss_of, self.settings.clip_norm)
+        loss, count = self.loss_of(self.supernet, batch)
+        choices = self.supernet.choices
+        to_pay = self.price(choices.probabilities(), choices.candidates) if self.price else None
+        mean = loss / count
+        (mean if to_pay is None else mean + to_pay).backward()
+        self.architecture.step()
+        self.architecture.zero_grad()
+        return loss.detach(), torch.as_tensor(count).detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "supernet": self.supernet.state_dict(),
+            "weights": self.weights.state_dict(),
+            "architecture": self.architecture.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.supernet.load_state_dict(state["supernet"])
+        self.weights.load_state_dict(state["weights"])
+        self.architecture.load_state_dict(state["architecture"])
+
+
+class RunningLoss:
+    """Mean loss since it was last read, in bits a prediction; a GPU is waited for only when it is read."""
+
+    def __init__(self, device: torch.device):
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, count: Tensor) -> None:
+        self.sums += torch.stack([loss.double(), count.to(self.sums)])
+
+    def read(self) -> float:
+        loss, count = self.sums.tolist()
+        self.sums.zero_()
+        return loss / count / math.log(2)

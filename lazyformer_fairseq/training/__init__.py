@@ -1,0 +1,1 @@
+"""Models trained update by update, in turn."""

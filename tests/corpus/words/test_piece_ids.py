@@ -1,0 +1,192 @@
+"""Stored words to fairseq's files: what is in them, and that fairseq's own tool writes the same."""
+
+import filecmp
+import logging
+import string
+from collections import Counter
+
+import numpy as np
+import pytest
+from datatrove.data import Document
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq_cli import preprocess
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, length_histogram, load_unigrams, write_ids
+from lazyformer_fairseq.corpus.words.store import StoreWords
+from lazyformer_fairseq.corpus.words.vocabulary import word_hashes
+from lazyformer_fairseq.corpus.words.word_store import WordStore
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.files.shards import join_parts
+
+EOS, UNK = 2, 3
+TEXTS = [
+    "the house of the old king is red , is n't it ?\nsee <url> or write to <email>\n猫 is rare",
+    "a rare-word stands here",
+    *[f"the house number {n} is old\nhouse {n * n} is red" for n in range(40)],
+]
+RARE = "rare-word"
+WORD = st.one_of(
+    st.sampled_from(["the", "house", "<url>", "<mask>", "<unk>", "x<email>y", RARE]),
+    st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=5),
+)
+DOCUMENTS = st.lists(st.lists(st.lists(WORD, min_size=1, max_size=5).map(" ".join), min_size=1, max_size=3), max_size=4)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    counts = Counter(" ".join([*TEXTS, *string.printable.split()]).split())
+    counts += Counter(string.punctuation + string.ascii_lowercase)
+    folder = tmp_path_factory.mktemp("trained") / "tokenizer"
+    return Tokenizer.train_on_counts(counts.items(), folder, 140, TextSettings(character_coverage=0.998))
+
+
+def stored(folder, texts):
+    documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, text in enumerate(texts)]
+    list(StoreWords(folder).run(iter(documents)))
+    return WordStore.open(folder / "00000")
+
+
+def write(folder, texts, tokenizer, kept=None):
+    """Writes the ids of ``texts``, every fifth of them in valid; returns the counts."""
+    store = stored(folder / "words", texts)
+    kept = set(store.vocabulary) - {RARE} if kept is None else kept
+    valid = np.arange(len(texts)) % 5 == 4
+    hashes = np.sort(word_hashes(sorted(kept)))
+    return write_ids(store, ~valid, valid, tokenizer, hashes, folder / "0.train", folder / "0.valid")
+
+
+def read(prefix):
+    dataset = MMapIndexedDataset(str(prefix))
+    return [dataset[i].tolist() for i in range(len(dataset))]
+
+
+def ids_of_sentence(sentence, tokenizer):
+    """The plain way."""
+    ids = []
+    for word in sentence.split(" "):
+        word_ids = tokenizer.encode_normalised(word.replace("<mask>", "< mask >"))
+        ids += [UNK] if word == RARE else word_ids
+    return ids
+
+
+def items_of(texts, tokenizer):
+    return [
+        item
+        for text in texts
+        for item in [*([*ids_of_sentence(sentence, tokenizer), EOS] for sentence in text.split("\n")), [EOS]]
+    ]
+
+
+def test_items_are_encoded_sentences_and_boundaries(tokenizer, tmp_path):
+    write(tmp_path, TEXTS, tokenizer)
+    for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
+        assert read(tmp_path / f"0.{split}") == items_of(texts, tokenizer)
+    assert tokenizer.dictionary.index("<url>") in read(tmp_path / "0.train")[1]
+    assert read(tmp_path / "0.train")[4].count(UNK) == 1  # the document of the rare word
+
+
+@settings(max_examples=60)
+@given(DOCUMENTS)
+def test_every_word_is_as_encode_normalised(tokenizer, tmp_path_factory, documents):
+    texts = ["\n".join(sentences) for sentences in documents]
+    assume(documents and "▁" not in "".join(texts))  # sentencepiece's own sign for a space
+    folder = tmp_path_factory.mktemp("ids")
+    write(folder, texts, tokenizer)
+    expected = items_of([text for n, text in enumerate(texts) if n % 5 != 4], tokenizer)
+    assert read(folder / "0.train") == expected
+    assert not any(tokenizer.mask_index in item for item in expected)
+    for text in texts:
+        if RARE not in text and "<mask>" not in text:
+            for sentence in text.split("\n"):  # the words of a sentence do not influence each other
+                assert ids_of_sentence(sentence, tokenizer) == tokenizer.encode_normalised(sentence)
+
+
+def test_special_tokens_are_never_rare_and_no_word_vanishes(tokenizer, tmp_path):
+    write(tmp_path, ["<url> the ▁"], tokenizer, kept={"▁"})
+    assert read(tmp_path / "0.train") == [[tokenizer.dictionary.index("<url>"), UNK, UNK, EOS], [EOS]]
+
+
+def test_counts(tokenizer, tmp_path):
+    counts = write(tmp_path, TEXTS, tokenizer)
+    for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
+        items = read(tmp_path / f"0.{split}")
+        tokens = Counter(index for item in items for index in item[:-1])
+        unigrams = load_unigrams(tmp_path / f"0.{split}")
+        assert unigrams.dtype == np.int64
+        assert unigrams.tolist() == [tokens[index] for index in range(len(tokenizer.dictionary))]
+        found = counts[split]
+        assert found["documents"] == len(texts)
+        assert found["sentences"] == len(items) - len(texts)
+        assert (found["tokens"], found["unknown"]) == (tokens.total(), tokens[UNK])
+        lengths = {
+            "words per sentence": [len(line.split()) for text in texts for line in text.split("\n")],
+            "words per document": [len(text.split()) for text in texts],
+            "sentences per document": [len(text.split("\n")) for text in texts],
+        }
+        assert found["lengths"] == {name: length_histogram(np.array(of)) for name, of in lengths.items()}
+
+
+@given(st.lists(st.integers(1, 2**27)))
+def test_histogram_counts_every_length(lengths):
+    counts = length_histogram(np.array(lengths, dtype=np.int64))
+    assert sum(counts) == len(lengths)
+    for low, high, count in zip(LENGTH_EDGES[:-2], LENGTH_EDGES[1:-1], counts, strict=False):
+        assert count == sum(low <= length < high for length in lengths)
+
+
+def test_a_split_without_documents_can_be_joined(tokenizer, tmp_path):
+    counts = write(tmp_path, TEXTS[:2], tokenizer)
+    assert counts["valid"]["documents"] == counts["valid"]["tokens"] == 0
+    join_parts([tmp_path / "0.valid", tmp_path / "0.train", tmp_path / "0.valid"], tmp_path / "joined")
+    assert filecmp.cmp(tmp_path / "joined.bin", tmp_path / "0.train.bin", shallow=False)
+    assert filecmp.cmp(tmp_path / "joined.idx", tmp_path / "0.train.idx", shallow=False)
+
+
+def test_same_documents_same_bytes(tokenizer, tmp_path):
+    names = [f"0.{split}.{end}" for split in ("train", "valid") for end in ("bin", "idx", "unigrams.npz")]
+    for name in ("once", "again"):
+        write(tmp_path / name, TEXTS, tokenizer)
+        assert sorted(file.name for file in (tmp_path / name).iterdir()) == sorted([*names, "words"])
+    assert filecmp.cmpfiles(tmp_path / "once", tmp_path / "again", names, shallow=False)[0] == names
+
+
+def fairseq_preprocess(folder, pieces, *arguments):
+    """Runs fairseq's own tool on files of pieces; returns the folder that it wrote."""
+    command = ["--only-source", "--workers", "1", "--dataset-impl", "mmap", "--destdir", str(folder), *arguments]
+    for split in ("train", "valid"):
+        command += [f"--{split}pref", str(pieces / f"{split}.pieces")]
+    handlers = list(logging.getLogger("fairseq_cli.preprocess").handlers)
+    preprocess.main(options.get_preprocessing_parser().parse_args(command))
+    logging.getLogger("fairseq_cli.preprocess").handlers[:] = handlers
+    return folder
+
+
+def test_fairseq_preprocess_writes_the_same(tokenizer, tmp_path):
+    write(tmp_path, TEXTS, tokenizer)
+    for split in ("train", "valid"):
+        lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))
+        (tmp_path / f"{split}.pieces").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        join_parts([tmp_path / f"0.{split}"], tmp_path / "ours" / split)
+    dictionary = tmp_path / "dict.txt"
+    tokenizer.dictionary.save(str(dictionary))
+    theirs = fairseq_preprocess(tmp_path / "theirs", tmp_path, "--srcdict", str(dictionary))
+    assert filecmp.cmp(theirs / "dict.txt", dictionary, shallow=False)
+    names = ["train.bin", "train.idx", "valid.bin", "valid.idx"]
+    assert filecmp.cmpfiles(tmp_path / "ours", theirs, names, shallow=False)[0] == names
+
+
+def test_fairseq_counts_the_same_pieces(tokenizer, tmp_path):
+    texts = [text for text in TEXTS if RARE not in text and "猫" not in text]  # its own dictionary knows no <unk>
+    write(tmp_path, texts, tokenizer)
+    for split in ("train", "valid"):
+        lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))
+        (tmp_path / f"{split}.pieces").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    theirs = Dictionary.load(str(fairseq_preprocess(tmp_path / "own", tmp_path, "--padding-factor", "1") / "dict.txt"))
+    unigrams = load_unigrams(tmp_path / "0.train")
+    ours = {tokenizer.dictionary[index]: int(unigrams[index]) for index in np.flatnonzero(unigrams)}
+    assert dict(zip(theirs.symbols, theirs.count, strict=True)) == {**dict.fromkeys(theirs.symbols[:4], 1), **ours}

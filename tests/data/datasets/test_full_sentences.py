@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
+from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.errors import UserError
+
+BOS, PAD, EOS, MASK = 0, 1, 2, 99
+MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, 99))
+
+
+def dataset_of(sentences: list[list[int]], tokens_per_sample: int, **options) -> FullSentencesDataset:
+    """`sentences` without their </s>; an empty one is a document boundary."""
+    items = [torch.tensor([*words, EOS]) for words in sentences]
+    sizes = np.array([len(item) for item in items])
+    return FullSentencesDataset(items, sizes, tokens_per_sample, BOS, EOS, MASKING, **options)
+
+
+def test_blocks_read_as_roberta_defines_them():
+    dataset = dataset_of([[10, 11], [12], [], [13], [14, 15, 16, 17]], 12)
+    assert [dataset.block(number).tolist() for number in range(len(dataset))] == [
+        [BOS, 10, 11, EOS, 12, EOS, EOS, 13, EOS],
+        [BOS, 14, 15, 16, 17, EOS],
+    ]
+
+
+def test_a_long_sentence_is_cut_into_whole_blocks_and_others_follow_its_end():
+    dataset = dataset_of([[9], list(range(20, 31)), [40]], 7)
+    assert [dataset.block(number).tolist() for number in range(len(dataset))] == [
+        [BOS, 9, EOS],
+        [BOS, 20, 21, 22, 23, 24, EOS],
+        [BOS, 25, 26, 27, 28, 29, EOS],
+        [BOS, 30, EOS, 40, EOS],
+    ]
+
+
+sentences = st.lists(st.lists(st.integers(4, 98), max_size=30), min_size=1, max_size=20)
+
+
+@given(sentences.filter(any), st.integers(3, 20))
+def test_every_block_is_between_bos_and_eos_and_the_text_is_whole(sentences, tokens_per_sample):
+    dataset = dataset_of(sentences, tokens_per_sample)
+    blocks = [dataset.block(number).tolist() for number in range(len(dataset))]
+    for number, block in enumerate(blocks):
+        assert (block[0], block[-1]) == (BOS, EOS) and block[1] != EOS and block[-2] != EOS
+        assert len(block) == dataset.size(number) == dataset.num_tokens(number) <= tokens_per_sample
+    words = [token for block in blocks for token in block if token > 3]
+    assert words == [word for sentence in sentences for word in sentence]
+
+
+def test_masks_and_order_are_new_in_each_epoch_and_the_same_when_it_returns():
+    dataset = dataset_of([[word] * 8 for word in range(10, 40)], 12)
+    seen = []
+    for epoch in (1, 2, 1):
+        dataset.set_epoch(epoch)
+        seen.append((dataset.ordered_indices().tolist(), [dataset[n]["source"].tolist() for n in range(len(dataset))]))
+    assert seen[0] == seen[2]
+    assert seen[0][0] != seen[1][0] and seen[0][1] != seen[1][1]
+    assert sorted(seen[0][0]) == list(range(len(dataset)))
+
+
+def test_validation_keeps_its_order():
+    dataset = dataset_of([[word] * 8 for word in range(10, 20)], 12, shuffle=False)
+    assert dataset.ordered_indices().tolist() == list(range(len(dataset)))
+
+
+def test_batches_are_padded_and_say_so():
+    dataset = dataset_of([[10, 11, 12, 13], [20, 21]], 6)
+    batch = dataset.collater([dataset[0], dataset[1]])
+    assert batch["net_input"]["src_tokens"].shape == (2, 6) and batch["ntokens"] == 10
+    assert batch["net_input"]["src_tokens"][1, 4:].tolist() == [PAD, PAD]
+    assert batch["net_input"]["has_padding"] and not dataset.collater([dataset[0]])["net_input"]["has_padding"]
+    assert batch["target"].shape == (2, 6) and batch["target"].ne(PAD).sum() == 2
+    assert dataset.collater([]) == {}
+
+
+def test_batches_say_where_the_targets_are():
+    dataset = dataset_of([[word] * 9 for word in range(10, 40)], 14)
+    batch = dataset.collater([dataset[number] for number in range(3)])
+    positions, target = batch["masked_positions"], batch["target"].flatten()
+    assert sorted(positions.tolist()) == [place for place, word in enumerate(target.tolist()) if word != PAD] != []
+
+
+def test_batches_are_as_wide_as_a_multiple_of_eight_but_no_wider_than_blocks_may_be():
+    dataset = dataset_of([[10] * 7, [20] * 3], 12)
+    widths = [dataset.collater([dataset[number]])["net_input"]["src_tokens"].shape[1] for number in range(2)]
+    assert dataset.sizes.tolist() == [9, 5] and widths == [12, 8]
+    assert all(dataset.collater([dataset[number]])["net_input"]["has_padding"] for number in range(2))
+
+
+@given(sentences.filter(any), st.integers(3, 20))
+def test_blocks_of_a_file_are_those_of_its_items(tmp_path_factory, sentences, tokens_per_sample):
+    expected = dataset_of(sentences, tokens_per_sample)
+    path = tmp_path_factory.mktemp("items") / "train"
+    builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
+    for item in expected.items:
+        builder.add_item(item)
+    builder.finalize(f"{path}.idx")
+    items = MMapIndexedDataset(str(path))
+    dataset = FullSentencesDataset(items, items.sizes, tokens_per_sample, BOS, EOS, MASKING)
+    for number in range(len(expected)):
+        block, same = dataset.block(number), expected.block(number)
+        assert block.dtype == same.dtype and block.tolist() == same.tolist()
+
+
+def test_packing_efficiency_is_the_share_of_places_filled():
+    assert dataset_of([[10, 11, 12, 13], [20, 21]], 6).packing_efficiency(6) == pytest.approx(10 / 12)
+
+
+@pytest.mark.parametrize("items", [[], [[]], [[], []]])
+def test_data_without_a_sentence_is_a_user_error(items):
+    with pytest.raises(UserError, match="corpus: holds .*empty"):
+        dataset_of(items, 8, name="corpus")
+
+
+def test_sentences_without_an_end_are_a_user_error():
+    with pytest.raises(UserError, match="corpus: its first sentence does not end in </s>"):
+        FullSentencesDataset([torch.tensor([5, 6])], np.array([2]), 8, BOS, EOS, MASKING, name="corpus")

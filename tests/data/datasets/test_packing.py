@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.data.datasets.packing import pack_full_sentences
+
+# Sizes of items: sentences with their </s>, some longer than a block, and 1 for a document boundary.
+item_sizes = st.lists(st.one_of(st.just(1), st.integers(2, 8), st.integers(2, 60)), max_size=60)
+block_sizes = st.integers(3, 20)
+
+
+def naive_blocks(sizes: list[int], tokens_per_sample: int) -> list[list[tuple[int, int]]]:
+    """The same rule, one item at a time: blocks as lists of (item, offset), one entry a token of the text."""
+    blocks: list[list[tuple[int, int]]] = []
+    block: list[tuple[int, int]] = []
+    room = tokens_per_sample - 1
+
+    def close():
+        nonlocal block
+        while block and sizes[block[-1][0]] == 1:
+            block.pop()
+        if block:
+            blocks.append(block)
+        block = []
+
+    for item, size in enumerate(sizes):
+        tokens = [(item, offset) for offset in range(size)]
+        if size == 1:
+            follows_boundary = item > 0 and sizes[item - 1] == 1
+            if block and not follows_boundary and len(block) < room:
+                block += tokens
+            continue
+        if len(block) + size > room:
+            close()
+        while len(tokens) > room:
+            blocks.append(tokens[: room - 1])
+            tokens = tokens[room - 1 :]
+        block += tokens
+    close()
+    return blocks
+
+
+def packed_blocks(sizes: list[int], tokens_per_sample: int) -> list[list[tuple[int, int]]]:
+    blocks = pack_full_sentences(np.array(sizes, dtype=np.int32), tokens_per_sample)
+    packed = []
+    for number in range(len(blocks)):
+        tokens = []
+        for item in range(blocks.first_item[number], blocks.last_item[number] + 1):
+            start = blocks.first_offset[number] if item == blocks.first_item[number] else 0
+            stop = blocks.last_end[number] if item == blocks.last_item[number] else sizes[item]
+            if sizes[item] > 1 or sizes[item - 1] > 1:
+                tokens += [(item, offset) for offset in range(start, stop)]
+        packed.append(tokens)
+    return packed
+
+
+@given(item_sizes, block_sizes)
+def test_equals_packing_item_by_item(sizes, tokens_per_sample):
+    assert packed_blocks(sizes, tokens_per_sample) == naive_blocks(sizes, tokens_per_sample)
+
+
+@given(item_sizes, block_sizes)
+def test_no_token_is_lost_and_no_block_too_long(sizes, tokens_per_sample):
+    text = [token for block in packed_blocks(sizes, tokens_per_sample) for token in block if sizes[token[0]] > 1]
+    assert text == [(item, offset) for item, size in enumerate(sizes) if size > 1 for offset in range(size)]
+    blocks = pack_full_sentences(np.array(sizes), tokens_per_sample)
+    assert (blocks.sizes <= tokens_per_sample).all()
+
+
+@given(item_sizes, block_sizes)
+def test_sizes_count_bos_and_the_end_of_a_cut_sentence(sizes, tokens_per_sample):
+    blocks = pack_full_sentences(np.array(sizes), tokens_per_sample)
+    for number, block in enumerate(packed_blocks(sizes, tokens_per_sample)):
+        item, offset = block[-1]
+        is_cut = offset < sizes[item] - 1
+        assert blocks.sizes[number] == 1 + len(block) + is_cut
+
+
+def test_boundaries_stand_between_documents_alone():
+    #        s1 s2 | s3 | | s4  in blocks of 9: <s> s1 s2 | s3, then s4
+    sizes = [1, 3, 2, 1, 2, 1, 1, 5, 1]
+    assert packed_blocks(sizes, 9) == [
+        [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0), (4, 0), (4, 1)],
+        [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4)],
+    ]
+
+
+def test_nothing_packs_to_nothing():
+    assert len(pack_full_sentences(np.array([], dtype=int), 8)) == 0
+    assert len(pack_full_sentences(np.array([1, 1, 1]), 8)) == 0
+
+
+def test_a_block_without_room_is_refused():
+    with pytest.raises(ValueError, match="tokens_per_sample is 2"):
+        pack_full_sentences(np.array([3]), 2)

@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.errors import UserError
+
+EOS, PAD = 2, 1
+
+
+def streams(count: int, rows: int, tgt_len: int, shards: int = 1, shard: int = 0, keeps_rest: bool = False):
+    """Streams over the text 10, 11, 12, ...: a token tells its place."""
+    tokens = np.arange(10, 10 + count).astype(np.int32)
+    return TokenStreams(tokens, rows, tgt_len, EOS, PAD, shards=shards, shard=shard, keeps_rest=keeps_rest)
+
+
+sizes = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 300),
+        "rows_of_shard": st.integers(1, 5),
+        "shards": st.integers(1, 3),
+        "tgt_len": st.integers(1, 20),
+        "keeps_rest": st.booleans(),
+    }
+)
+
+
+def rows_of_all_shards(count, rows_of_shard, shards, tgt_len, keeps_rest) -> list[tuple[list[int], list[int]]]:
+    """(sources, targets) of every row over a whole epoch, the rows of the first worker first."""
+    rows = []
+    lengths = set()
+    for shard in range(shards):
+        own = streams(count, rows_of_shard * shards, tgt_len, shards, shard, keeps_rest)
+        batches = [own[segment] for segment in range(len(own))]
+        lengths.add(len(own))
+        assert all(batch["target"].size(1) == tgt_len for batch in batches[:-1])
+        assert [batch["segment"] for batch in batches] == list(range(len(own)))
+        assert all(batch["ntokens"] == batch["target"].ne(PAD).sum() for batch in batches)
+        for row in range(rows_of_shard):
+            rows.append(
+                tuple(
+                    torch.cat([part[row] for part in parts]).tolist()
+                    for parts in (
+                        [batch["net_input"]["src_tokens"] for batch in batches],
+                        [batch["target"] for batch in batches],
+                    )
+                )
+            )
+    assert len(lengths) == 1, "workers must take the same number of steps"
+    return rows
+
+
+@given(sizes)
+def test_every_token_is_a_target_once_in_order_and_workers_are_disjoint(drawn):
+    rows = drawn["rows_of_shard"] * drawn["shards"]
+    each, rest = divmod(drawn["count"], rows)
+    if not drawn["keeps_rest"] and each < drawn["tgt_len"]:
+        with pytest.raises(UserError, match=f"{drawn['count']} tokens in {rows} rows"):
+            streams(drawn["count"], rows, drawn["tgt_len"])
+        return
+    found = rows_of_all_shards(**drawn)
+    # Row after row, they are the text as it stands: contiguous in a row, each token once, none twice.
+    targets = [token for _, row in found for token in row if token != PAD]
+    assert targets == list(range(10, 10 + drawn["count"] - (0 if drawn["keeps_rest"] else rest)))
+    for source, target in found:
+        assert PAD not in target[:-1]
+        for token_before, token in zip(source, target, strict=True):
+            assert token == PAD or token_before == (token - 1 if token > 10 else EOS)
+    padding = sum(row.count(PAD) for _, row in found)
+    assert padding == ((rows - rest) % rows if drawn["keeps_rest"] else 0)
+
+
+def test_of_a_text_that_does_not_divide():
+    training = streams(11, rows=3, tgt_len=2)
+    assert len(training) == 2
+    assert training[0]["target"].tolist() == [[10, 11], [13, 14], [16, 17]]
+    assert training[0]["net_input"]["src_tokens"].tolist() == [[EOS, 10], [12, 13], [15, 16]]
+    assert training[1]["target"].tolist() == [[12], [15], [18]]
+    evaluation = streams(11, rows=3, tgt_len=2, keeps_rest=True)
+    assert evaluation[0]["target"].tolist() == [[10, 11], [14, 15], [18, 19]]
+    assert evaluation[1]["target"].tolist() == [[12, 13], [16, 17], [20, PAD]]
+
+
+@pytest.mark.parametrize(("rows", "tgt_len"), [(0, 5), (2, 0), (2, -3)])
+def test_sizes_must_be_positive(rows, tgt_len):
+    with pytest.raises(UserError, match="must be positive"):
+        streams(100, rows, tgt_len)
+
+
+def test_a_worker_has_as_many_segments_as_an_index_reaches():
+    with pytest.raises(IndexError):
+        streams(100, 2, 10)[5]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(*items: list[int], dtype=np.uint16):
+        builder = MMapIndexedDatasetBuilder(str(tmp_path / "train.bin"), dtype=dtype)
+        for item in items:
+            builder.add_item(torch.tensor(item))
+        builder.finalize(str(tmp_path / "train.idx"))
+        return tmp_path / "train"
+
+    return write
+
+
+def test_tokens_stay_on_disk(written):
+    prefix = written([5, 6, 2], [2], [7, 65_000, 2])
+    tokens = open_tokens(prefix)
+    assert isinstance(tokens, np.memmap)
+    assert tokens.tolist() == [5, 6, 2, 2, 7, 65_000, 2]
+    kept = TokenStreams(tokens, 1, 3, EOS, PAD).tokens
+    assert np.shares_memory(kept, tokens)
+    assert MMapIndexedDataset(str(prefix))[2].tolist() == [7, 65_000, 2]
+
+
+def test_what_cannot_be_read_is_named(written, tmp_path):
+    with pytest.raises(UserError, match=r"train\.(bin|idx): no such file"):
+        open_tokens(tmp_path / "train")
+    with pytest.raises(UserError, match=r"train\.bin: holds no token"):
+        open_tokens(written([]))
+    prefix = written([5, 6, 2])
+    whole = (tmp_path / "train.idx").read_bytes()
+    (tmp_path / "train.bin").write_bytes(b"123")
+    with pytest.raises(UserError, match=r"train\.bin: has 3 bytes, 6 by its index"):
+        open_tokens(prefix)
+    for broken in (whole[:-3], whole[:20], b"", b"x" * 100):
+        (tmp_path / "train.idx").write_bytes(broken)
+        with pytest.raises(UserError, match=r"train\.idx: "):
+            open_tokens(prefix)

@@ -1,0 +1,342 @@
+"""The tokenizer folder: text to ids and back, and what happens to damaged folders."""
+
+import hashlib
+import json
+import string
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.tokenizer import FORMAT_VERSION, Tokenizer
+from lazyformer_fairseq.errors import UserError
+
+SENTENCES = [
+    "The house of the old king is red, isn't it?",
+    "A cat sat on the mat; it was “good” (so they said)...",
+    "See <url> or write to <email> -- the kings' houses cost $5,300 each.",
+    string.printable,  # every ASCII character gets a piece
+]
+ALL_CHARACTERS = TextSettings(character_coverage=1.0)
+SYMBOLS = ["<url>", "<email>", "<file>", "<mask>"]
+ASCII_TEXT = st.text(string.ascii_letters + string.digits + string.punctuation + " ", max_size=60)
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+MIXED_TEXT = st.lists(st.one_of(st.sampled_from(SYMBOLS), ANY_TEXT), max_size=6).map("".join)
+
+
+def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS, **options):
+    return Tokenizer.train(sentences, folder, vocab_size, settings, **options)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("trained") / "tokenizer")
+
+
+def symbols(tokenizer, ids):
+    return [tokenizer.dictionary[index] for index in ids]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+# Text to ids and back
+
+
+def test_dictionary_order(tokenizer):
+    names = tokenizer.dictionary.symbols
+    assert names[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert names[-4:] == ["<url>", "<email>", "<file>", "<mask>"]
+    assert len(names) == len(set(names)) == 160
+    assert tokenizer.mask_index == 159
+
+
+def test_text_comes_back_readable(tokenizer):
+    ids = tokenizer.encode("The <mask> of the King isn't “red”, is it?")
+    assert tokenizer.decode(ids) == 'the <mask> of the king isn\'t "red," is it?'
+    assert tokenizer.decode([0, *ids, 2, 1, 1]) == tokenizer.decode(ids)
+    assert tokenizer.decode(torch.tensor(ids)) == tokenizer.decode(ids)
+
+
+def test_unknown_character(tokenizer):
+    ids = tokenizer.encode("the 猫 <unk>")
+    assert ids.count(tokenizer.dictionary.unk()) == 2
+    assert tokenizer.words(ids) == "the <unk> <unk>"
+
+
+def test_byte_fallback_has_no_unknown(tmp_path):
+    settings = TextSettings(byte_fallback=True, character_coverage=1.0)
+    tokenizer = train(tmp_path / "bytes", vocab_size=420, settings=settings)
+    ids = tokenizer.encode("the 猫 <mask>")
+    assert tokenizer.dictionary.unk() not in ids
+    assert tokenizer.decode(ids) == "the 猫 <mask>"
+
+
+def test_symbols_stand_alone(tokenizer):
+    ids = tokenizer.encode("a<mask>b, <URL>'s")
+    assert tokenizer.words(ids) == "a <mask> b , <url> 's"
+    assert [symbol for symbol in symbols(tokenizer, ids) if symbol in SYMBOLS] == ["<mask>", "<url>"]
+
+
+@given(MIXED_TEXT)
+def test_no_stray_piece_and_no_id_beyond_the_dictionary(tokenizer, text):
+    assume("▁" not in text)  # sentencepiece's own sign for a space
+    pieces = symbols(tokenizer, tokenizer.encode(text))
+    for piece, following in pairwise([*pieces, "</s>"]):
+        assert piece != "▁" or (following not in SYMBOLS and following != "</s>" and not following.startswith("▁"))
+    assert all(0 <= index < len(tokenizer.dictionary) for index in tokenizer.encode(text))
+
+
+@given(ASCII_TEXT)
+def test_words_survive(tokenizer, text):
+    words = tokenizer.normalise(text)
+    assert tokenizer.words(tokenizer.encode(text)) == words
+    assert tokenizer.encode_normalised(words) == tokenizer.encode(text)
+
+
+@given(st.lists(MIXED_TEXT.map(str.strip).filter(bool), max_size=6), st.integers(1, 300))
+def test_words_encoded_at_once(tokenizer, words, times):
+    ids, lengths = tokenizer.encode_words(words * times)
+    one_by_one = [tokenizer.encode_normalised(word) for word in words] * times
+    assert ids.tolist() == [index for word_ids in one_by_one for index in word_ids]
+    assert lengths.tolist() == [len(word_ids) for word_ids in one_by_one]
+
+
+@given(st.lists(st.one_of(st.sampled_from(SYMBOLS), st.sampled_from(["house", "king", "5"]))).map(" ".join))
+def test_normalise_is_idempotent_on_symbols(tokenizer, text):
+    assert tokenizer.normalise(text) == text
+
+
+@given(ASCII_TEXT)
+def test_normalise_is_sacremoses(tokenizer, text):
+    assume(not any(symbol in text.lower() for symbol in (*SYMBOLS, "<unk>")))
+    assert tokenizer.normalise(text) == by_sacremoses(text)
+
+
+def test_normalise_is_sacremoses_with_protected_patterns(tokenizer):
+    text = "Mr. Smith's dog saw <url> , and (e.g. the) <mask> isn't \"here\" ."
+    assert tokenizer.normalise(text) == by_sacremoses(text, SYMBOLS)
+
+
+def test_normalise_is_sacremoses_on_wikitext(tokenizer, real_data):
+    lines = (real_data / "lm/wikitext-2/wiki.valid.tokens").read_text(encoding="utf-8").splitlines()
+    plain = [line for line in lines if "<unk>" not in line][:200]
+    assert len(plain) == 200
+    for line in plain:
+        assert tokenizer.normalise(line) == by_sacremoses(line)
+
+
+def by_sacremoses(text, protected_patterns=None):
+    text = MosesPunctNormalizer("en").normalize(text)
+    tokens = MosesTokenizer("en").tokenize(text, escape=False, protected_patterns=protected_patterns)
+    return " ".join(" ".join(tokens).lower().split())
+
+
+def test_sentences_are_the_same_words_alone_and_together():
+    normalise = TextNormaliser(TextSettings())
+    first, second = "Mr. Smith died in No. 5.", "The king left."
+    assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
+    assert normalise(first) == "mr. smith died in no. 5 ."
+
+
+def test_settings_can_be_turned_off():
+    settings = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
+    assert TextNormaliser(settings)(" It’s  a <MASK>. ") == "It’s a <mask> ."
+    assert TextNormaliser(settings).readable("It’s a <mask> .") == "It’s a <mask> ."
+
+
+def test_build_input(tokenizer):
+    a, b = tokenizer.encode("the old house"), tokenizer.encode("a cat")
+    assert tokenizer.build_input("the old house") == [0, *a, 2]
+    assert tokenizer.build_input("the old house", "a cat") == [0, *a, 2, 2, *b, 2]
+    with pytest.raises(UserError, match="max_length = 4"):
+        tokenizer.build_input("a", "b", max_length=4)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(6, 30))
+def test_build_input_cuts_the_longer_text(tokenizer, of_a, of_b, max_length):
+    ids = tokenizer.build_input("cat " * of_a, "house " * of_b, max_length)
+    a, b = len(tokenizer.encode("cat " * of_a)), len(tokenizer.encode("house " * of_b))
+    while a + b + 4 > max_length:  # RoBERTa's and BERT's way: one at a time
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    assert [*map(len, split_pair(ids))] == [a, b]
+
+
+def split_pair(ids):
+    end = ids.index(2)
+    assert ids[0] == 0 and ids[end + 1] == 2 and ids[-1] == 2
+    return ids[1:end], ids[end + 2 : -1]
+
+
+# Training
+
+
+def test_same_text_same_bytes(tmp_path):
+    sentences = [f"word{n % 97}x{n % 31} stands near house number {n * n}" for n in range(600)]
+    train(tmp_path / "once", iter(sentences))
+    train(tmp_path / "again", iter(sentences[::-1]))
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+
+
+def test_counts_give_what_sentences_give(tmp_path):
+    normalise = TextNormaliser(ALL_CHARACTERS)
+    counts = Counter(word for sentence in SENTENCES * 20 for word in normalise(sentence).split())
+    train(tmp_path / "sentences")
+    Tokenizer.train_on_counts(counts.items(), tmp_path / "counts", 160, ALL_CHARACTERS)
+    assert contents(tmp_path / "sentences") == contents(tmp_path / "counts")
+
+
+def test_already_normalised_text_gives_the_same_model(tmp_path):
+    words = map(TextNormaliser(ALL_CHARACTERS), SENTENCES * 20)
+    train(tmp_path / "raw")
+    train(tmp_path / "normalised", words, already_normalised=True)
+    assert contents(tmp_path / "raw") == contents(tmp_path / "normalised")
+
+
+def test_largest_vocabulary_of_the_error_is_possible(tmp_path):
+    with pytest.raises(UserError, match=r"vocabulary of 9000: too large.*at most") as caught:
+        train(tmp_path / "t", vocab_size=9000)
+    largest = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert len(train(tmp_path / "t", vocab_size=largest).dictionary) == largest
+    with pytest.raises(UserError, match="too large"):
+        train(tmp_path / "u", vocab_size=largest + 1)
+
+
+@pytest.mark.parametrize("vocab_size", [-1, 8, 20])
+def test_vocabulary_too_small(tmp_path, vocab_size):
+    with pytest.raises(UserError, match=f"vocabulary of {vocab_size}: too small"):
+        train(tmp_path / "t", vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize("sentences", [[], ["", "  "], ["<mask> <url>"]])
+def test_empty_text(tmp_path, sentences):
+    with pytest.raises(UserError, match="no text"):
+        train(tmp_path / "t", sentences)
+
+
+@pytest.mark.parametrize("failure", [OSError("disk"), KeyboardInterrupt()])
+def test_interrupted_training_leaves_nothing(tmp_path, failure):
+    def sentences():
+        yield "the house"
+        raise failure
+
+    with pytest.raises(type(failure)):
+        train(tmp_path / "t", sentences())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_save_leaves_nothing(tokenizer, tmp_path, monkeypatch):
+    def interrupt(*names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lazyformer_fairseq.data.text.tokenizer.shutil.copyfile", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.save(tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_of_another_is_overwritten(tokenizer, tmp_path):
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(UserError, match="exists already"):
+        tokenizer.save(tmp_path)
+    with pytest.raises(UserError, match="exists already"):
+        train(tmp_path)
+    assert contents(tmp_path) == {"mine.txt": b"precious"}
+
+
+# Loading
+
+
+@pytest.fixture
+def copy(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "copy")
+    tokenizer.save(tmp_path / "copy")  # the same again: nothing to do
+    return tmp_path / "copy"
+
+
+def describe(folder, **changes):
+    """Rewrites tokenizer.json, with the true hashes of what lies there."""
+    path = folder / "tokenizer.json"
+    description = json.loads(path.read_text())
+    for name in description["sha256"]:
+        description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    path.write_text(json.dumps({**description, **changes}))
+
+
+def test_a_copy_is_the_same_tokenizer(tokenizer, copy):
+    loaded = Tokenizer.load(copy)
+    assert loaded.settings == tokenizer.settings
+    assert loaded.dictionary == tokenizer.dictionary
+    assert loaded.encode(SENTENCES[2]) == tokenizer.encode(SENTENCES[2])
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "sentencepiece.model", "dict.txt"])
+def test_missing_file(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: cannot be read"):
+        Tokenizer.load(copy)
+
+
+@pytest.mark.parametrize("name", ["sentencepiece.model", "dict.txt"])
+def test_truncated_file(copy, name):
+    (copy / name).write_bytes((copy / name).read_bytes()[:-20])
+    with pytest.raises(UserError, match=f"{name}: is not the file"):
+        Tokenizer.load(copy)
+
+
+def test_not_a_model(copy):
+    (copy / "sentencepiece.model").write_bytes(b"\x80\x04cos\nsystem\n")
+    describe(copy)
+    with pytest.raises(UserError, match=r"sentencepiece\.model: not a sentencepiece model"):
+        Tokenizer.load(copy)
+
+
+def test_dictionary_of_other_symbols(copy):
+    lines = (copy / "dict.txt").read_text().splitlines(keepends=True)
+    (copy / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
+    describe(copy)
+    with pytest.raises(UserError, match=r"dict\.txt: its symbols are not those of"):
+        Tokenizer.load(copy)
+
+
+def test_other_version(copy):
+    describe(copy, format_version=FORMAT_VERSION + 1)
+    with pytest.raises(UserError, match=rf"tokenizer\.json: format version {FORMAT_VERSION + 1}"):
+        Tokenizer.load(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"format_version": 1}', '{"format_version": 1, "sha256": {}}'])
+def test_description_damaged(copy, text):
+    (copy / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        Tokenizer.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stemming": True}, "unknown text setting stemming"),
+        ({"lower_case": "yes"}, "lower_case = 'yes'"),
+        ({"language": "tlh"}, "language = 'tlh'"),
+        ({"special_tokens": ["<mask>"]}, "special_tokens holds '<mask>'"),
+        ({"special_tokens": "<url>"}, "special_tokens = '<url>'"),
+        ({"character_coverage": 1.5}, "character_coverage = 1.5"),
+    ],
+)
+def test_settings_that_are_not_possible(copy, changes, message):
+    settings = json.loads((copy / "tokenizer.json").read_text())["settings"]
+    describe(copy, settings={**settings, **changes})
+    with pytest.raises(UserError, match=rf"tokenizer\.json: .*{message}"):
+        Tokenizer.load(copy)
+
+
+def test_missing_setting(copy):
+    describe(copy, settings={"lower_case": True})
+    with pytest.raises(UserError, match=r"byte_fallback.* is missing"):
+        Tokenizer.load(copy)

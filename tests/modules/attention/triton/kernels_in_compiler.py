@@ -1,0 +1,120 @@
+"""Compiles the Triton kernels, with all their tiles, for GPUs that need not be there; reads what they take up.
+
+``test_kernels.py`` runs this. On its own: ``pytest -s`` prints a line for each kernel.
+"""
+
+import itertools
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
+from lazyformer_fairseq.modules.attention.triton import launch as triton_launch
+from lazyformer_fairseq.modules.attention.triton import near_bias as triton_near_bias
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+A100, H100 = 80, 90
+SHARED_MEMORY = {A100: 163 * 1024, H100: 227 * 1024}
+# Of a thread's 1020 bytes of registers; kernels of large heads and many layers come to some.
+MOST_SPILLED = 256
+
+
+class Compiled(NamedTuple):
+    """A kernel for one choice of tiles: registers of a thread, bytes it keeps in memory instead, shared memory."""
+
+    name: str
+    tiles: tuple[int, ...]
+    registers: int
+    spilled: int
+    shared: int
+
+
+class AbsentGpu:
+    """As much of a driver as the compiler asks for."""
+
+    def __init__(self, capability: int):
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path) -> list[Compiled]:
+    """Launches compile instead, for all tiles they may choose from, and add to this list."""
+    found: list[Compiled] = []
+
+    def compile_all(kernel, tiles, set_to_zero):
+        def launch(**arguments: Any) -> None:
+            for choice in tiles:
+                binary = kernel.warmup(**arguments, **choice.config.all_kwargs(), grid=(1,))
+                registers, stack = _resources(binary.asm["cubin"], tmp_path)
+                found.append(Compiled(kernel.__name__, tuple(choice), registers, stack, binary.metadata.shared))
+                print(found[-1])
+
+        return mock.MagicMock(__getitem__=lambda self, grid: launch)
+
+    monkeypatch.setattr(triton_launch, "_tuned", compile_all)
+    write_rows = triton_near_bias._write_rows
+
+    def compile_it(*arguments: Any, **sizes: Any) -> None:
+        write_rows.warmup(*arguments, **sizes, grid=(1,))
+
+    monkeypatch.setattr(triton_near_bias, "_write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
+    return found
+
+
+def _resources(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """(registers, bytes of the stack) of a thread."""
+    binary = folder / "kernel.cubin"
+    binary.write_bytes(cubin)
+    said = subprocess.run([CUOBJDUMP, "-res-usage", binary], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", said).groups()
+    return int(registers), int(stack)
+
+
+def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
+    """Every kernel, with bias and padding, in the layout of a model: q, k and v of the ``s`` are one projection."""
+    batch, heads, time, buckets = 2, 12, 512, 32
+    q, k, v = (
+        part.unflatten(-1, (heads, size)).transpose(1, 2)
+        for part in torch.zeros(batch, time, 3 * heads * size, dtype=dtype).chunk(3, -1)
+    )
+    of_layers = [torch.zeros(batch, time, heads, size, dtype=dtype).transpose(1, 2) for _ in range(layers)]
+    sums = torch.zeros(batch, heads, time)
+    bias = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64), 128, torch.full((batch,), time)
+    if layers == 1:
+        triton_kernels.attend_forward(q, k, v, *bias)
+        triton_kernels.reuse_forward(q, k, v, sums, *bias)
+        triton_kernels.value_gradient(q, k, v, sums, *bias)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        triton_kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, *bias)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("capability", [A100, H100])
+@pytest.mark.parametrize(
+    ("size", "layers", "dtype"),
+    [*itertools.product([64, 128], [1, 2, 6], [torch.bfloat16]), (64, 2, torch.float16), (64, 2, torch.float32)],
+)
+def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dtype):
+    triton.runtime.driver.set_active(AbsentGpu(capability))
+    launch_all(size, layers, dtype)
+    first_of_each = {kernel.name: kernel for kernel in reversed(compiled)}
+    for kernel in first_of_each.values():
+        assert kernel.shared <= SHARED_MEMORY[capability], kernel
+        assert kernel.spilled <= MOST_SPILLED or dtype == torch.float32, kernel

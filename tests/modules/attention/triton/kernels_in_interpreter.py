@@ -1,0 +1,214 @@
+"""The Triton kernels against a dense reference in float64; ``test_kernels.py`` runs this in the interpreter."""
+
+import math
+from typing import Optional
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
+
+from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.position_bias import relative_position_bucket
+
+BUCKETS, MAX_DISTANCE = 8, 6
+# Largest error of an entry, as a share of the tensor's largest entry.
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+class Block:
+    """A lazy block of m layers: random inputs, and what a dense computation in float64 makes of them."""
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        time: int,
+        size: int,
+        layers: int,
+        dtype: torch.dtype,
+        biased: bool,
+        padded: bool,
+        seed: int = 1,
+    ):
+        torch.manual_seed(seed)
+
+        def heads_of_a_projection(parts: int) -> tuple[Tensor, ...]:
+            projected = torch.randn(batch, time, parts * heads * size).to(dtype)
+            return tuple(part.unflatten(-1, (heads, size)).transpose(1, 2) for part in projected.chunk(parts, -1))
+
+        self.q, self.k, first = heads_of_a_projection(3)
+        self.values = [first, *(heads_of_a_projection(1)[0] for _ in range(layers - 1))]
+        self.d_outputs = [heads_of_a_projection(1)[0] for _ in range(layers)]
+        distances = torch.arange(1 - time, time)
+        self.table = torch.randn(BUCKETS, heads) if biased else None
+        self.buckets = relative_position_bucket(distances, BUCKETS, MAX_DISTANCE) if biased else None
+        self.lengths = torch.randint(1, time + 1, (batch,)) if padded else None
+        self._compute(time)
+
+    @property
+    def bias(self) -> tuple[Optional[Tensor], Optional[Tensor], int, Optional[Tensor]]:
+        """As the kernels take it."""
+        return self.table, self.buckets, MAX_DISTANCE, self.lengths
+
+    def _compute(self, time: int) -> None:
+        q, k = self.q.double().requires_grad_(), self.k.double().requires_grad_()
+        values = [v.double().requires_grad_() for v in self.values]
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+        learned = []
+        if self.table is not None:
+            learned = [self.table.double().requires_grad_()]
+            distance = torch.arange(time) - torch.arange(time).unsqueeze(-1)
+            scores = scores + learned[0][self.buckets[time - 1 + distance]].permute(2, 0, 1)
+        if self.lengths is not None:
+            is_padding = torch.arange(time) >= self.lengths[:, None]
+            scores = scores.masked_fill(is_padding[:, None, None], float("-inf"))
+        outputs = [scores.softmax(-1) @ v for v in values]
+        gradients = torch.autograd.grad(outputs, [q, k, *values, *learned], [d.double() for d in self.d_outputs])
+        self.dq, self.dk, *self.dv = gradients[: 2 + len(values)]
+        self.d_table = gradients[-1] if learned else None
+        self.lse = scores.logsumexp(-1).detach()
+        self.outputs = [output.detach() for output in outputs]
+        sums = [(d.double() * output).sum(-1) for d, output in zip(self.d_outputs, self.outputs, strict=True)]
+        self.delta = torch.stack(sums).sum(0).float()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bfloat16_products():
+    """The interpreter keeps a bfloat16 in 16 bits of an integer, and multiplies those: gives its products numbers."""
+    create_dot = InterpreterBuilder.create_dot
+
+    def numbers(operand):
+        if operand.dtype.scalar == tl.bfloat16:
+            data = (operand.data.astype(np.uint32) << 16).view(np.float32)
+            return type(operand)(data, tl.float32)
+        return operand
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            InterpreterBuilder, "create_dot", lambda self, a, b, *rest: create_dot(self, numbers(a), numbers(b), *rest)
+        )
+        yield
+
+
+BLOCKS = st.builds(
+    Block,
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 2),
+    time=st.integers(2, 70),
+    size=st.sampled_from([32, 48, 64, 128]),
+    layers=st.integers(1, 6),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    biased=st.booleans(),
+    padded=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+few = settings(max_examples=6, deadline=None)
+
+
+def assert_close(computed: Tensor, expected: Tensor, dtype: torch.dtype, name: str, least: float = 1e-3) -> None:
+    """`least` is the size that rounding is measured by where numbers of that size cancel out."""
+    error = (computed.double() - expected).abs().max() / expected.abs().max().clamp(min=least)
+    assert error < TOLERANCE[dtype], f"{name}: {error:.1e}"
+
+
+@few
+@given(BLOCKS)
+def test_forward(block: Block):
+    dtype = block.q.dtype
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    assert_close(output, block.outputs[0], dtype, "output of s")
+    assert_close(lse, block.lse, dtype, "log-sum-exp")
+    assert output.transpose(1, 2).is_contiguous()
+    for v, expected in zip(block.values[1:], block.outputs[1:], strict=True):
+        read = triton_kernels.reuse_forward(block.q, block.k, v, lse, *block.bias)
+        assert_close(read, expected, dtype, "output of l")
+
+
+@few
+@given(BLOCKS)
+def test_value_gradient(block: Block):
+    lse = block.lse.float()
+    dv = triton_kernels.value_gradient(block.q, block.k, block.d_outputs[-1], lse, *block.bias)
+    assert_close(dv, block.dv[-1], block.q.dtype, "dV of l")
+
+
+@few
+@given(BLOCKS, st.booleans())
+@example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0), False)
+def test_block_gradient(block: Block, deterministic: bool):
+    torch.use_deterministic_algorithms(deterministic)
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), *block.bias
+    *gradients, d_table = triton_kernels.block_gradient(*arguments)
+    torch.use_deterministic_algorithms(False)
+    for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
+        # dP - delta is the difference of numbers around sqrt(D), and zero where there is one key.
+        assert_close(computed, expected, block.q.dtype, name, least=1e-3 if name == "dV" else 1.0)
+    if block.table is None:
+        assert d_table.shape == (0,)
+    else:
+        assert_close(d_table, block.d_table, block.q.dtype, "d table", least=1.0)
+        assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[-1])
+
+
+def test_more_layers_than_fit_beside_each_other():
+    block = Block(batch=1, heads=1, time=9, size=32, layers=8, dtype=torch.float32, biased=True, padded=True)
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), *block.bias
+    expected = block.dq, block.dk, block.dv[0], block.d_table
+    for computed, exact in zip(triton_kernels.block_gradient(*arguments), expected, strict=True):
+        assert_close(computed, exact, torch.float32, "gradient")
+
+
+def test_one_token():
+    block = Block(batch=2, heads=1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False)
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    assert_close(output, block.outputs[0], torch.float32, "output")
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, lse, *block.bias
+    dq, dk, dv, d_table = triton_kernels.block_gradient(*arguments)
+    assert_close(dv, block.dv[0], torch.float32, "dV")
+    for gradient in (dq, dk, d_table):  # a distribution over one token cannot change
+        assert gradient.abs().max() < 1e-5
+
+
+def test_large_scores_neither_overflow_nor_vanish():
+    """Without a running maximum an ``l`` relies on the log-sum-exp alone; rows reach scores of thousands."""
+    block = Block(batch=1, heads=1, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=True)
+    block.q = block.q * 5000
+    block._compute(40)
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    read = triton_kernels.reuse_forward(block.q, block.k, block.values[1], lse, *block.bias)
+    assert block.lse.abs().max() > 1000
+    assert (output - block.outputs[0]).abs().max() < 1e-2
+    assert (read - block.outputs[1]).abs().max() < 1e-2
+
+
+def test_far_distances_are_told_apart_by_sign():
+    """Of two far keys the one before the query gets the last bucket's bias, the one after it the other's."""
+    block = Block(batch=1, heads=2, time=70, size=32, layers=1, dtype=torch.float32, biased=True, padded=False)
+    block.table[BUCKETS // 2 - 1], block.table[BUCKETS - 1] = 3.0, -3.0
+    block._compute(70)
+    output, _ = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    assert_close(output, block.outputs[0], torch.float32, "output")
+
+
+def test_an_encoder_learns_as_with_eager():
+    torch.manual_seed(1)
+    encoder = Encoder("sl", 50, 32, 32, 1, relative_position_buckets=BUCKETS, relative_position_max_distance=6)
+    encoder.apply(init_bert_weights)
+    torch.nn.init.normal_(encoder.relative_position_bias.table)
+    tokens = torch.randint(2, 50, (2, 33))
+    mask = torch.arange(33) >= torch.tensor([[33], [9]])
+    found = {}
+    for backend in ("fused", "eager"):
+        encoder.lazy_backend = backend
+        encoder.zero_grad()
+        features, _ = encoder(tokens, mask)
+        features.masked_fill(mask.unsqueeze(-1), 0).sin().sum().backward()
+        found[backend] = [features.detach(), *(parameter.grad.clone() for parameter in encoder.parameters())]
+    for fused, eager in zip(found["fused"], found["eager"], strict=True):
+        torch.testing.assert_close(fused, eager, atol=1e-5, rtol=1e-4)

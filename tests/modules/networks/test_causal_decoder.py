@@ -1,0 +1,221 @@
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+
+VOCABULARY = 50
+PATTERNS = ["(sf)x2", "(sfff)x1 (f)x2", "sflfl", "sslf ls", "fsf", "ff"]
+
+
+def make_decoder(pattern: str, **options) -> CausalDecoder:
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=VOCABULARY, embed_dim=16, ffn_embed_dim=24, num_heads=2, mem_len=64, cutoffs=(9, 30))
+    decoder = CausalDecoder(pattern, **{**sizes, **options})
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return decoder.double().eval()
+
+
+def random_tokens(batch: int, time: int) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(2))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@settings(max_examples=8)
+@given(lengths=st.lists(st.integers(1, 7), min_size=2, max_size=5), clamp_len=st.sampled_from([0, 3]))
+def test_segments_with_memory_equal_one_long_segment(pattern, normalize_before, lengths, clamp_len):
+    decoder = make_decoder(pattern, normalize_before=normalize_before, clamp_len=clamp_len)
+    tokens, memory = random_tokens(2, sum(lengths)), StreamMemory()
+    whole, _ = decoder(tokens)
+    parts = [decoder(segment, memory)[0] for segment in tokens.split(lengths, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
+
+
+def test_an_s_sees_as_far_back_as_memory_reaches_and_no_further():
+    decoder, tokens = make_decoder("s", mem_len=3), random_tokens(1, 8)
+    distances = set()
+    for place in range(5):
+        changed = tokens.clone()
+        changed[0, place] = (tokens[0, place] + 1) % VOCABULARY
+        features = []
+        for version in (tokens, changed):
+            memory = StreamMemory()
+            decoder(version[:, :5], memory)
+            features.append(decoder(version[:, 5:6], memory)[0])
+        if not torch.equal(*features):
+            distances.add(5 - place)
+    assert distances == {1, 2, 3}
+
+
+def test_memory_holds_the_inputs_of_attending_sublayers_cut_to_its_length():
+    decoder, memory = make_decoder("sflf", mem_len=5), StreamMemory()
+    seen = []
+    for start in (0, 4):
+        _, states = decoder(random_tokens(2, 8)[:, start : start + 4], memory, return_all=True)
+        seen.append(states)
+    assert [tuple(state.shape) for state in memory.states] == [(2, 5, 16)] * 2
+    for state, layer in zip(memory.states, (0, 2), strict=True):  # what went into the s, and into the l
+        assert torch.equal(state, torch.cat([seen[0][layer][:, 3:], seen[1][layer]], dim=1))
+
+
+def test_no_gradient_flows_into_earlier_segments():
+    decoder, memory = make_decoder("sflf", cutoffs=()), StreamMemory()
+    decoder(torch.tensor([[1, 2, 3]]), memory)
+    assert not any(state.requires_grad for state in memory.states)
+    decoder(torch.tensor([[4, 5]]), memory)[0].square().sum().backward()
+    reached = decoder.embedding.bands[0].table.grad.abs().sum(dim=1).nonzero().flatten().tolist()
+    assert reached == [4, 5]
+    assert decoder.sublayers[0].inner.kv_proj.weight.grad.abs().max() > 0  # memory's keys and values do teach
+
+
+def test_an_l_reads_memory_with_values_of_its_own():
+    decoder, memory = make_decoder("sl"), StreamMemory()
+    decoder(random_tokens(1, 4), memory)
+    outputs = []
+    for scale in (1, 2):
+        changed = StreamMemory()
+        changed.load_state_dict({"states": [memory.states[0], memory.states[1] * scale]})
+        outputs.append(decoder(random_tokens(1, 2), changed)[0])
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+
+
+def test_without_memory_length_every_segment_starts_anew():
+    decoder, memory, tokens = make_decoder("sflf", mem_len=0), StreamMemory(), random_tokens(2, 4)
+    first, _ = decoder(tokens, memory)
+    assert memory.length == 0
+    assert torch.equal(decoder(tokens, memory)[0], first)
+
+
+def test_training_with_memory_is_repeatable_and_each_dropout_acts():
+    tokens = random_tokens(2, 6)
+    still = make_decoder("sflf").train()
+    assert torch.equal(still(tokens)[0], still(tokens)[0])
+    for option in ("dropout", "attention_dropout", "activation_dropout"):
+        noisy = make_decoder("sflf", **{option: 0.5}).train()
+        assert not torch.equal(noisy(tokens)[0], noisy(tokens)[0]), option
+        torch.testing.assert_close(noisy.eval()(tokens)[0], still.eval()(tokens)[0])
+
+
+# --- what a token may see ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_no_token_sees_a_later_one(pattern, normalize_before):
+    decoder = make_decoder(pattern, normalize_before=normalize_before)
+    tokens = random_tokens(2, 9)
+    for place in (0, 4, 8):
+        changed = tokens.clone()
+        changed[:, place] = (tokens[:, place] + 1) % VOCABULARY
+        difference = (decoder(tokens)[0] - decoder(changed)[0]).abs().amax(dim=(0, 2))
+        assert difference[:place].sum() == 0 and difference[place] > 1e-6
+        if "s" in pattern and place < 8:
+            assert difference[place + 1] > 1e-9
+
+
+# --- its parts --------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_distribution_that_is_read_is_written():
+    decoder = make_decoder("sf sflf s")
+    with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
+        decoder(random_tokens(1, 5))
+    assert fused.call_count == 2
+
+
+def test_sublayers_are_those_that_build_sublayer_makes():
+    decoder = make_decoder("sflf")
+    for built, planned in zip(decoder.sublayers, plan("sflf"), strict=True):
+        again = decoder.build_sublayer(planned)
+        assert {name: w.shape for name, w in again.named_parameters()} == {
+            name: w.shape for name, w in built.named_parameters()
+        }
+        assert again.attends == built.attends == (planned.kind != "f")
+
+
+def test_the_loop_runs_whatever_stands_in_for_a_sublayer():
+    class Half(nn.Module):
+        """A mixture as a search makes them: half an s, half nothing."""
+
+        attends = True
+
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+        def forward(self, x, distribution, shared, memory=None):
+            y, distribution = self.part(x, distribution, shared, memory)
+            return (x + y) / 2, distribution
+
+    decoder, tokens, memory = make_decoder("sf"), random_tokens(2, 6), StreamMemory()
+    part = decoder.build_sublayer(PlannedSublayer("s")).double().eval()
+    decoder.sublayers = nn.ModuleList([Half(part), *decoder.sublayers])
+    whole, _ = decoder(tokens)
+    parts = [decoder(segment, memory)[0] for segment in tokens.split(4, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    assert len(memory.states) == 2
+
+
+def test_u_and_v_are_shared_by_all_sublayers_and_attention_has_no_other_bias():
+    names = [name for name, _ in make_decoder("sflf").named_parameters()]
+    assert [name for name in names if name.endswith("_bias")] == ["content_bias", "position_bias"]
+    assert [name for name in names if "proj.bias" in name] == []
+
+
+def test_inner_states_are_one_for_the_embeddings_and_one_for_each_sublayer():
+    features, states = make_decoder("sflf")(random_tokens(1, 5), return_all=True)
+    assert len(states) == 5 and torch.equal(states[-1], features)
+
+
+def test_initialisation_is_transformer_xls():
+    model = nn.Module()
+    model.decoder = CausalDecoder("M2", 4000, 64, 128, 2, 8, cutoffs=(1000, 2000), div_val=2)
+    model.softmax = AdaptiveSoftmax(model.decoder.embedding)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 7.0 if parameter.dim() > 1 else 1.0)
+    model.apply(init_transformer_xl_weights)
+    for name, parameter in model.named_parameters():
+        if name.endswith("layer_norm.weight"):
+            assert parameter.eq(1).all(), name
+        elif parameter.dim() == 1:
+            assert not parameter.any() or "layer_norm" in name, name
+        else:
+            few = parameter.numel() < 500
+            expected = 0.01 if "projection" in name else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.3 if few else 0.1), name
+            assert parameter.mean().item() == pytest.approx(0, abs=5e-3 if few else 1e-3), name
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(num_heads=3), "3 attention heads do not divide .* 16"),
+        (dict(num_heads=0), "0 attention heads"),
+        (dict(embed_dim=9, num_heads=3), "embedding dimension of 9: must be even"),
+        (dict(ffn_embed_dim=0), "feed-forward sublayers 0 wide"),
+        (dict(mem_len=-1), "--mem-len -1: must be 0"),
+        (dict(clamp_len=-2), "--clamp-len -2"),
+        (dict(cutoffs=(30, 9)), "30,9: 9 is not above 30"),
+        (dict(cutoffs=(9, 9)), "9,9: 9 is not above 9"),
+        (dict(cutoffs=(0, 9)), "0,9: 0 is not above 0"),
+        (dict(cutoffs=(9, 50)), "50 is not below the vocabulary's 50 words"),
+        (dict(div_val=0), "--adaptive-softmax-factor 0"),
+        (dict(div_val=5), "--adaptive-softmax-factor 5: 16 .* divided by it 2 times"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_decoder("sf", **options)

@@ -1,0 +1,291 @@
+from argparse import Namespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.models.roberta.model import RobertaEncoder
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.networks import encoder as encoder_module
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+
+PAD, VOCABULARY = 1, 50
+
+
+def make_encoder(pattern: str, **options) -> Encoder:
+    torch.manual_seed(1)
+    sizes = dict(vocab_size=VOCABULARY, embed_dim=16, ffn_embed_dim=24, num_heads=2, max_positions=32)
+    encoder = Encoder(pattern, **{**sizes, **options})
+    for parameter in encoder.parameters():  # all away from their initial zeros and ones
+        torch.nn.init.normal_(parameter, std=0.3)
+    return encoder.eval()
+
+
+def random_tokens(batch: int, time: int) -> torch.Tensor:
+    return torch.randint(4, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(2))
+
+
+def with_padding(tokens: torch.Tensor) -> torch.Tensor:
+    padded = tokens.clone()
+    padded[1, -3:] = PAD
+    return padded
+
+
+# --- equal to fairseq's roberta ---------------------------------------------------------------------------------------
+
+
+def roberta_with(normalize_before: bool) -> RobertaEncoder:
+    dictionary = Dictionary()
+    while len(dictionary) < VOCABULARY:
+        dictionary.add_symbol(f"w{len(dictionary)}")
+    args = Namespace(
+        encoder_layers=3, encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_attention_heads=2, max_positions=32,
+        encoder_normalize_before=normalize_before, layernorm_embedding=not normalize_before,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    roberta = RobertaEncoder(args, dictionary)
+    for parameter in roberta.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return roberta.eval()
+
+
+def copy_roberta(roberta: RobertaEncoder, encoder: Encoder, head: MaskedLMHead) -> None:
+    theirs = roberta.sentence_encoder
+    encoder.embed_tokens.load_state_dict(theirs.embed_tokens.state_dict())
+    encoder.embed_positions.weight.data.copy_(theirs.embed_positions.weight[PAD + 1 :])
+    if encoder.embedding_layer_norm is not None:
+        encoder.embedding_layer_norm.load_state_dict(theirs.layernorm_embedding.state_dict())
+    else:
+        encoder.final_layer_norm.load_state_dict(theirs.layer_norm.state_dict())
+    for number, layer in enumerate(theirs.layers):
+        attention, feed_forward = encoder.sublayers[2 * number], encoder.sublayers[2 * number + 1]
+        projections = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+        attention.inner.qkv_proj.weight.data.copy_(torch.cat([part.weight for part in projections]))
+        attention.inner.qkv_proj.bias.data.copy_(torch.cat([part.bias for part in projections]))
+        attention.inner.out_proj.load_state_dict(layer.self_attn.out_proj.state_dict())
+        attention.layer_norm.load_state_dict(layer.self_attn_layer_norm.state_dict())
+        feed_forward.inner.fc1.load_state_dict(layer.fc1.state_dict())
+        feed_forward.inner.fc2.load_state_dict(layer.fc2.state_dict())
+        feed_forward.layer_norm.load_state_dict(layer.final_layer_norm.state_dict())
+    head.load_state_dict(roberta.lm_head.state_dict())
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_plain_pattern_equals_fairseqs_roberta(normalize_before, padded):
+    roberta = roberta_with(normalize_before)
+    encoder = make_encoder("(sf)x3", normalize_before=normalize_before, relative_position_buckets=0)
+    head = MaskedLMHead(16, encoder.embed_tokens)
+    copy_roberta(roberta, encoder, head)
+    tokens = random_tokens(2, 9)
+    tokens = with_padding(tokens) if padded else tokens
+    is_text = tokens.ne(PAD)
+
+    theirs, _ = roberta(tokens)
+    ours = head(encoder(tokens, ~is_text if padded else None)[0])
+    torch.testing.assert_close(ours[is_text], theirs[is_text], rtol=1e-5, atol=1e-5)
+
+
+# --- equal to a naive reference ---------------------------------------------------------------------------------------
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    exponents = np.exp(scores - scores.max(-1, keepdims=True))
+    return exponents / exponents.sum(-1, keepdims=True)
+
+
+def layer_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-5) * weight + bias
+
+
+def naive_encoder(weights: dict[str, np.ndarray], letters: str, tokens: np.ndarray, heads: int) -> np.ndarray:
+    """One sentence (T,) -> features (T, C), by the paper's words: loops over heads, P kept for the l above."""
+    x = weights["embed_tokens.weight"][tokens] + weights["embed_positions.weight"][: len(tokens)]
+    x = layer_norm(x, weights["embedding_layer_norm.weight"], weights["embedding_layer_norm.bias"])
+    width = x.shape[1] // heads
+    kept: list[np.ndarray] = []
+    for number, kind in enumerate(letters):
+
+        def linear(name: str, x: np.ndarray, number=number) -> np.ndarray:
+            return (
+                x @ weights[f"sublayers.{number}.inner.{name}.weight"].T
+                + weights[f"sublayers.{number}.inner.{name}.bias"]
+            )
+
+        if kind == "f":
+            hidden = F.relu(torch.from_numpy(linear("fc1", x))).numpy()
+            y = linear("fc2", hidden)
+        else:
+            if kind == "s":
+                q, k, values = np.split(linear("qkv_proj", x), 3, axis=1)
+                parts = [slice(head * width, (head + 1) * width) for head in range(heads)]
+                kept = [softmax(q[:, part] @ k[:, part].T / np.sqrt(width)) for part in parts]
+            else:
+                values = linear("v_proj", x)
+            attended = [kept[head] @ values[:, head * width : (head + 1) * width] for head in range(heads)]
+            y = linear("out_proj", np.concatenate(attended, axis=1))
+        norm = f"sublayers.{number}.layer_norm"
+        x = layer_norm(x + y, weights[f"{norm}.weight"], weights[f"{norm}.bias"])
+    return x
+
+
+def test_a_lazy_block_equals_the_naive_reference_forward_and_gradient():
+    letters = "sflfl"
+    encoder = make_encoder(
+        letters, vocab_size=9, embed_dim=4, ffn_embed_dim=5, max_positions=4, relative_position_buckets=0,
+        activation=F.relu,
+    ).double()  # fmt: skip
+    tokens = np.array([5, 4, 8])
+    weighting = np.random.default_rng(1).normal(size=(3, 4))
+    weights = {name: value.detach().numpy().copy() for name, value in encoder.named_parameters()}
+
+    features, _ = encoder(torch.from_numpy(tokens)[None])
+    np.testing.assert_allclose(features[0].detach().numpy(), naive_encoder(weights, letters, tokens, 2), atol=1e-12)
+
+    (features[0] * torch.from_numpy(weighting)).sum().backward()
+    for name, parameter in encoder.named_parameters():
+        by_differences = np.zeros_like(weights[name])
+        for place in np.ndindex(*by_differences.shape):
+            step = []
+            for delta in (1e-6, -1e-6):
+                weights[name][place] += delta
+                step.append((naive_encoder(weights, letters, tokens, 2) * weighting).sum())
+                weights[name][place] -= delta
+            by_differences[place] = (step[0] - step[1]) / 2e-6
+        if name == "embed_tokens.weight":
+            by_differences[PAD] = 0  # torch gives the padding symbol's embedding no gradient
+        np.testing.assert_allclose(parameter.grad.numpy(), by_differences, atol=1e-7, err_msg=name)
+
+
+def test_a_reused_distribution_sends_gradient_to_the_queries_and_keys_of_its_s():
+    encoder = make_encoder("sl").double()
+    attention = encoder.sublayers[0].inner
+    # Cut the s's own way to the output, so that what remains reaches Q and K through the l alone.
+    torch.nn.init.zeros_(attention.out_proj.weight)
+    features, _ = encoder(random_tokens(2, 6))
+    features.square().sum().backward()
+    q_and_k = attention.qkv_proj.weight.grad[: 2 * 16]
+    values = attention.qkv_proj.weight.grad[2 * 16 :]
+    assert q_and_k.abs().max() > 1e-6 and values.abs().max() == 0
+
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+PATTERNS = ["(sf)x2", "M3", "(sfflff)x2 f", "sslf"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("buckets", [0, 32])
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_padding_changes_nothing(pattern, buckets, normalize_before):
+    encoder = make_encoder(pattern, relative_position_buckets=buckets, normalize_before=normalize_before).double()
+    tokens = with_padding(random_tokens(2, 9))
+    padded, _ = encoder(tokens, tokens.eq(PAD))
+    alone, _ = encoder(tokens[1:, :-3])
+    full, _ = encoder(tokens[:1])
+    torch.testing.assert_close(padded[1:, :-3], alone)
+    torch.testing.assert_close(padded[:1], full)
+
+
+def test_without_dropout_training_is_deterministic_and_with_it_not():
+    tokens = random_tokens(2, 9)
+    still = make_encoder("M2x2").train()
+    assert torch.equal(still(tokens)[0], still(tokens)[0])
+    for option in ("dropout", "attention_dropout", "activation_dropout"):
+        noisy = make_encoder("M2x2", **{option: 0.5}).train()
+        assert not torch.equal(noisy(tokens)[0], noisy(tokens)[0]), option
+        noisy.eval()
+        torch.testing.assert_close(noisy(tokens)[0], still.eval()(tokens)[0])
+
+
+def test_each_sublayer_draws_its_own_attention_dropout_of_the_undropped_distribution():
+    encoder = make_encoder("sll", attention_dropout=0.5).train()
+    handed_on = []
+    for sublayer in encoder.sublayers:
+        sublayer.inner.register_forward_hook(lambda module, inputs, outputs: handed_on.append(outputs[1]))
+    with mock.patch.object(F, "dropout", wraps=F.dropout) as dropout:
+        encoder(random_tokens(2, 9))
+    dropped = [call.args[0] for call in dropout.call_args_list if call.args[0].dim() == 4]
+    assert len(dropped) == 3
+    for distribution in (*dropped, *(stored.probabilities for stored in handed_on)):
+        assert distribution is dropped[0]
+    torch.testing.assert_close(dropped[0].sum(-1), torch.ones(2, 2, 9))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("buckets", [0, 32])
+def test_all_back_ends_agree_on_a_whole_encoder(backend, buckets):
+    encoder = make_encoder("sf M3 sl", relative_position_buckets=buckets).double()
+    tokens = with_padding(random_tokens(2, 9))
+    results = []
+    for name in ("eager", backend):
+        encoder.lazy_backend = name
+        features, _ = encoder(tokens, tokens.eq(PAD))
+        results.append(
+            [features, *torch.autograd.grad(features[tokens.ne(PAD)].sin().sum(), list(encoder.parameters()))]
+        )
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
+    with pytest.raises(UserError, match="--lazy-backend quick: choose from auto, eager"):
+        make_encoder("sf", lazy_backend="quick")
+    with pytest.raises(UserError, match="--attention-dropout 0.1 would"):
+        make_encoder("sf", lazy_backend="fused", attention_dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "padded"),
+    [("eager", True), ("materialize", True), ("recompute", False), ("fused", False), ("auto", True)],
+)
+def test_the_encoder_compiles_to_one_graph(backend, padded, monkeypatch):
+    dropout = 0.1 if backend == "eager" else 0.0
+    encoder = make_encoder("(sf)x1 M2", attention_dropout=dropout, dropout=0.1, lazy_backend=backend).train()
+    tokens = with_padding(random_tokens(2, 9))
+    mask = tokens.eq(PAD) if padded else None
+    torch.compiler.reset()  # of other parametrisations of this test, else a limit is reached
+    loop = torch.compile(encoder_module._run, fullgraph=True, backend="aot_eager")  # fullgraph: raises at a graph break
+    monkeypatch.setattr(encoder_module, "compiled", lambda function: loop)
+    encoder.compiles = True
+    encoder(tokens, mask)[0].sum().backward()
+    encoder.dropout = encoder.attention_dropout = 0.0
+    for sublayer in encoder.sublayers:
+        sublayer.dropout = sublayer.inner.dropout = 0.0
+    by_graph, _ = encoder(tokens, mask)
+    encoder.compiles = False
+    torch.testing.assert_close(by_graph, encoder(tokens, mask)[0])
+
+
+def test_inner_states_are_one_for_the_embeddings_and_one_for_each_sublayer():
+    features, states = make_encoder("M2")(random_tokens(1, 5), return_all=True)
+    assert len(states) == 5
+    assert torch.equal(states[-1], features)
+
+
+def test_initialisation_is_berts():
+    encoder = Encoder("M2x2", vocab_size=2000, embed_dim=64, ffn_embed_dim=128, num_heads=2)
+    encoder.apply(init_bert_weights)
+    for name, parameter in encoder.named_parameters():
+        if name.endswith("bias") or "table" in name:
+            assert not parameter.any(), name
+        elif "layer_norm" in name:
+            assert parameter.eq(1).all(), name
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
+            assert parameter.mean().item() == pytest.approx(0, abs=1e-3), name
+    assert not encoder.embed_tokens.weight[PAD].any()
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="3 attention heads do not divide .* 16"):
+        make_encoder("sf", num_heads=3)
+    with pytest.raises(ValueError, match="3 attention heads"):
+        make_encoder("sl", num_heads=3)
+    with pytest.raises(ValueError, match="33 tokens is longer than the model's 32"):
+        make_encoder("sf")(random_tokens(1, 33))

@@ -1,0 +1,197 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lazyformer_fairseq.modules.attention.eager import StoredDistribution
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.sublayers.relative_attention import (
+    RelativeAttention,
+    RelativePositions,
+    causal_mask,
+    encode_distances,
+    relative_shift,
+)
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+
+WIDTH = 8
+
+
+def make_decoder(heads: int, clamp_len: int = 0, normalize_before: bool = False) -> CausalDecoder:
+    """For its sublayers, its two biases and its positions."""
+    torch.manual_seed(1)
+    decoder = CausalDecoder("s", 5, WIDTH, 12, heads, 99, clamp_len, normalize_before=normalize_before).eval()
+    return decoder.double()
+
+
+def random_weights(module: torch.nn.Module) -> torch.nn.Module:
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module.double().eval()
+
+
+def segment_and_memory(time: int, memory_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    both = torch.randn(2, memory_length + time, WIDTH, generator=generator, dtype=torch.double)
+    return both[:, memory_length:], both[:, :memory_length]
+
+
+# --- a naive reference, one query and one key at a time ---------------------------------------------------------------
+
+
+def sinusoid(distance: float) -> np.ndarray:
+    angles = [distance / 10000 ** (2 * i / WIDTH) for i in range(WIDTH // 2)]
+    return np.array([math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles])
+
+
+def naive_distribution(
+    attention: RelativeAttention, context: np.ndarray, length: int, decoder: CausalDecoder
+) -> np.ndarray:
+    """(N, T, M + T) of one stream: the query in memory's place M + i meets each key j that is not after it."""
+    w_q, w_r = attention.q_proj.weight.detach().numpy(), attention.position_proj.weight.detach().numpy()
+    w_k = attention.kv_proj.weight.detach().numpy()[:WIDTH]
+    u, v = decoder.content_bias.detach().numpy(), decoder.position_bias.detach().numpy()
+    heads, size = u.shape
+    time = len(context) - length
+    result = np.zeros((heads, time, len(context)))
+    for head in range(heads):
+        part = slice(head * size, (head + 1) * size)
+        for i in range(time):
+            query = (w_q @ context[length + i])[part]
+            scores = []
+            for j in range(length + i + 1):
+                distance = length + i - j
+                if decoder.clamp_len > 0:
+                    distance = min(distance, decoder.clamp_len)
+                key, position = (w_k @ context[j])[part], (w_r @ sinusoid(distance))[part]
+                scores.append(((query + u[head]) @ key + (query + v[head]) @ position) / math.sqrt(size))
+            exponents = np.exp(np.array(scores) - max(scores))
+            result[head, i, : length + i + 1] = exponents / exponents.sum()
+    return result
+
+
+def naive_output(distribution: np.ndarray, context: np.ndarray, w_v: np.ndarray, w_o: np.ndarray) -> np.ndarray:
+    values = context @ w_v.T
+    size = WIDTH // len(distribution)
+    attended = [weights @ values[:, head * size : (head + 1) * size] for head, weights in enumerate(distribution)]
+    return np.concatenate(attended, axis=1) @ w_o.T
+
+
+@pytest.mark.parametrize("precision, tolerance", [(torch.double, 1e-10), (torch.float, 1e-5)])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("time, memory_length, clamp_len", [(5, 0, 0), (1, 7, 0), (5, 3, 0), (4, 9, 6), (5, 9, -1)])
+def test_attention_equals_the_naive_reference(time, memory_length, clamp_len, heads, precision, tolerance):
+    decoder = random_weights(make_decoder(heads, clamp_len))
+    attention = random_weights(RelativeAttention(WIDTH, heads, keeps_distribution=True))
+    lazy = random_weights(decoder.build_sublayer(PlannedSublayer("l", reads=0)).inner)
+    x, memory = segment_and_memory(time, memory_length)
+    another_x, another_memory = x.flip(-1), memory.flip(-1)  # what an l above sees is another layer's
+    expected = []
+    for row in range(2):
+        context = torch.cat([memory, x], 1)[row].numpy()
+        distribution = naive_distribution(attention, context, memory_length, decoder)
+        w_v, w_o = attention.kv_proj.weight[WIDTH:].detach().numpy(), attention.out_proj.weight.detach().numpy()
+        output = naive_output(distribution, context, w_v, w_o)
+        other = torch.cat([another_memory, another_x], 1)[row].numpy()
+        w_v, w_o = lazy.v_proj.weight.detach().numpy(), lazy.out_proj.weight.detach().numpy()
+        expected.append((output, distribution, naive_output(distribution, other, w_v, w_o)))
+
+    for module in (decoder, attention, lazy):
+        module.to(precision)
+    shared = decoder.relative_positions(time, memory_length)
+    y, distribution = attention(x.to(precision), None, shared, memory.to(precision) if memory_length else None)
+    lazy_y, handed_on = lazy(
+        another_x.to(precision), distribution, shared, another_memory.to(precision) if memory_length else None
+    )
+    assert handed_on is distribution
+    for ours, theirs in zip((y, distribution.probabilities, lazy_y), zip(*expected, strict=True), strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), np.stack(theirs), atol=tolerance, rtol=0)
+
+
+def test_a_pre_norm_sublayer_normalises_memory_like_its_input():
+    decoder = random_weights(make_decoder(2, normalize_before=True))
+    x, memory = segment_and_memory(4, 3)
+    shared = decoder.relative_positions(4, 3)
+    for planned in (PlannedSublayer("s", readers=1), PlannedSublayer("l", reads=0)):
+        sublayer = random_weights(decoder.build_sublayer(planned))
+        norm, distribution = sublayer.layer_norm, StoredDistribution(torch.rand(2, 2, 4, 7, dtype=torch.double))
+        y, _ = sublayer.inner(norm(x), distribution, shared, norm(memory))
+        torch.testing.assert_close(sublayer(x, distribution, shared, memory)[0], x + y)
+
+
+# --- its parts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("time, memory_length", [(1, 0), (1, 4), (4, 0), (3, 5), (5, 3)])
+def test_the_relative_shift_puts_each_distance_where_query_and_key_are_that_far_apart(time, memory_length):
+    keys = memory_length + time
+    by_distance = torch.randn(2, 3, time, keys + 1)
+    shifted = relative_shift(by_distance)
+    assert shifted.shape == (2, 3, time, keys) and shifted.data_ptr() >= by_distance.data_ptr()
+    for i in range(time):
+        for j in range(memory_length + i + 1):
+            distance = memory_length + i - j
+            assert torch.equal(shifted[..., i, j], by_distance[..., i, keys - 1 - distance])
+    assert shifted.untyped_storage().data_ptr() == by_distance.untyped_storage().data_ptr()  # nothing is copied
+
+
+def test_the_mask_hides_the_future_of_each_query_and_nothing_else():
+    hidden = causal_mask(3, 5, torch.zeros(())).isneginf()
+    assert hidden.int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
+
+
+def test_distances_in_half_precision_are_those_of_single_precision_rounded():
+    wanted = encode_distances(5000, 8, 0, torch.zeros(()))
+    for half in (torch.float16, torch.bfloat16):
+        assert torch.equal(encode_distances(5000, 8, 0, torch.zeros((), dtype=half)), wanted.to(half))
+
+
+def test_the_fast_way_equals_the_explicit_one_forward_and_gradients():
+    decoder = random_weights(make_decoder(2))
+    attention = random_weights(RelativeAttention(WIDTH, 2))
+    results = []
+    for keeps in (False, True):
+        attention.keeps_distribution = keeps
+        x, memory = (part.clone().requires_grad_() for part in segment_and_memory(5, 4))
+        y, distribution = attention(x, None, decoder.relative_positions(5, 4), memory)
+        assert (distribution is not None) == keeps
+        leaves = [x, memory, decoder.content_bias, decoder.position_bias, *attention.parameters()]
+        weighting = torch.linspace(-1, 1, y.numel(), dtype=torch.double).view_as(y)
+        results.append((y, *torch.autograd.grad((y * weighting).sum(), leaves)))
+    for fast, explicit in zip(*results, strict=True):
+        assert fast.abs().max() > 1e-3
+        torch.testing.assert_close(fast, explicit, atol=1e-12, rtol=1e-10)
+
+
+def test_gradients_are_those_of_finite_differences():
+    attention = random_weights(RelativeAttention(4, 2, keeps_distribution=True))
+    encoded, mask = encode_distances(5, 4, 0, torch.zeros((), dtype=torch.double)), causal_mask(3, 5, torch.zeros(()))
+
+    def attend(x, memory, u, v):
+        y, distribution = attention(x, None, RelativePositions(encoded, mask.double(), u, v), memory)
+        return y, distribution.probabilities
+
+    shapes = ((1, 3, 4), (1, 2, 4), (2, 2), (2, 2))
+    inputs = [torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(attend, inputs)
+
+
+def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
+    """(T, K, C) would be the naive way to meet positions: 64 x 704 x 512 numbers in the base model."""
+    heads, time, memory_length = 2, 16, 32
+    decoder = make_decoder(heads)
+    attention = random_weights(RelativeAttention(WIDTH, heads))
+    x, memory = segment_and_memory(time, memory_length)
+    sizes = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            result = function(*arguments, **(options or {}))
+            sizes.extend(part.numel() for part in torch.utils._pytree.tree_leaves(result) if torch.is_tensor(part))
+            return result
+
+    with Sizes():
+        attention(x, None, decoder.relative_positions(time, memory_length), memory)[0].sum().backward()
+    keys = memory_length + time
+    assert max(sizes) <= 2 * heads * time * (keys + 1) < time * keys * WIDTH  # 2 of the batch

@@ -1,0 +1,139 @@
+from argparse import Namespace
+
+import pytest
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
+from helpers import ROOT, count_causal_parameters, count_parameters
+from omegaconf import OmegaConf
+
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import expand
+
+PAPER = {name: row for name, row in ARCHITECTURES.items() if row.parameters_in_millions}
+CONFIGS = ROOT / "configs" / "pretraining"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameters_are_within_one_percent_of_the_paper(name):
+    assert count_parameters(name) == pytest.approx(PAPER[name].parameters_in_millions * 1e6, rel=0.01)
+
+
+def test_bert_base_has_the_parameters_of_the_formula():
+    d, w, vocabulary, positions = 768, 3072, 32_768, 512
+    sublayers = 12 * (4 * d * d + 4 * d + 2 * d) + 12 * (2 * d * w + w + d + 2 * d)
+    bias_table = 32 * 12
+    head = d * d + 3 * d + vocabulary
+    assert count_parameters("bert_base") == vocabulary * d + positions * d + 2 * d + sublayers + head + bias_table
+
+
+@pytest.mark.parametrize("rows", [ARCHITECTURES, CAUSAL_ARCHITECTURES], ids=["encoders", "language models"])
+def test_every_row_has_a_tiny_twin_of_the_same_pattern(rows):
+    tiny = {name for name in rows if name.endswith("_tiny")}
+    assert {rows[name].sublayer_pattern for name in tiny} == {
+        rows[name].sublayer_pattern for name in rows.keys() - tiny
+    }
+    assert len(tiny) * 2 == len(rows)
+
+
+def test_no_encoder_and_language_model_share_a_name():
+    assert not ARCHITECTURES.keys() & CAUSAL_ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, row in CAUSAL_ARCHITECTURES.items() if row.parameters_in_millions])
+def test_parameters_of_language_models_are_within_one_percent_of_the_paper(name):
+    expected = CAUSAL_ARCHITECTURES[name].parameters_in_millions * 1e6
+    assert count_causal_parameters(name) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("size, sublayers", [("_base", 32), ("_large", 36), ("_24b", 24)])
+def test_language_models_of_one_size_have_equally_many_sublayers(size, sublayers):
+    named = {name: row for name, row in CAUSAL_ARCHITECTURES.items() if size in name}
+    assert len(named) >= 3
+    for name, row in named.items():
+        assert len(expand(row.sublayer_pattern)) == sublayers, name
+
+
+def test_the_rows_of_table_1_attend_as_often_as_it_says():
+    table = {name: row for name, row in CAUSAL_ARCHITECTURES.items() if "Table 1" in row.source}
+    assert len(table) == 8  # of its ten, (sf)x16 and (sfff)x6 (f)x8 are transformer_xl_base and par_transformer_base
+    for name, row in table.items():
+        attending = int(name.removeprefix("par_transformer_base_")[0])
+        assert expand(row.sublayer_pattern).count("s") == attending
+        assert row.sublayer_pattern.startswith(f"({name.split('_')[-1]})") or attending == 0
+
+
+def test_the_readmes_table_of_language_models_is_the_one_in_the_code():
+    section = (ROOT / "README.md").read_text().split("## Language models")[1].split("\n## ")[0]
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in section.splitlines() if "`" in line]
+    rows = {cells[0]: cells[1:] for cells in rows if cells[0] in CAUSAL_ARCHITECTURES}
+    assert rows.keys() == {name for name in CAUSAL_ARCHITECTURES if not name.endswith("_tiny")}
+    for name, (pattern, sizes, parameters, source) in rows.items():
+        row = CAUSAL_ARCHITECTURES[name]
+        words = 267_735 if row.adaptive_softmax_cutoff else 204
+        assert pattern == row.sublayer_pattern
+        assert sizes == f"{row.decoder_ffn_embed_dim}, {row.decoder_embed_dim}, {row.decoder_attention_heads}"
+        assert parameters == f"{count_causal_parameters(name, words) / 1e6:.1f}M"
+        assert source == row.source
+
+
+def model_options(*arguments: str):
+    """What `fairseq-train ARGUMENTS` would build the model from."""
+    parser = options.get_training_parser()
+    command = ["data", "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy", *arguments]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command)).model
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "par_transformer_base", "transformer_xl_24b"])
+def test_arch_presets_are_the_rows(name):
+    built_from = model_options("--arch", name)
+    row = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[name]
+    assert {key: built_from[key] for key in row.options()} == row.options()
+
+
+@pytest.mark.parametrize("name", CAUSAL_ARCHITECTURES)
+def test_every_language_model_is_registered_with_its_row(name):
+    """As the test above does, without the seconds that it takes to parse a command line."""
+    chosen = Namespace()
+    ARCH_CONFIG_REGISTRY[name](chosen)
+    assert vars(chosen) == CAUSAL_ARCHITECTURES[name].options()
+    assert ARCH_MODEL_NAME_REGISTRY[name] == "lazyformer_lm"
+
+
+def test_options_override_a_preset():
+    built_from = model_options(
+        *"--arch par_bert_base --sublayer-pattern (sff)x2(f)x2 --encoder-embed-dim 64 --dropout 0.2".split(),
+        *"--max-positions 1024 --encoder-normalize-before --relative-position-buckets 16".split(),
+    )
+    assert built_from.sublayer_pattern == "(sff)x2(f)x2"
+    assert (built_from.encoder_embed_dim, built_from.dropout, built_from.max_positions) == (64, 0.2, 1024)
+    assert (built_from.encoder_normalize_before, built_from.relative_position_buckets) == (True, 16)
+    assert built_from.encoder_ffn_embed_dim == ARCHITECTURES["par_bert_base"].encoder_ffn_embed_dim
+
+
+def test_options_override_a_language_models_preset():
+    built_from = model_options(
+        *"--arch par_transformer_base --sublayer-pattern (sff)x2(f)x2 --decoder-embed-dim 64 --mem-len 0".split(),
+        *"--clamp-len 400 --decoder-normalize-before --adaptive-softmax-factor 2".split(),
+        "--adaptive-softmax-cutoff",
+        "",
+    )
+    assert (built_from.sublayer_pattern, built_from.decoder_embed_dim) == ("(sff)x2(f)x2", 64)
+    assert (built_from.mem_len, built_from.clamp_len, built_from.decoder_normalize_before) == (0, 400, True)
+    assert (built_from.adaptive_softmax_cutoff, built_from.adaptive_softmax_factor) == ("", 2)
+    assert built_from.decoder_ffn_embed_dim == 2048
+
+
+def test_there_is_one_config_for_every_row_of_the_papers_size():
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} - {"table5"} == {
+        name for name in ARCHITECTURES if not name.endswith("_tiny")
+    }
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_configs_are_the_rows(path):
+    if path.stem == "table5":
+        pytest.skip("what all of them share")
+    model = OmegaConf.load(path).model
+    assert model.pop("_name") == "lazyformer"
+    assert dict(model) == ARCHITECTURES[path.stem].options()

@@ -1,0 +1,112 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.grammar import expand, plan
+
+
+@pytest.mark.parametrize(
+    ("pattern", "letters"),
+    [
+        ("M1x12", "sf" * 12),
+        ("M2x6", "sflf" * 6),
+        ("(sflf)x6", "sflf" * 6),
+        ("M5M3M2M2", "sf" + "lf" * 4 + "sf" + "lf" * 2 + "sflf" + "sflf"),
+        ("sf(lf)x4 sf(lf)x2 sflf sflf", "sflflflflfsflflfsflfsflf"),
+        ("(sff)x5 (f)x9", "sff" * 5 + "f" * 9),
+        ("(sff)x5(f)x9", "sff" * 5 + "f" * 9),
+        ("(s)x6 (sf)x6 (f)x6", "ssssss" + "sf" * 6 + "ffffff"),
+        ("((sf)x2 fx3)x2", "sfsffffsfsffff"),
+        ("s f\tl", "sfl"),
+    ],
+)
+def test_expands(pattern, letters):
+    assert expand(pattern) == letters
+
+
+@pytest.mark.parametrize(
+    ("pattern", "character", "why"),
+    [
+        ("sqf", 2, "unknown letter 'q'"),
+        ("sf sF", 5, "unknown letter 'F'"),
+        ("lf", 1, "no s below"),
+        ("f(lf)x2 s", 3, "no s below"),
+        ("(lf s)x2", 2, "no s below"),
+        ("(sf)x0", 6, "zero"),
+        ("M0x6", 2, "zero"),
+        ("M2x0", 4, "zero"),
+        ("(sf", 1, "never closed"),
+        ("s(f(f)", 2, "never closed"),
+        ("sf)x2", 3, "closes none"),
+        ("s()f", 2, "hold nothing"),
+        ("(sf)x", 5, "number of repeats"),
+        ("Mx6", 1, "number of layers"),
+        ("x6", 1, "unknown letter 'x'"),
+        ("(((s)x9999)x9999)x9999", 12, "more than"),
+        ("(sf)x99999999999999999999", 6, "more than"),
+        ("(" * 500 + "s" + ")" * 500, 101, "nested"),
+        ("sf٣", 3, "unknown letter"),
+    ],
+)
+def test_errors_name_the_character(pattern, character, why):
+    with pytest.raises(UserError) as caught:
+        expand(pattern)
+    message = str(caught.value)
+    assert f"character {character}:" in message and why in message
+    # The caret of the last line stands under that character of the pattern above it.
+    *_, shown, caret = message.splitlines()
+    assert shown.strip() == pattern and caret.index("^") - shown.index(pattern[0]) == character - 1
+
+
+@pytest.mark.parametrize("pattern", ["", "   "])
+def test_an_empty_pattern_is_an_error(pattern):
+    with pytest.raises(UserError, match="empty"):
+        expand(pattern)
+
+
+# A pattern as text beside what it must expand to, built up together.
+_groups = st.recursive(
+    st.sampled_from(["s", "f"]).map(lambda letter: (letter, letter)),
+    lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=3), st.integers(1, 3), st.sampled_from(["", " "])).map(
+        lambda group: (
+            f"({group[2].join(text for text, _ in group[0])})x{group[1]}",
+            "".join(letters for _, letters in group[0]) * group[1],
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(_groups)
+def test_groups_repeat_what_they_hold(group):
+    text, letters = group
+    assert expand(text) == letters
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4)), min_size=1, max_size=5))
+def test_lazy_blocks(blocks):
+    text = "".join(f"M{layers}x{times}" for layers, times in blocks)
+    assert expand(text) == "".join(("sf" + "lf" * (layers - 1)) * times for layers, times in blocks)
+
+
+@given(st.text(alphabet="slfM()x 0123q^", max_size=30))
+def test_any_text_gives_letters_or_a_user_error(text):
+    try:
+        letters = expand(text)
+    except UserError:
+        return
+    assert letters and set(letters) <= set("slf")
+
+
+@given(st.text(alphabet="slf", max_size=20).map(lambda rest: "s" + rest))
+def test_a_plan_says_who_reads_whom(letters):
+    planned = plan(letters)
+    assert "".join(sublayer.kind for sublayer in planned) == letters
+    for index, sublayer in enumerate(planned):
+        if sublayer.kind == "l":
+            assert sublayer.reads == letters.rindex("s", 0, index)
+        else:
+            assert sublayer.reads is None
+        readers = [other for other in planned if other.reads == index]
+        assert sublayer.is_read == bool(readers)

@@ -4,11 +4,14 @@ import logging
 import os
 import shlex
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
+# What the user's machine was measured at decides nothing here, and nothing is left there.
+os.environ.setdefault("LAZYFORMER_CACHE", tempfile.mkdtemp(prefix="lazyformer_cache_"))
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 

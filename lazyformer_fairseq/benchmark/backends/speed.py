@@ -55,7 +55,7 @@ def blocks_to_measure(
     flags, blocks = (True, False), []
     for sizes in itertools.product(flags, flags, flags, layers, batches, lengths, heads):
         training, biased, padded, m, batch, time, (number, size) = sizes
-        if batch == 1 or batch * time <= tokens:
+        if (batch * time <= tokens and batch > 1) or (batch == 1 and not padded):  # one sequence alone has no padding
             blocks.append(Block(training, biased, padded, precision, m, batch, time, number, size))
     return blocks
 

@@ -44,6 +44,7 @@ def test_each_block_is_measured_on_each_back_end(own_file):
 def test_batches_are_no_larger_than_asked_for():
     found = backend_speed.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
     assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
+    assert {block.batch for block in found if block.padded} == {4}
     with pytest.raises(UserError, match="from 1 on"):
         backend_speed.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
 

@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class _Attention:
     def run(self, backend: str) -> list[Tensor]:
         """Outputs of all layers; in training also the gradients of all that goes in."""
         with torch.inference_mode(not self.block.training):
-            bias = self.bias(self.block.time) if self.block.biased else ScoreBias()
+            bias = self.bias(self.block.time) if self.block.biased else Scores()
             output, reusable = attend(self.q, self.k, self.values[0], bias, 0.0, self.block.layers - 1, backend)
             outputs = [output, *(reusable.attend(value, 0.0) for value in self.values[1:])]
         if not self.block.training:

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.fused import has_triton
+from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention.fused import NOT_IN_TRITON, has_triton
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-BACKENDS = ("eager", "materialize", "recompute", "fused")
+BACKENDS = tuple(BACK_ENDS)
 MEASURED = "measured.json"  # beside this file; `lazyformer bench backends` writes it
 # Of a device's memory, what the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
 LARGEST_FUSED_HEAD = 128
+LEARNED = frozenset({"bias", "positions"})  # features of scores that have gradients
 
 
 class Situation(NamedTuple):
@@ -31,13 +33,13 @@ class Situation(NamedTuple):
         precision: of the activations.
         batch: B.
         heads: N.
-        time: T.
+        time: T, queries.
+        keys: K.
         head_size: D.
         is_training: whether there will be gradients.
-        is_biased: whether a relative bias is added to the scores.
-        is_padded: whether keys are masked.
+        features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
         has_dropout: whether the distribution goes through dropout.
-        blocks: ``s`` sublayers of the encoder.
+        blocks: sublayers of the network that make a distribution.
     """
 
     device: str
@@ -45,10 +47,10 @@ class Situation(NamedTuple):
     batch: int
     heads: int
     time: int
+    keys: int
     head_size: int
     is_training: bool
-    is_biased: bool
-    is_padded: bool
+    features: frozenset[str]
     has_dropout: bool
     blocks: int
 
@@ -83,19 +85,22 @@ def choose_automatically(situation: Situation, readers: int) -> str:
 def _fastest(situation: Situation, readers: int) -> tuple[str, str]:
     """The back end and a reason."""
     if situation.has_dropout:
-        if readers and (situation.device == "cpu" or (situation.is_biased and situation.is_training)):
+        learns = situation.is_training and not situation.features.isdisjoint(LEARNED)
+        if readers and (situation.device == "cpu" or learns):
             return "eager", "attention dropout, which no fused kernel has"
         return "recompute", "attention dropout"
-    possible = [name for name in BACKENDS if _is_possible(name, situation, readers)]
-    like_this = (situation.device, situation.is_training, situation.is_biased)
+    possible = [name for name in BACKENDS if _is_possible(name, situation)]
+    has_positions = "positions" in situation.features
+    like_this = (situation.device, situation.is_training, "bias" in situation.features)
     rows = [
         row
-        for row in measured_rows()
+        for row in (() if has_positions else measured_rows())
         if (row["device"], row["training"], row["biased"]) == like_this
         and not row["milliseconds"].keys().isdisjoint(possible)
     ]
     if not rows:  # then what has been used for long
-        trusted = ["eager", "recompute"] if situation.is_biased and situation.is_training else ["recompute"]
+        writes = bool(readers) if has_positions else "bias" in situation.features and situation.is_training
+        trusted = ["eager", "recompute"] if writes else ["recompute"]
         name = next(name for name in trusted if name in possible)
         return name, f"`lazyformer bench backends` has measured none on {situation.device}"
     nearest = min(rows, key=lambda row: _distance(row, situation.time, readers + 1))
@@ -108,16 +113,15 @@ def _distance(row: dict[str, Any], time: int, layers: int) -> float:
     return abs(math.log2(row["time"] / time)) + abs(math.log2(row["layers"] / layers))
 
 
-def _is_possible(name: str, situation: Situation, readers: int) -> bool:
+def _is_possible(name: str, situation: Situation) -> bool:
     """Whether a back end can compute this, in the memory there is."""
-    if name == "fused":
-        if situation.device == "cuda":
-            return situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
-        return True
-    if name == "recompute":
+    if name == "fused" and situation.device == "cuda":
+        known = situation.features.isdisjoint(NOT_IN_TRITON)
+        return known and situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
+    if not BACK_ENDS[name].keeps_distribution:
         return True
     size = torch.empty((), dtype=situation.precision).element_size()
-    distributions = situation.batch * situation.heads * situation.time**2 * size
+    distributions = situation.batch * situation.heads * situation.time * situation.keys * size
     kept = situation.blocks if situation.is_training else 1
     return distributions * kept <= SHARE_OF_MEMORY * _memory(situation.device)
 

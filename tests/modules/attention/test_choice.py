@@ -8,8 +8,8 @@ from lazyformer_fairseq.modules.attention import choice
 from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose, choose_automatically
 
 CPU = Situation(
-    device="cpu", precision=torch.float32, batch=1, heads=12, time=512, head_size=64, is_training=True, is_biased=False,
-    is_padded=False, has_dropout=False, blocks=6,
+    device="cpu", precision=torch.float32, batch=1, heads=12, time=512, keys=512, head_size=64, is_training=True,
+    features=frozenset(), has_dropout=False, blocks=6,
 )  # fmt: skip
 
 
@@ -24,7 +24,8 @@ def row(time, layers, fastest, device="cpu", training=True, biased=False):
 @pytest.fixture
 def measured(monkeypatch):
     rows = [
-        row(128, 1, "recompute"), row(128, 2, "materialize"), row(4096, 2, "fused"), row(512, 2, "eager", biased=True),
+        row(128, 1, "recompute"), row(128, 2, "materialize"), row(4096, 2, "fused"),
+        row(512, 2, "eager", biased=True),
         row(512, 2, "recompute", training=False),
     ]  # fmt: skip
     choose_automatically.cache_clear()
@@ -40,12 +41,12 @@ def measured(monkeypatch):
         ({}, 0, "recompute"),
         ({"time": 2048}, 1, "fused"),
         ({"time": 2048}, 5, "fused"),
-        ({"is_biased": True}, 1, "eager"),
+        ({"features": frozenset({"bias"})}, 1, "eager"),
         ({"is_training": False}, 1, "recompute"),
         ({"has_dropout": True}, 1, "eager"),  # nothing fused has it on a processor
         ({"has_dropout": True}, 0, "recompute"),
         ({"device": "cuda", "has_dropout": True}, 1, "recompute"),
-        ({"device": "cuda", "has_dropout": True, "is_biased": True}, 1, "eager"),
+        ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "eager"),
     ],
 )
 def test_the_nearest_measured_row_decides(measured, changes, readers, expected):
@@ -69,9 +70,10 @@ def test_a_device_that_was_not_measured_gets_what_has_been_used_for_long(measure
     cuda = CPU._replace(device="cuda")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     assert choose_automatically(cuda, 1) == "recompute"
-    assert choose_automatically(cuda._replace(is_biased=True), 1) == "eager"
-    assert choose_automatically(cuda._replace(is_biased=True, is_training=False), 1) == "recompute"
-    assert choose_automatically(cuda._replace(is_biased=True, time=2**20), 1) == "recompute"  # nothing else fits
+    assert choose_automatically(cuda._replace(features=frozenset({"bias"})), 1) == "eager"
+    assert choose_automatically(cuda._replace(features=frozenset({"bias"}), is_training=False), 1) == "recompute"
+    long = cuda._replace(features=frozenset({"bias"}), time=2**20, keys=2**20)
+    assert choose_automatically(long, 1) == "recompute"  # nothing else fits
 
 
 def test_what_cannot_run_is_not_chosen(measured, monkeypatch):

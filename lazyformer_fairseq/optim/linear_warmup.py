@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 @dataclass
 class LinearWarmupConfig(FairseqDataclass):
     warmup_ratio: float = field(
-        default=0.01, metadata={"help": "share of all updates over which the rate grows linearly from zero"}
+        default=0.01,
+        metadata={"help": "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"},
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")

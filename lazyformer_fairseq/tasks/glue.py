@@ -26,6 +26,8 @@ from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoi
 
 logger = logging.getLogger(__name__)
 
+TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
+
 
 @dataclass
 class GlueConfig(ReliabilityConfig):
@@ -34,7 +36,7 @@ class GlueConfig(ReliabilityConfig):
         metadata={"help": "folder of the task's official files, train.tsv and so on, or of the task as prepared"},
     )
     glue_task: Optional[str] = field(
-        default=None, metadata={"help": f"one of {', '.join(TASKS)}; default: the data folder's name"}
+        default=None, metadata={"help": f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name"}
     )
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = field(

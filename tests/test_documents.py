@@ -298,6 +298,13 @@ def test_the_index_has_every_page():
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_python_files_that_a_page_names_are_there(page):
+    there = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    for name in re.findall(r"\w[\w/]*\.py\b", PAGES[page]):
+        assert any(path.endswith(f"/{name}") for path in there), name
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_files_and_folders_that_a_page_names_are_there(page):
     named = set(re.findall(r"(?<![\w/.-])(?:scripts|configs|docs|tests|lazyformer_fairseq)/[\w./-]*\w", PAGES[page]))
     in_package = set(re.findall(r"`((?:patterns|modules|models|data|tasks|reliability)/[\w./]+\w)`", PAGES[page]))

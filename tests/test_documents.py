@@ -67,8 +67,8 @@ ADDED_OPTIONS = {
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer bench": (
-        "--arch lazyformer_m2x6_s_tiny --baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 "
-        "--lengths 8 --tokens 8 --rounds 2 --what encoder"
+        "--arch lazyformer_m2x6_s_tiny --baseline-arch bert_tiny --baseline-backend eager "
+        "--relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2 --what encoder"
     ),
     "lazyformer bench --arch transformer_xl_base": "--arch transformer_xl_tiny --lengths 8 --mem-len 8 --rounds 2",
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",

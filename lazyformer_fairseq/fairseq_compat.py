@@ -1,4 +1,4 @@
-"""The only place that changes what fairseq and torch do around the plugin. Each function says what and why."""
+"""What the plugin changes in fairseq and torch, and why; ``reliability/hooks.py`` has what makes a run safe."""
 
 import argparse
 import functools

@@ -56,5 +56,8 @@ class LazyFormerConfig(FairseqDataclass):
     )
     compile: bool = field(
         default=False,
-        metadata={"help": "in training, run the encoder's sublayers and the masked-LM loss through torch.compile"},
+        metadata={
+            "help": "in training, run the encoder's sublayers and the masked-LM loss through torch.compile; needs a "
+            "C++ compiler, on a GPU triton"
+        },
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
@@ -86,7 +86,14 @@ def _split_name(text: str) -> tuple[str, Path]:
 def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     try:
-        options = {key: state["cfg"]["model"][key] for key in LazyFormerConfig.__dataclass_fields__ if key[0] != "_"}
+        given = state["cfg"]["model"]
+        given["sublayer_pattern"]  # no other kind of model has one
+        # An option that is younger than the checkpoint has its default, as fairseq has it.
+        options = {
+            field.name: given.get(field.name, field.default)
+            for field in fields(LazyFormerConfig)
+            if field.name != "_name"
+        }
         weights = state["model"]
         symbols = weights["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:

@@ -114,6 +114,13 @@ def test_a_model_is_described(prepared, start_checkpoint):
     assert model.parameters > 10_000
 
 
+def test_options_younger_than_a_checkpoint_have_their_defaults():
+    old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
+    (model,) = load_start_models({"old": old / "checkpoint_last.pt"}, old / "tokenizer")
+    assert ("--lazy-backend", "auto") in zip(model.options, model.options[1:], strict=False)
+    assert "--compile" not in model.options
+
+
 def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, data_folder, tmp_path):
     def message(*given) -> str:
         with pytest.raises(UserError) as caught:

@@ -14,7 +14,7 @@ from datatrove.data import Document
 from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
 from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import written_whole
 
 FEWEST_WORDS, MOST_WORDS = 5, 25
 FINAL_MARK = re.compile(r"[.?!]+$")

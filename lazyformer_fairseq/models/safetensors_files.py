@@ -18,7 +18,7 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import written_whole
 from lazyformer_fairseq.models.config import LazyFormerConfig
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"

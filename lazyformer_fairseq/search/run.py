@@ -8,9 +8,9 @@ from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
 from lazyformer_fairseq.search.latency.measure import measure_prices
 from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
+from lazyformer_fairseq.search.report.comparison import compare_with_baseline, markdown_table
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters
 from lazyformer_fairseq.search.report.pictures import draw_history, draw_probabilities
-from lazyformer_fairseq.search.report.result import compare_with_baseline, markdown_table
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.supernet.training import SupernetTraining

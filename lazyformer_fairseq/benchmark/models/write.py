@@ -13,7 +13,7 @@ from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, written_whole
 
 RESULTS = "results.json"
 

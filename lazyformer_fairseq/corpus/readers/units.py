@@ -9,9 +9,9 @@ from typing import Literal
 
 import zstandard
 
-from lazyformer_fairseq.corpus.readers import READERS, BadInput, Piece, Watch
-from lazyformer_fairseq.corpus.readers.blocks import read_blocks
-from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, compression
+from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch, read_blocks
+from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, BadInput, compression
+from lazyformer_fairseq.corpus.readers.documents import READERS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile
 
 DAMAGE_FILE = "damage.txt"

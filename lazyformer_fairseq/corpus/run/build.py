@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
 from lazyformer_fairseq.corpus.report.manifest import describe, stage_totals, timing, versions
-from lazyformer_fairseq.corpus.report.write import write_report
+from lazyformer_fairseq.corpus.report.page import write_report
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
 from lazyformer_fairseq.corpus.run.progress import progress_bar
 from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages

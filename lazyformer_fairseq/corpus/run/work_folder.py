@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.rewritten import rewritten_file
+from lazyformer_fairseq.files.whole import rewritten_file
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"

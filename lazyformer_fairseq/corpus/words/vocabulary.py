@@ -21,7 +21,7 @@ import xxhash
 
 from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStore, join_words, split_words
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.rewritten import rewritten_file, rewritten_folder
+from lazyformer_fairseq.files.whole import rewritten_file, rewritten_folder
 
 # Grows with the text as it should: of 9 million running words of Wikipedia and novels none is dropped (half a percent
 # occur once, most of them good English that BPE can spell: "cordially", "vapors"); of 3 thousand million, by the

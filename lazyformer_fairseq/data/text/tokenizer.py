@@ -25,7 +25,7 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
 from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, written_whole
 
 FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"

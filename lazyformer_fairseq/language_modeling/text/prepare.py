@@ -15,9 +15,9 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import write_index
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.shards import write_index
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, written_whole
 from lazyformer_fairseq.language_modeling.text.sources import (
     END_OF_LINE,
     SPLITS,

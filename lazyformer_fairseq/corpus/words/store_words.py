@@ -13,7 +13,7 @@ from datatrove.data import Document, DocumentsPipeline
 
 from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
 from lazyformer_fairseq.corpus.words.word_store import save_store
-from lazyformer_fairseq.files.rewritten import rewritten_folder
+from lazyformer_fairseq.files.whole import rewritten_folder
 
 NOTES_FILE = "notes.json"
 

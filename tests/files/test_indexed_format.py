@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.shards import join_parts, read_index
+from lazyformer_fairseq.files.indexed_format import join_parts, read_index
 
 ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=6)
 

@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import SplitFile, read_split
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import written_whole
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import written_whole
 from lazyformer_fairseq.glue.predict.submission import (
     SUBMISSION_FILES,
     leaderboard_splits,

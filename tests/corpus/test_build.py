@@ -21,7 +21,7 @@ from executor_steps import build_in_process
 from fairseq.data import data_utils
 from helpers import ROOT, toy_texts
 
-from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
@@ -170,7 +170,7 @@ def test_the_command_killed_at_random_moments(raw, built, tmp_path):
 def started(given: list[str], folder: Path, problem: Path, largest_file: Optional[int] = None):
     """A process that has begun to build; forked from one that has imported everything, so it begins at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lazyformer_fairseq.corpus.run.build"])
+    context.set_forkserver_preload(["lazyformer_fairseq.corpus.build"])
     ready = context.Event()
     child = context.Process(target=build_in_process, args=(given, folder, SETTINGS, ready, problem, largest_file))
     child.start()

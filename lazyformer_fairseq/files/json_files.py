@@ -1,22 +1,19 @@
 """JSON files that are there whole or not at all."""
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import whole_file
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes beside `path` and renames: whoever reads `path` never sees half a file, nor does a crash leave one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.files.whole.whole_file`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    with whole_file(path, durable) as file:
+        file.write(text.encode(errors="backslashreplace"))  # half of a surrogate, of a file's name, say, as JSON has it
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import SplitFile, read_split
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import written_whole
+from lazyformer_fairseq.files.whole import whole_folder
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 
@@ -180,7 +180,7 @@ def _prepare(
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
     files = {split: read_split(task, source, split) for split in there}  # wrong rows are told before any is encoded
-    with written_whole(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         manifest = {
             "format": FORMAT,
             **settings,

@@ -1,7 +1,6 @@
 """A whole corpus from raw files: its accounts, its bytes, and what stops it."""
 
 import bz2
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -26,6 +25,7 @@ from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed
 
 SETTINGS = CorpusSettings(
     vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01
@@ -204,7 +204,7 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
     else:
         with pytest.raises(UserError, match="none of the 80 documents"):
             build_corpus([str(text)], out, CorpusSettings(200, 0))
-    with pytest.raises(UserError, match=r"out.* was begun with min_words = 4, not 5"):
+    with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_words is 4 there, 5 here\)"):
         build_corpus([str(text)], out, CorpusSettings(200, 0.1, min_words=5))
     text.write_text(text.read_text() + "One more.")
     with pytest.raises(UserError, match=r"out.* was begun with other inputs \(.*plain\.txt differs"):
@@ -221,10 +221,8 @@ def test_a_folder_of_something_else(raw, tmp_path):
 def test_two_runs_at_once(raw, tmp_path):
     work = tmp_path / ".out.unfinished"
     work.mkdir()
-    with (work / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another run is at work"):
-            build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
+    with claimed(work), pytest.raises(UserError, match="another run is at work"):
+        build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
 
 
 def test_a_truncated_dump(raw, tmp_path):

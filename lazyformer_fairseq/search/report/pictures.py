@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from lazyformer_fairseq.files.whole import whole_file
+
 NAMES = {"s": "self-attention", "l": "lazy attention", "f": "feed-forward", "identity": "identity"}
 LETTERS = {"s": "s", "l": "l", "f": "f", "identity": "-"}
 # Okabe and Ito's, which colour-blind readers tell apart.
@@ -80,7 +82,6 @@ def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, bbox_inches="tight", format="png")
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
     pyplot.close(figure)
-    unfinished.replace(path)

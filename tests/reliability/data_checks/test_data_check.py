@@ -289,7 +289,8 @@ def write_sparse(prefix: Path, gigabytes: float, ids_an_item: int = 25) -> int:
         for start in range(0, items, 1 << 22):
             yield np.full(min(1 << 22, items - start), ids_an_item, dtype=np.int32)
 
-    write_index(prefix.with_suffix(".idx"), sizes, np.uint16)
+    with prefix.with_suffix(".idx").open("wb") as file:
+        write_index(file, sizes, np.uint16)
     with prefix.with_suffix(".bin").open("wb") as data:
         data.truncate(items * ids_an_item * 2)
     return items

@@ -16,14 +16,12 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
         file.write(text.encode(errors="backslashreplace"))  # half of a surrogate, of a file's name, say, as JSON has it
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises a UserError where the file is no JSON object."""
+def read_json(path: Path, remedy: str = "remove it and run the same command again") -> dict[str, Any]:
+    """Raises a UserError, which ends in the remedy, where the file is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); remove it and run the same command again") from None
+        raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: holds {type(content).__name__}, not an object; remove it and run the same command again"
-        )
+        raise UserError(f"{path}: holds {type(content).__name__}, not a JSON object; {remedy}")
     return content

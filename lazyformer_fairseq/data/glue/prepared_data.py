@@ -22,6 +22,7 @@ from lazyformer_fairseq.data.glue.tsv import Example
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.items_check import check_items
+from lazyformer_fairseq.files.json_files import read_json
 
 FORMAT = "lazyformer glue task"
 FORMAT_VERSION = 1
@@ -73,11 +74,8 @@ class PreparedTask:
         """Raises a UserError where the folder is not what prepare writes, or of another version."""
         folder = Path(folder)
         path = folder / MANIFEST
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); run `lazyformer glue prepare`") from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        manifest = read_json(path, "run `lazyformer glue prepare`")
+        if manifest.get("format") != FORMAT:
             raise UserError(f"{path}: is not the manifest of a GLUE task; run `lazyformer glue prepare`")
         if manifest.get("format_version") != FORMAT_VERSION:
             raise UserError(

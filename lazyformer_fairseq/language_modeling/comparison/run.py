@@ -37,9 +37,8 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     Raises:
         UserError: the folder holds a comparison of other settings, or the data or a size does not fit.
     """
-    begun = any(folder.glob("runs/*/checkpoint_last.pt"))
     with claimed(folder):
-        plan = folder / "updates.json"
+        plan, begun = folder / "updates.json", any(folder.glob("runs/*/checkpoint_last.pt"))
         keep_settings(folder / "settings.json", settings.as_json(), "a comparison", begun, made_by_them=[plan])
         updates = planned_updates(settings, plan)
         _train_all(settings, updates, folder / "runs")

@@ -15,22 +15,21 @@ from lazyformer_fairseq.files.whole import remove_leftovers
 
 logger = logging.getLogger(__name__)
 
+LOCK = ".lock"
+
 
 @contextmanager
-def claimed(folder: Path, lock: str = ".lock") -> Iterator[None]:
+def claimed(folder: Path) -> Iterator[None]:
     """Makes the folder, and keeps other processes out of it until the block ends, or the process, however it ends.
 
-    What killed processes left unfinished in it goes.
-
-    Args:
-        lock: name of the file in it that tells who is at work.
+    What killed processes left unfinished in it goes. A hidden file in it tells who is at work.
 
     Raises:
         UserError: the folder cannot be written, or another process is at work in it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / lock).open("a+")  # for writing: NFS locks nothing else
+        file = (folder / LOCK).open("a+")  # for writing: NFS locks nothing else
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
     with file:

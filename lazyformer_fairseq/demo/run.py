@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import find_task

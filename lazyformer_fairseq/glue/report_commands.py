@@ -18,7 +18,7 @@ def report(out: Path, output: Optional[Path]) -> None:
 
     OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such.
     """
-    from lazyformer_fairseq.glue.report.write import write_report
+    from lazyformer_fairseq.glue.report.grid_report import write_report
 
     output = output or out / "report"
     click.echo(write_report(out, output))
@@ -55,8 +55,8 @@ def predict(
     if bool(runs) == bool(output):
         raise click.UsageError("give either --run or --output")
     from lazyformer_fairseq.data.glue.task_table import find_task
-    from lazyformer_fairseq.glue.predict.run import Prediction, predict_best, predict_runs
-    from lazyformer_fairseq.glue.prepare.files import find_tokenizer_folder
+    from lazyformer_fairseq.glue.predict.predictions import Prediction, predict_best, predict_runs
+    from lazyformer_fairseq.glue.prepare import find_tokenizer_folder
 
     chosen = frozenset(find_task(name).name for name in tasks)
     wanted = Prediction(data, tokenizer and find_tokenizer_folder(tokenizer), chosen, max_tokens, zipped)

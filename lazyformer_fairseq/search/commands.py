@@ -137,7 +137,7 @@ def _settings(
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
-    from lazyformer_fairseq.search.report.result import markdown_table
+    from lazyformer_fairseq.search.report.comparison import markdown_table
 
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
     if not result["pattern"]:

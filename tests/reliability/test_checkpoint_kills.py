@@ -14,8 +14,8 @@ from helpers import ROOT
 from reliability.damaged_files import options
 from reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 
+from lazyformer_fairseq.files.whole import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.choice import choose
-from lazyformer_fairseq.reliability.checkpoints.files import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 
 SECONDS = 120  # that a process may take to get somewhere on a busy machine

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
-from lazyformer_fairseq.reliability.checkpoints.files import UNFINISHED
+from lazyformer_fairseq.files.whole import UNFINISHED
 
 PHASES = (
     "before the first update",

@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 
 from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare.files import sha256_of
+from lazyformer_fairseq.glue.prepare import sha256_of
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import dictionary_hash
 

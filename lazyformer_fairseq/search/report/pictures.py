@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
+from lazyformer_fairseq.files.whole import whole_file
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import kinds
 
@@ -92,7 +93,6 @@ def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, bbox_inches="tight", format="png")
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
     pyplot.close(figure)
-    unfinished.replace(path)

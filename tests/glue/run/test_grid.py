@@ -81,7 +81,7 @@ def test_what_decides_a_result_must_match_it(grid):
     run.folder.mkdir(parents=True)
     (run.folder / "result.json").write_text(json.dumps({"settings": run.settings}))
     assert run.result() == {"settings": run.settings}
-    with pytest.raises(UserError, match="result of another run \\(epochs 10 instead of 3\\)"):
+    with pytest.raises(UserError, match="result of another run \\(epochs is 10 there, 3 here\\)"):
         grid("CoLA", epochs=3).runs[0].result()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):

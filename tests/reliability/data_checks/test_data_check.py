@@ -16,9 +16,8 @@ from helpers import build_toy_corpus
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_compat import find_user_error
-from lazyformer_fairseq.files.indexed_format import HEADER, MAGIC
+from lazyformer_fairseq.files.indexed_format import HEADER, MAGIC, write_index
 from lazyformer_fairseq.files.items_check import Counted, check_items
-from lazyformer_fairseq.files.shards import write_index
 from lazyformer_fairseq.reliability.data_checks.data_check import check_data
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
@@ -290,7 +289,8 @@ def write_sparse(prefix: Path, gigabytes: float, ids_an_item: int = 25) -> int:
         for start in range(0, items, 1 << 22):
             yield np.full(min(1 << 22, items - start), ids_an_item, dtype=np.int32)
 
-    write_index(prefix.with_suffix(".idx"), sizes, np.uint16)
+    with prefix.with_suffix(".idx").open("wb") as file:
+        write_index(file, sizes, np.uint16)
     with prefix.with_suffix(".bin").open("wb") as data:
         data.truncate(items * ids_an_item * 2)
     return items

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from lxml import etree
 
-from lazyformer_fairseq.corpus.readers.bad_input import BadInput
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
 
 INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd mark q s samp small span strike strong sub "

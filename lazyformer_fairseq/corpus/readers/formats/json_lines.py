@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import orjson
 
-from lazyformer_fairseq.corpus.readers.bad_input import BadInput
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode, place
-from lazyformer_fairseq.corpus.readers.paragraphs import lines_to_paragraphs
-from lazyformer_fairseq.corpus.readers.wikiextractor_text import without_title
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.formats.paragraphs import lines_to_paragraphs
+from lazyformer_fairseq.corpus.readers.formats.wikiextractor import without_title
 
 
 def starts_document(line: bytes, after_blank: bool) -> bool:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from html import unescape
 
-from lazyformer_fairseq.corpus.readers.bad_input import BadInput
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode, place
-from lazyformer_fairseq.corpus.readers.paragraphs import lines_to_paragraphs
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.formats.paragraphs import lines_to_paragraphs
 
 TITLE = re.compile(r'\btitle="(.*?)"\s*>')
 END = re.compile(r"^</doc>\s*", re.MULTILINE)

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import whole_folder
 from lazyformer_fairseq.glue.predict.submission import (
     SUBMISSION_FILES,
     leaderboard_splits,
@@ -76,7 +76,7 @@ def predict_runs(runs: Sequence[Path], target: Path, wanted: Prediction) -> list
         if task in of_task:
             raise UserError(f"{folder} and {of_task[task]}: both are of {task}; give one run a task")
         of_task[task] = folder
-    with written_whole(target) as unfinished:
+    with whole_folder(target) as unfinished:
         submission = _submit(of_task, unfinished, wanted)
     submission.folder = target
     return [submission]
@@ -95,7 +95,7 @@ def predict_best(output: Path, target: Path, wanted: Prediction) -> list[Submiss
     if not results.runs:
         raise UserError(f"{output / 'runs'}: no run has ended well")
     submissions = []
-    with written_whole(target) as unfinished:
+    with whole_folder(target) as unfinished:
         for model in results.grid.models:
             best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
             of_task = {task: _one_with_checkpoint(folders) for task, folders in best.items() if folders}

@@ -13,7 +13,7 @@ from datatrove.data import Document, DocumentsPipeline
 
 from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
 from lazyformer_fairseq.corpus.words.word_store import save_store
-from lazyformer_fairseq.files.rewritten import rewritten_folder
+from lazyformer_fairseq.files.whole import whole_folder
 
 NOTES_FILE = "notes.json"
 
@@ -34,7 +34,10 @@ class StoreWords(DocumentStep):
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         self._unit = _Unit()
         yield from super().run(data, rank, world_size)
-        with self.track_core_time(), rewritten_folder(self.folder / f"{rank:05d}") as unfinished:
+        with (
+            self.track_core_time(),
+            whole_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
+        ):
             self._unit.save(unfinished)
             (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")
         del self._unit

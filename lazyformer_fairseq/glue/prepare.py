@@ -1,7 +1,6 @@
 """Official GLUE files -> folders of memory-mapped data with a manifest each (``lazyformer glue prepare``)."""
 
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -28,7 +27,8 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import SplitFile, read_split
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.whole import whole_folder
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 
@@ -180,7 +180,7 @@ def _prepare(
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
     files = {split: read_split(task, source, split) for split in there}  # wrong rows are told before any is encoded
-    with written_whole(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         manifest = {
             "format": FORMAT,
             **settings,
@@ -191,7 +191,7 @@ def _prepare(
             "versions": {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}},
         }
         tokenizer.save(unfinished / "tokenizer")
-        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        write_json(unfinished / MANIFEST, manifest, durable=False)
     return PreparedTask(folder, manifest)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode
-from lazyformer_fairseq.corpus.readers.paragraphs import join_hard_wrapped
+from lazyformer_fairseq.corpus.readers.formats.paragraphs import join_hard_wrapped
 
 
 def starts_document(line: bytes, after_blank: bool) -> bool:

@@ -16,15 +16,17 @@ from tqdm import tqdm
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
 from lazyformer_fairseq.corpus.report.manifest import describe, stage_totals, timing, versions
-from lazyformer_fairseq.corpus.report.write import write_report
+from lazyformer_fairseq.corpus.report.page import write_report
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
 from lazyformer_fairseq.corpus.run.progress import progress_bar
 from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
-from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder, write_json
+from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
 from lazyformer_fairseq.corpus.sentences.split import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.whole import remove_leftovers
 
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
@@ -79,6 +81,7 @@ def build_corpus(
     with work_folder(folder, {**plan, "settings": early}) as root:
         paths = WorkPaths(root)
         wait_for_workers(paths.tasks)
+        remove_leftovers(root, deep=True)
         to_read, origins = _cut(paths, files, settings, executor)
         units = plan_units(to_read, unit_bytes(files, settings))
         if not units:

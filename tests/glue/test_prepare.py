@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare.files import (
+from lazyformer_fairseq.glue.prepare import (
     Preparation,
     find_tokenizer_folder,
     overview,

@@ -7,8 +7,8 @@ import re
 import xml.etree.ElementTree as ElementTree  # nosec B405 # see _parse_page
 from collections.abc import Iterator
 
-from lazyformer_fairseq.corpus.readers.bad_input import BadInput
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode, place
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
 
 PAGE = re.compile(r"<page\b.*?</page\s*>", re.DOTALL)  # inside of text `<` is escaped
 REST = re.compile(r"\s*(?:</mediawiki\s*>\s*)?")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.shards import join_parts, read_index
+from lazyformer_fairseq.files.indexed_format import join_parts, read_index, write_items
+from lazyformer_fairseq.files.whole import remove_leftovers
 
 ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=6)
 
@@ -44,15 +45,16 @@ def parts(tmp_path):
 
 
 def test_takes_the_place_of_what_a_stopped_run_left(parts, tmp_path):
-    for name in ("joined.bin", "joined.idx", ".joined.bin.unfinished"):
+    for name in ("joined.bin", "joined.idx", ".joined.bin.0011aabb.unfinished"):
         (tmp_path / name).write_bytes(b"x" * 999)
     join_parts(parts, tmp_path / "joined")
+    remove_leftovers(tmp_path)
     assert [item.tolist() for item in MMapIndexedDataset(str(tmp_path / "joined"))] == [[1, 2, 3], [4]] * 2
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("b.bin", "b.bin: 6 bytes, but its index speaks of 8"), ("b.idx", "not whole")]
+    ("name", "message"), [("b.bin", "b.bin: 6 bytes, but its index speaks of 8"), ("b.idx", "b.idx: truncated")]
 )
 def test_truncated_part(parts, tmp_path, name, message):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
@@ -64,7 +66,7 @@ def test_truncated_part(parts, tmp_path, name, message):
 @pytest.mark.parametrize("content", [b"", b"MMIDIDX\x00\x00", b"x" * 200])
 def test_not_an_index(parts, tmp_path, content):
     (tmp_path / "a.idx").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.idx: not an index"):
+    with pytest.raises(UserError, match=r"a\.idx: no index of fairseq"):
         join_parts(parts, tmp_path / "joined")
 
 
@@ -75,5 +77,24 @@ def test_ids_of_another_type(parts, tmp_path):
 
 
 def test_read_index(parts):
-    dtype, sizes = read_index(parts[0])
-    assert (dtype, sizes.tolist()) == (np.uint16, [3, 1])
+    index = read_index(parts[0])
+    assert (index.dtype, index.sizes.tolist(), index.pointers.tolist()) == (np.uint16, [3, 1], [0, 6])
+    assert index.bytes == (parts[0].with_suffix(".bin")).stat().st_size
+
+
+@given(ITEMS, st.integers(0, 6))
+def test_items_in_blocks(tmp_path_factory, items, cut):
+    folder = tmp_path_factory.mktemp("items")
+    write(folder / "expected", items)
+    blocks = [
+        (np.array([number for item in part for number in item]), np.array([len(item) for item in part], dtype=int))
+        for part in (items[:cut], items[cut:])
+    ]
+    write_items(folder / "found", np.uint16, blocks)
+    for end in ("bin", "idx"):
+        assert filecmp.cmp(folder / f"found.{end}", folder / f"expected.{end}", shallow=False)
+
+
+def test_no_items(tmp_path):
+    write(tmp_path / "empty", [])
+    assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)

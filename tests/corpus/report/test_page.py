@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.report.html import duration, marked, percent, short, size, text
+from lazyformer_fairseq.corpus.report.page import write_report
 from lazyformer_fairseq.corpus.report.pictures import median, whole_number_bins
-from lazyformer_fairseq.corpus.report.write import write_report
 
 VOID = {"meta", "img"}
 LENGTHS = ("words per sentence", "words per document", "sentences per document")

@@ -5,7 +5,10 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import ExistingPath
+
 A_PATH = click.Path(path_type=Path)
+PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
 CORPORA = ("wikitext", "enwik8", "text8")
 
 
@@ -25,7 +28,7 @@ def lm() -> None:
 
 @lm.command()
 @click.argument("corpus", type=click.Choice(CORPORA))
-@click.argument("source", type=A_PATH)
+@click.argument("source", type=ExistingPath())
 @click.argument("out", type=A_PATH)
 @click.option(
     "--official",
@@ -48,8 +51,8 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 
 
 @lm.command()
-@click.argument("checkpoint", type=A_PATH)
-@click.argument("data", type=A_PATH)
+@click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
+@click.argument("data", type=PREPARED)
 @click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
 @click.option("--tgt-len", type=int, help="Tokens predicted at once.  [default: the training's]")
 @click.option("--mem-len", type=int, help="Tokens remembered before them.  [default: the training's]")

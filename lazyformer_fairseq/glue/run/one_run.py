@@ -28,6 +28,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,7 @@ def _clear_unless_resumable(run: Run) -> None:
     last = run.folder / LAST
     if run.is_worth_resuming and last.exists() and (run.folder / SETTINGS).exists():
         try:
-            checkpoint_utils.load_checkpoint_to_cpu(str(last))
+            load_safely(last)
             if read_json(run.folder / SETTINGS) == run.settings:
                 return
         except UserError as error:

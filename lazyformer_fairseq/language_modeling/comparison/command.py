@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
 from lazyformer_fairseq.several_values import named_patterns, numbers
 
@@ -23,7 +24,9 @@ def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callabl
 
 
 @click.command()
-@click.argument("data", type=A_PATH)
+@click.argument(
+    "data", type=ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
+)
 @click.argument("out", type=A_PATH)
 @click.option(
     "--sublayers", type=click.Choice(list(map(str, MODELS))), default="16", help="Of each of the four models."

@@ -88,9 +88,10 @@ class _Watcher:
 
     def _execute(self, loader: Any, module: ModuleType) -> None:
         del loader.exec_module  # the class's own shows again
+        is_our_doing = module.__name__ == "fairseq" and self.loading
         self.loading += 1
         try:
-            with nullcontext() if module.__name__ == "fairseq" else _logging_left_alone():
+            with _logging_left_alone() if is_our_doing else nullcontext():
                 loader.exec_module(module)
         finally:
             self.loading -= 1

@@ -108,3 +108,32 @@ def test_patterns_and_modules_are_of_use_without_fairseq(packages, unwanted):
     assert len(names) > 2
     code = f"import {', '.join(names)}\nimport sys\nprint(*({set(unwanted)!r} & set(sys.modules)))"
     assert output_of(code).split() == []
+
+
+PARENT = """
+import multiprocessing, sys
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import train
+if __name__ == "__main__":
+    parsed = options.parse_args_and_arch(options.get_training_parser(), sys.argv[1:])
+    child = multiprocessing.get_context("spawn").Process(target=train.main, args=[convert_namespace_to_omegaconf(parsed)])
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+def test_a_process_that_fairseq_starts_for_a_gpu_has_the_hooks_of_its_run(tmp_path):
+    """It unpickles fairseq's main and the config; the parent's hooks are not there."""
+    (tmp_path / "parent.py").write_text(PARENT)
+    data = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "data"
+    options = (
+        "--task full_sentences_masked_lm --tokens-per-sample 32 --arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 "
+        "--criterion masked_lm_accuracy --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --max-update 1 "
+        f"--batch-size 4 --cpu --num-workers 0 --disable-validation --user-dir {ROOT / 'lazyformer_fairseq'}"
+    )
+    command = [sys.executable, str(tmp_path / "parent.py"), str(data), *options.split(), "--save-dir", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert b"lazyformer_fairseq sha256" in (tmp_path / "checkpoint_last.pt").read_bytes()

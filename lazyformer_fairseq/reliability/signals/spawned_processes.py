@@ -10,7 +10,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from lazyformer_fairseq.reliability.installing import start_run
 from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
-from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE, SIGNALS
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS
 
 
 def forward_signals(call_main):

@@ -116,8 +116,8 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import train
 if __name__ == "__main__":
-    parsed = options.parse_args_and_arch(options.get_training_parser(), sys.argv[1:])
-    child = multiprocessing.get_context("spawn").Process(target=train.main, args=[convert_namespace_to_omegaconf(parsed)])
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser()))
+    child = multiprocessing.get_context("spawn").Process(target=train.main, args=[cfg])
     child.start()
     child.join()
     sys.exit(child.exitcode)

@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 INSTALL_REQUIRES = [
     # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
     "fairseq-fixed==0.12.3.1",
-    # From 2.6 on checkpoints load with weights_only=True, the protection that fairseq_compat.py is written for.
+    # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
     "torch>=2.6,<3",
     # Only fairseq's speech tasks import it, but fairseq-fixed lists it. Up to 2.10 a torchaudio pins one torch;
     # 2.11.0 pins none, so scripts/setup.sh installs that one where there is no other.

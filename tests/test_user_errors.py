@@ -12,8 +12,8 @@ from helpers import ROOT, build_toy_corpus
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_compat import find_user_error
 from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.reliability.command_line import find_user_error
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"

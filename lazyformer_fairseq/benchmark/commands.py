@@ -10,6 +10,8 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.benchmark.loader.command import loader
+from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.several_values import divided, named_patterns, numbers, products
 
 A_PATH = click.Path(path_type=Path)
@@ -97,6 +99,7 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
     """
     if context.invoked_subcommand is not None:
         return
+    refuse_filled_folder(output)
     from lazyformer_fairseq.benchmark.models.settings import BenchSettings
     from lazyformer_fairseq.benchmark.models.write import bench_to
 
@@ -165,7 +168,9 @@ def backends(
 
 
 @bench.command()
-@click.argument("folder", type=A_PATH)
+@click.argument(
+    "folder", type=ExistingPath("no such file; give a folder that lazyformer bench wrote", holds="results.json")
+)
 def draw(folder: Path) -> None:
     """Draw the pictures of a benchmark again, from the results.json in FOLDER."""
     from lazyformer_fairseq.benchmark.models.write import draw_again

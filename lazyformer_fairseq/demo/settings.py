@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from lazyformer_fairseq.fairseq_compat import USER_DIR
+from lazyformer_fairseq import USER_DIR
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {

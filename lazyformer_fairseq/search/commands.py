@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import refuse_missing_folders
 from lazyformer_fairseq.patterns.kinds import describe_letters
 from lazyformer_fairseq.search.schedule import Schedule
 
@@ -85,6 +86,7 @@ def search(**given: Any) -> None:
     lazyformer search data results/search_bert --task masked-lm --arch bert_base \\
       --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
+    refuse_missing_folders(given["data"])
     from lazyformer_fairseq.search.latency.step_cost import time_updates
     from lazyformer_fairseq.search.run import run_search
 

@@ -6,6 +6,8 @@ import numpy as np
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.tasks import FairseqTask
 
+from lazyformer_fairseq.reliability.resume.data_order import ExactEpochBatchIterator
+
 
 class EncoderTask(FairseqTask):
     """A task that reads and predicts symbols of one dictionary.
@@ -47,5 +49,6 @@ class EncoderTask(FairseqTask):
         def cut(samples: np.ndarray, size: dict[str, Optional[int]]):
             return dataset.batch_by_size(samples, **size)
 
-        iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
+        if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume
+            iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator

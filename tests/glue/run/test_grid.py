@@ -17,7 +17,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_tasks, load_prepared
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.start_models import load_start_models, name_checkpoints
+from lazyformer_fairseq.glue.run.named_checkpoints import name_checkpoints
+from lazyformer_fairseq.glue.run.start_models import load_start_models
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from helpers import build_toy_corpus
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_compat import find_user_error
 from lazyformer_fairseq.files.indexed_format import HEADER, MAGIC, write_index
 from lazyformer_fairseq.files.items_check import Counted, check_items
+from lazyformer_fairseq.reliability.command_line import find_user_error
 from lazyformer_fairseq.reliability.data_checks.data_check import check_data
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"

@@ -16,8 +16,7 @@ import torch
 from helpers import ROOT, assert_equal_state
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lazyformer_fairseq.reliability.signals import torchrun
-from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, torchrun
 from lazyformer_fairseq.reliability.signals.torchrun import Agent
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -56,6 +56,9 @@ COMPARE = (
     "--tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
 )
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
+BENCH = (
+    "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
+)
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
@@ -66,11 +69,8 @@ ADDED_OPTIONS = {
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
-    "lazyformer bench": (
-        "--arch lazyformer_m2x6_s_tiny --baseline-arch bert_tiny --baseline-backend eager "
-        "--relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2 --what encoder"
-    ),
-    "lazyformer bench --arch transformer_xl_base": "--arch transformer_xl_tiny --lengths 8 --mem-len 8 --rounds 2",
+    "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
+    "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny --mem-len 8 {BENCH}",
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
     "scripts/pretrain.sh": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
     "scripts/pretrain.sh bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",

@@ -1,13 +1,16 @@
 """Rows of the table of architectures become values of ``--arch``."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_INV_REGISTRY,
     ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
     register_model_architecture,
 )
+from omegaconf import OmegaConf
 
 from lazyformer_fairseq.patterns.architectures import Architecture
 from lazyformer_fairseq.reliability.hooks import Stage
@@ -17,13 +20,17 @@ from lazyformer_fairseq.reliability.installing import install
 def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
     """Registers each row under its name for the model that is registered as `model`."""
     install(Stage.NAME)
+    defaults = {field.name: field.default for field in fields(MODEL_DATACLASS_REGISTRY[model]) if field.name[0] != "_"}
     for name, row in rows.items():
-        register_model_architecture(model, name)(_preset(row))
+        register_model_architecture(model, name)(_preset(row, defaults))
 
 
-def _preset(row: Architecture):
+def _preset(row: Architecture, defaults: Mapping[str, object]):
     def preset(args):
-        for option, value in row.options().items():
+        # Settings of a checkpoint lack the options that came after it. fairseq knows their defaults by a model's name,
+        # but not by an arch's; of a command line it fills them in later.
+        values = {**defaults, **row.options()} if OmegaConf.is_config(args) else row.options()
+        for option, value in values.items():
             if getattr(args, option, None) is None:
                 setattr(args, option, value)
 

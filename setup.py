@@ -5,7 +5,7 @@ from setuptools import find_packages, setup
 INSTALL_REQUIRES = [
     # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
     "fairseq-fixed==0.12.3.1",
-    # From 2.6 on checkpoints load with weights_only=True, the protection that fairseq_compat.py is written for.
+    # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
     "torch>=2.6,<3",
     # Only fairseq's speech tasks import it, but fairseq-fixed lists it. Up to 2.10 a torchaudio pins one torch;
     # 2.11.0 pins none, so scripts/setup.sh installs that one where there is no other.
@@ -13,6 +13,7 @@ INSTALL_REQUIRES = [
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
+    "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
     "sacremoses>=0.1.1,<0.3",
     "safetensors>=0.4.3,<1",  # weights without code, `lazyformer export`
     "scikit-learn>=1.5,<2",

@@ -1,37 +1,45 @@
 """LazyFormer and PAR encoders for fairseq: what ``fairseq-train --user-dir lazyformer_fairseq`` loads.
 
-Importing the package registers its models, tasks, criterions, optimizer and schedule with fairseq.
+Importing the package is light. It registers its models, tasks, criterions, optimizer and schedule where fairseq is
+loaded already, as it is under ``--user-dir``, and else as soon as fairseq is; :func:`register` and the public names
+load it.
 """
 
-import logging
+import importlib
+from pathlib import Path
+from typing import Any
 
-# Importing fairseq has every library log everything (wav2vec2_classification.py); who imports us decides that.
-_root = logging.getLogger()
-_level_before, _handlers_before = _root.level, _root.handlers[:]
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # on import it asks for tensorboardX
-
-from lazyformer_fairseq import fairseq_compat
-from lazyformer_fairseq.criterions import causal_lm, masked_lm
-from lazyformer_fairseq.criterions import glue as glue_criterion
-from lazyformer_fairseq.models import CausalLanguageModel, LazyFormerModel
-from lazyformer_fairseq.optim import fused_adam, linear_warmup
-from lazyformer_fairseq.tasks import full_sentences_masked_lm, stream_language_modeling
-from lazyformer_fairseq.tasks import glue as glue_task
-
-fairseq_compat.install()
-_root.setLevel(_level_before)
-_root.handlers[:] = _handlers_before
+from lazyformer_fairseq import registration
+from lazyformer_fairseq.registration import register
 
 __version__ = "0.1.0"
-__all__ = [
-    "CausalLanguageModel",
-    "LazyFormerModel",
-    "causal_lm",
-    "full_sentences_masked_lm",
-    "fused_adam",
-    "glue_criterion",
-    "glue_task",
-    "linear_warmup",
-    "masked_lm",
-    "stream_language_modeling",
-]
+
+# For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
+USER_DIR = Path(__file__).absolute().parent
+
+_PUBLIC = {
+    "CausalLanguageModel": "models.causal_lm:CausalLanguageModel",
+    "LazyFormerModel": "models.lazyformer:LazyFormerModel",
+    "causal_lm": "criterions.causal_lm",
+    "full_sentences_masked_lm": "tasks.full_sentences_masked_lm",
+    "fused_adam": "optim.fused_adam",
+    "glue_criterion": "criterions.glue",
+    "glue_task": "tasks.glue",
+    "linear_warmup": "optim.linear_warmup",
+    "masked_lm": "criterions.masked_lm",
+    "stream_language_modeling": "tasks.stream_language_modeling",
+}
+__all__ = ["USER_DIR", "register", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, which loads fairseq. Raises AttributeError for any other."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    register()
+    module, _, attribute = _PUBLIC[name].partition(":")
+    found = importlib.import_module(f"{__name__}.{module}")
+    return getattr(found, attribute) if attribute else found
+
+
+registration.register_when_fairseq_is_loaded()

@@ -6,12 +6,17 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq import registration
 from lazyformer_fairseq.benchmark.commands import bench
-from lazyformer_fairseq.corpus.commands import corpus
+from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
+from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
+from lazyformer_fairseq.reliability import installing
+from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.search.commands import search
 
 
@@ -21,6 +26,8 @@ def main() -> None:
     """LazyFormer and PAR encoders for fairseq. Pre-training and fine-tuning run through fairseq-train (see README)."""
     # Else fairseq_cli would, where it is imported: everything, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    installing.install(Stage.COMMAND_LINE)
+    registration.after_registration(installing.start_run)
 
 
 main.add_command(bench)
@@ -36,21 +43,29 @@ main.add_command(search)
 @main.command()
 @click.option("--corpus", help="Text file or folder of .txt files.  [default: the English prose that Python carries]")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("results/demo"), help="Folder of the results.")
-@click.option("--updates", type=click.IntRange(min=12), help="Updates of pre-training.")
-def demo(corpus: Optional[str], output: Path, updates: Optional[int]) -> None:
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time for all of it.  [default: 4]")
+@click.option(
+    "--updates", type=click.IntRange(min=12), help="Updates of pre-training; without --minutes, however long they take."
+)
+def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates: Optional[int]) -> None:
     """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
 
     Interrupted, it goes on from there when run again.
     """
+    if corpus is not None:
+        refuse_missing_inputs((corpus,))
     from lazyformer_fairseq.demo.run import run_demo
     from lazyformer_fairseq.demo.settings import DemoSettings
 
-    chosen = {"corpus": corpus, "updates": updates}
-    run_demo(DemoSettings(**{name: value for name, value in chosen.items() if value is not None}), output)
+    chosen = {"corpus": corpus, "minutes": minutes, "updates": updates}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if updates is not None:
+        chosen.setdefault("minutes", None)
+    run_demo(DemoSettings(**chosen), output)
 
 
 @main.command()
-@click.argument("checkpoints", metavar="CHECKPOINT_FOLDER", type=click.Path(path_type=Path))
+@click.argument("checkpoints", metavar="CHECKPOINT_FOLDER", type=ExistingPath("no such folder"))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--checkpoint-file", help="Name in the folder.  [default: the best checkpoint, else the last]")
 def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None:
@@ -59,9 +74,10 @@ def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
     """
-    from lazyformer_fairseq.models import safetensors_files
+    refuse_filled_folder(out)
+    from lazyformer_fairseq.models.export import export as write
 
-    safetensors_files.export(checkpoints, out, checkpoint_file)
+    write(checkpoints, out, checkpoint_file)
     click.echo(f"written: {out}")
 
 

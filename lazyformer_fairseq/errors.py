@@ -4,5 +4,5 @@
 class UserError(ValueError):
     """Something the user can mend: the message names the value, the file and the line, and says what to do.
 
-    Command lines print it without a traceback (see ``fairseq_compat.print_user_errors_plainly``).
+    Command lines print it without a traceback (see ``reliability.command_line``).
     """

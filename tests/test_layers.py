@@ -20,12 +20,12 @@ LAYERS = (
     ("benchmark",),
     ("training",),
     ("costs",),
-    ("lazyformer_fairseq",),  # its __init__.py, which registers what is below with fairseq
+    ("lazyformer_fairseq",),  # its __init__.py
+    ("registration",),
     ("criterions", "models", "optim", "tasks"),
-    ("fairseq_compat",),
     ("reliability",),
     ("data", "modules"),
-    ("child_process", "files", "patterns", "several_values"),
+    ("child_process", "existing_paths", "files", "patterns", "several_values"),
     ("errors",),
 )
 
@@ -33,9 +33,6 @@ LAYERS = (
 KNOWN = {
     "lazyformer_fairseq.models.lazyformer -> lazyformer_fairseq.models.hub",
     "lazyformer_fairseq.search.supernet.training -> lazyformer_fairseq.search.latency.price",
-    "lazyformer_fairseq.fairseq_compat -> lazyformer_fairseq.reliability.hooks",
-    "lazyformer_fairseq.models.presets -> lazyformer_fairseq.fairseq_compat",
-    "lazyformer_fairseq.reliability.checkpoints.untrusted -> lazyformer_fairseq.models.safetensors_files",
 }
 
 Imports = Mapping[str, set[str]]

@@ -79,6 +79,7 @@ def build(
 
     Stopped at any moment, it goes on when the same command is run again.
     """
+    refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
     from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, available_cores
     from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -113,10 +114,19 @@ def bench(inputs: tuple[str, ...], workers: tuple[int, ...], repeats: int, csv: 
 
     Builds a corpus in a temporary folder and prints seconds by step, megabytes a second, memory and disk.
     """
+    refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.bench import run_bench
     from lazyformer_fairseq.corpus.settings import CorpusSettings
 
     click.echo(run_bench(inputs, CorpusSettings(**options), workers, repeats, csv))
+
+
+def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
+    """Raises a UserError, before anything heavy is imported."""
+    from lazyformer_fairseq.corpus.readers.inputs import parse_spec
+
+    for spec in inputs:
+        parse_spec(spec)
 
 
 def slurm_options(pairs: tuple[str, ...]) -> dict[str, str]:

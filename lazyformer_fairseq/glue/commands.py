@@ -8,10 +8,17 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
+from lazyformer_fairseq.glue.run.named_checkpoints import name_checkpoints
 from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
+THERE = ExistingPath()
+
+
+def _named_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    return name_checkpoints(values)
 
 
 @click.group()
@@ -20,8 +27,8 @@ def glue() -> None:
 
 
 @glue.command(cls=CommandWithSeveralValues)
-@click.option("--data", type=A_PATH, required=True, help="Folder of the official download, CoLA/train.tsv and so on.")
-@click.option("--tokenizer", type=A_PATH, required=True, help="The pre-training's: its folder, or a checkpoint's.")
+@click.option("--data", type=THERE, required=True, help="Folder of the official download, CoLA/train.tsv and so on.")
+@click.option("--tokenizer", type=THERE, required=True, help="The pre-training's: its folder, or a checkpoint's.")
 @click.option("--output", type=A_PATH, required=True, help="Tasks go to OUTPUT/tasks.")
 @click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: all that are in DATA]")
 @click.option("--max-length", type=click.IntRange(5), default=512, help="Longer inputs are cut to so many tokens.")
@@ -51,13 +58,14 @@ def prepare(
     "checkpoints",
     multiple=True,
     required=True,
+    callback=_named_checkpoints,
     metavar="[NAME=]FILE...",
     help="Pre-trained models. NAME is the row's in the table; without one it is the name of the file's folder.",
 )
 @click.option("--output", type=A_PATH, required=True, help="Tasks, runs and report go into this folder.")
-@click.option("--prepared", type=A_PATH, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")
-@click.option("--data", type=A_PATH, help="Official download; what is not prepared yet goes to OUTPUT/tasks.")
-@click.option("--tokenizer", type=A_PATH, help="For --data.  [default: beside the first checkpoint]")
+@click.option("--prepared", type=THERE, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")
+@click.option("--data", type=THERE, help="Official download; what is not prepared yet goes to OUTPUT/tasks.")
+@click.option("--tokenizer", type=THERE, help="For --data.  [default: beside the first checkpoint]")
 @click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: the eight of the paper]")
 @click.option("--lrs", multiple=True, type=str, callback=numbers(float), default=LEARNING_RATES, help="Learning rates.")
 @click.option("--seeds", multiple=True, type=str, callback=numbers(int), default=SEEDS, help="Each at each rate.")

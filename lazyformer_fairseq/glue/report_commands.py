@@ -5,13 +5,16 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided
 
 A_PATH = click.Path(path_type=Path)
+THERE = ExistingPath()
 
 
 @click.command()
-@click.argument("out", type=A_PATH)
+@click.argument("out", type=THERE)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: OUT/report]")
 def report(out: Path, output: Optional[Path]) -> None:
     """Bring the runs in OUT to the paper's table: Markdown, CSV, LaTeX and pictures.
@@ -26,16 +29,16 @@ def report(out: Path, output: Optional[Path]) -> None:
 
 
 @click.command(cls=CommandWithSeveralValues)
-@click.option("--run", "runs", type=A_PATH, multiple=True, help="Folders of runs, one a task.")
-@click.option("--output", type=A_PATH, help="A grid's folder: the best run of each task and model.")
+@click.option("--run", "runs", type=THERE, multiple=True, help="Folders of runs, one a task.")
+@click.option("--output", type=THERE, help="A grid's folder: the best run of each task and model.")
 @click.option(
     "--data",
-    type=A_PATH,
+    type=THERE,
     help="Official files, or prepared ones.  [default: what the runs were trained on]",
 )
 @click.option("--to", "target", type=A_PATH, required=True, help="Folder to write; must not exist.")
 @click.option("--tasks", multiple=True, callback=divided, help="Names of tasks, AX too.  [default: all]")
-@click.option("--tokenizer", type=A_PATH, help="Its folder, or a checkpoint's.  [default: the run's]")
+@click.option("--tokenizer", type=THERE, help="Its folder, or a checkpoint's.  [default: the run's]")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=8192, help="Tokens of a batch, padding included.")
 @click.option("--zip", "zipped", is_flag=True, help="Write submission.zip too.")
 def predict(
@@ -54,6 +57,7 @@ def predict(
     """
     if bool(runs) == bool(output):
         raise click.UsageError("give either --run or --output")
+    refuse_filled_folder(target)
     from lazyformer_fairseq.data.glue.task_table import find_task
     from lazyformer_fairseq.glue.predict.predictions import Prediction, predict_best, predict_runs
     from lazyformer_fairseq.glue.prepare import find_tokenizer_folder

@@ -5,7 +5,12 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.files.whole import refuse_filled_folder
+
 A_PATH = click.Path(path_type=Path)
+PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
 CORPORA = ("wikitext", "enwik8", "text8")
 
 
@@ -25,7 +30,7 @@ def lm() -> None:
 
 @lm.command()
 @click.argument("corpus", type=click.Choice(CORPORA))
-@click.argument("source", type=A_PATH)
+@click.argument("source", type=ExistingPath())
 @click.argument("out", type=A_PATH)
 @click.option(
     "--official",
@@ -42,14 +47,15 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 
     OUT is written whole or not at all; manifest.json in it has the counts.
     """
+    refuse_filled_folder(out)
     from lazyformer_fairseq.language_modeling.text import prepare as steps
 
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
 
 
 @lm.command()
-@click.argument("checkpoint", type=A_PATH)
-@click.argument("data", type=A_PATH)
+@click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
+@click.argument("data", type=PREPARED)
 @click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
 @click.option("--tgt-len", type=int, help="Tokens predicted at once.  [default: the training's]")
 @click.option("--mem-len", type=int, help="Tokens remembered before them.  [default: the training's]")
@@ -93,6 +99,8 @@ def evaluate(
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
       --tgt-len 64 --mem-len 640 --clamp-len 400
     """
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder is not there; make it first")
     from lazyformer_fairseq.language_modeling.evaluation import command as evaluate_command
 
     lengths = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}

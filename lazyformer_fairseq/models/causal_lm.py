@@ -16,6 +16,7 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.reliability.installing import loading_safely
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,12 @@ class CausalLanguageModel(BaseFairseqModel):
         decoder: the CausalDecoder; its `mem_len` and `clamp_len` may be set for evaluation.
         softmax: the AdaptiveSoftmax.
     """
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """fairseq's, of files that may be somebody else's: nothing that they hold is run."""
+        with loading_safely():
+            return super().from_pretrained(*args, **kwargs)
 
     def __init__(self, cfg: CausalLMConfig, dictionary):
         super().__init__()
@@ -50,6 +57,7 @@ class CausalLanguageModel(BaseFairseqModel):
             activation_dropout=cfg.activation_dropout,
             activation=_ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.decoder_normalize_before,
+            lazy_backend=str(cfg.lazy_backend),
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))

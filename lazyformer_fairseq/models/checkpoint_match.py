@@ -7,6 +7,8 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 
+PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # of the encoder, the weight with a row for each word
+
 
 def dictionary_hash(dictionary) -> Tensor:
     """SHA-256 of the symbols in order, 32 bytes. It travels with the weights: ids mean nothing under other symbols.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 import torch
-from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
-from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.checkpoint_match import PER_WORD, check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import PER_WORD, LazyFormerModel
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +30,11 @@ class Filling(NamedTuple):
     word: str
 
 
-def load(folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
+def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
     """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
 
     Args:
+        model_class: LazyFormerModel, which asks.
         folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both.
         checkpoint_file: name in `folder`; by default the best, else the last.
 
@@ -47,13 +47,13 @@ def load(folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "La
     if not found:
         raise UserError(f"{folder}: holds no {' or '.join(names)}")
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(found[0]))
-    model = _build(state, tokenizer.dictionary, found[0])
+    state = load_safely(found[0])
+    model = _build(model_class, state, tokenizer.dictionary, found[0])
     logger.info("loaded %s", found[0])
     return LazyFormerHub(model, tokenizer)
 
 
-def _build(state: dict, dictionary: Dictionary, path: Path) -> LazyFormerModel:
+def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
     """The model that a checkpoint's settings describe, with its weights."""
     try:
         options, weights = state["cfg"]["model"], state["model"]
@@ -68,18 +68,20 @@ def _build(state: dict, dictionary: Dictionary, path: Path) -> LazyFormerModel:
     try:
         # Sizes first, without memory: a few bytes of settings can ask for more of it than there is.
         with torch.device("meta"):
-            sizes = _assemble(cfg, dictionary, weights).state_dict()
+            sizes = _assemble(model_class, cfg, dictionary, weights).state_dict()
         own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
         check_same_weights(weights, own, PER_WORD)
-        model = _assemble(cfg, dictionary, weights)
+        model = _assemble(model_class, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {error}") from error
     return model
 
 
-def _assemble(cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> LazyFormerModel:
-    model = LazyFormerModel(cfg, dictionary)
+def _assemble(
+    model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
+) -> nn.Module:
+    model = model_class(cfg, dictionary)
     for name, num_classes in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, num_classes)
     return model
@@ -93,7 +95,7 @@ class LazyFormerHub(nn.Module):
         tokenizer: the Tokenizer.
     """
 
-    def __init__(self, model: LazyFormerModel, tokenizer: Tokenizer):
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models import hub
 from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
-from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.checkpoint_match import PER_WORD, check_same_weights, dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.layer_norm import layer_norm_class
@@ -24,7 +25,6 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
 
-PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the weight with a row for each word
 _ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
@@ -52,9 +52,7 @@ class LazyFormerModel(FairseqEncoderModel):
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
         """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`models.hub.load`."""
-        from lazyformer_fairseq.models import hub
-
-        return hub.load(folder, checkpoint_file)
+        return hub.load(cls, folder, checkpoint_file)
 
     def forward(
         self,

@@ -7,19 +7,20 @@
 ``LazyFormerModel.from_pretrained(OUT)`` loads it, and ``--finetune-from-model OUT/model.safetensors`` starts from it.
 """
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_model
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import whole_folder
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.reliability.checkpoints.loading import SAFETENSORS
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "lazyformer model", 1
@@ -27,35 +28,20 @@ ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 OPTIONS = tuple(field.name for field in fields(LazyFormerConfig) if not field.name.startswith("_"))
 
 
-def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
-    """Writes a checkpoint's model and tokenizer to the folder `out`, whole or not at all.
+def reading_safetensors(load_checkpoint_to_cpu: Callable) -> Callable:
+    """Wraps fairseq's ``load_checkpoint_to_cpu``: safetensors are read where a checkpoint is asked for."""
 
-    Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.models.hub.load`.
-        out: must not exist yet, or be empty.
+    @functools.wraps(load_checkpoint_to_cpu)
+    def load(path, *args, **kwargs):
+        if str(path).endswith(SAFETENSORS):
+            return read_as_checkpoint(path)
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
 
-    Raises:
-        UserError: what :func:`~lazyformer_fairseq.models.hub.load` raises, or `out` exists.
-    """
-    from lazyformer_fairseq.models import hub  # which reads what is written here
-
-    loaded = hub.load(folder, checkpoint_file)
-    options = OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True)
-    config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "architecture": ARCHITECTURE,
-        "model": {name: options[name] for name in OPTIONS},
-    }
-    metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
-    with whole_folder(Path(out)) as unfinished:
-        save_model(loaded.model, str(unfinished / WEIGHTS_FILE), metadata)
-        (unfinished / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        loaded.tokenizer.save(unfinished / "tokenizer")
+    return load
 
 
 def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
-    """What :func:`export` wrote, in the shape of a fairseq checkpoint without an optimizer.
+    """What :func:`models.export.export` wrote, in the shape of a fairseq checkpoint without an optimizer.
 
     Args:
         path: of the weights; config.json stands beside them.

@@ -1,7 +1,9 @@
 """Schedule ``linear_warmup``: linear warm-up over a share of all updates, then linear decay to zero (Table 5)."""
 
+import functools
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import List, Optional  # noqa: UP035
 
@@ -17,7 +19,8 @@ logger = logging.getLogger(__name__)
 @dataclass
 class LinearWarmupConfig(FairseqDataclass):
     warmup_ratio: float = field(
-        default=0.01, metadata={"help": "share of all updates over which the rate grows linearly from zero"}
+        default=0.01,
+        metadata={"help": "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"},
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")
@@ -28,9 +31,9 @@ class LinearWarmupConfig(FairseqDataclass):
 class LinearWarmupSchedule(FairseqLRScheduler):
     """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W).
 
-    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first (see
-    ``fairseq_compat``, which tells them), whichever is smaller. It is kept in the checkpoint, so that a resumed run
-    goes on as it would have. Shards of unequal size need ``--max-update``.
+    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
+    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
+    ``--max-update``.
     """
 
     def __init__(self, cfg: LinearWarmupConfig, optimizer):
@@ -84,3 +87,18 @@ class LinearWarmupSchedule(FairseqLRScheduler):
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
         self.updates_from_epochs = state_dict.get("updates_from_epochs")
+
+
+def telling_updates_per_epoch(get_train_iterator: Callable) -> Callable:
+    """Wraps ``Trainer.get_train_iterator``: the schedule, built before the data, hears how long an epoch is."""
+
+    @functools.wraps(get_train_iterator)
+    def get(self, epoch, *args, **kwargs):
+        iterator = get_train_iterator(self, epoch, *args, **kwargs)
+        if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
+            frequencies = self.cfg.optimization.update_freq
+            frequency = frequencies[min(epoch, len(frequencies)) - 1]
+            self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
+        return iterator
+
+    return get

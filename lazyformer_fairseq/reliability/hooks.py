@@ -1,133 +1,247 @@
-"""The one list of what of fairseq's training is wrapped to make a run safe, and why.
+"""The one table of what of fairseq, torch and Python is replaced, and why; ``installing`` puts its rows in place.
 
-The logic is in the modules beside this one.
+Rows of one target wrap each other in the table's order, the last one outermost. The table itself imports nothing, so
+that a command line can read it before it loads fairseq.
 """
 
-import importlib
-import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional
 
-from fairseq import checkpoint_utils, file_utils, options
-from fairseq.data import iterators
-from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
-from fairseq.models.ema import ema
-from fairseq.optim import fp16_optimizer
-from fairseq.trainer import Trainer
-from torch.utils.data._utils import signal_handling
-
-from lazyformer_fairseq.reliability.bad_updates import skipping as bad_updates
-from lazyformer_fairseq.reliability.checkpoints import choice as checkpoint_choice
-from lazyformer_fairseq.reliability.checkpoints import loading as checkpoint_loading
-from lazyformer_fairseq.reliability.checkpoints import moving_average, untrusted
-from lazyformer_fairseq.reliability.checkpoints import options as checkpoint_options
-from lazyformer_fairseq.reliability.checkpoints import retention as checkpoint_retention
-from lazyformer_fairseq.reliability.checkpoints import saving as checkpoint_saving
-from lazyformer_fairseq.reliability.resume import data_order, exact_state, meters, task_memory
-from lazyformer_fairseq.reliability.signals import preemption, spawned_processes
+WRITTEN_FOR = "fairseq-fixed 0.12.3.1"
 
 
-def install() -> None:
-    """Applies all of it; called once, when the package is imported."""
-    live_through_bad_numbers()
-    stay_as_small_as_at_first()
-    keep_checkpoints_whole()
-    keep_what_tasks_carry()
-    refuse_code_in_files()
-    average_numbers_alone()
-    go_on_exactly()
-    end_when_asked()
+class Stage(Enum):
+    """When a hook is put in place."""
+
+    NAME = "before our architectures take their names"
+    REGISTRATION = "with the registration; passes through unless the command names a task of ours"
+    LOADING = "when a run of ours starts, and while one of our models is loaded without a run"
+    RUN = "when a run of one of our tasks or commands starts; to the end of the process"
+    COMMAND_LINE = "when such a run is a process of its own, not a notebook's"
 
 
-def keep_checkpoints_whole() -> None:
-    """fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk."""
-    options.parse_args_and_arch = checkpoint_options.refusing(options.parse_args_and_arch)
-    # Not imported where it is started as `python -m`: then the parser has refused. Hydra does not ask the parser.
-    if training := sys.modules.get("fairseq_cli.train"):
-        training.add_defaults = checkpoint_options.refusing_of_hydra(training.add_defaults)
-    checkpoint_utils.verify_checkpoint_directory = checkpoint_options.naming_the_folder(
-        checkpoint_utils.verify_checkpoint_directory
-    )
-    checkpoint_utils.load_checkpoint_to_cpu = checkpoint_loading.checked(checkpoint_utils.load_checkpoint_to_cpu)
-    # Which file a run starts from, when checkpoint_last.pt is damaged or missing.
-    checkpoint_utils.load_checkpoint = checkpoint_choice.choosing(checkpoint_utils.load_checkpoint)
-    # The first name, and those that it is copied to.
-    checkpoint_utils.torch_persistent_save = checkpoint_saving.whole(checkpoint_utils.torch_persistent_save)
-    PathManager.copy = staticmethod(checkpoint_saving.whole_copy(PathManager.copy))
-    checkpoint_utils.save_checkpoint = checkpoint_saving.going_on(checkpoint_utils.save_checkpoint)
-    # --keep-updates-list; and what --keep-interval-updates, --keep-last-epochs, --keep-best-checkpoints may remove.
-    Trainer.get_train_iterator = checkpoint_retention.remembering_iterator(Trainer.get_train_iterator)
-    Trainer.train_step = checkpoint_retention.keeping_listed_updates(Trainer.train_step)
-    checkpoint_utils.os = checkpoint_retention.CarefulOs()
+@dataclass(frozen=True)
+class Hook:
+    """A row.
 
-
-def keep_what_tasks_carry() -> None:
-    """The memory of streams, of all workers, goes into checkpoints and comes back."""
-    checkpoint_utils.save_checkpoint = task_memory.gather_before_saving(checkpoint_utils.save_checkpoint)
-    Trainer.load_checkpoint = task_memory.give_back_after_loading(Trainer.load_checkpoint)
-
-
-def live_through_bad_numbers() -> None:
-    """A NaN ends a run of fairseq; here the update is skipped, counted, and after many in a row the run rolls back.
-
-    First of all, so that a skipped update is one like others for whoever acts after an update.
+    Attributes:
+        stage: when it is put in place.
+        target: ``module:name`` or ``module:Class.name``.
+        signature: the target's, without annotations, as inspect writes it; None where there is none to check.
+        wrapper: ``module:name`` in this package: called with what stands there, it returns what is to stand there.
+        why: what fairseq does otherwise.
+        replaces: `wrapper` itself is to stand there.
+        copies: modules that, where they are loaded, have imported the target by its name.
     """
-    # The losses of all processes, which fairseq sums anyway.
-    Trainer._aggregate_logging_outputs = bad_updates.hear_all_processes(Trainer._aggregate_logging_outputs)
-    # Last before the optimizer steps: the update is judged.
-    Trainer.clip_grad_norm = bad_updates.find_bad_updates(Trainer.clip_grad_norm)
-    # A bad one ends here, as if it had not been made.
-    Trainer.train_step = bad_updates.skip_bad_updates(Trainer.train_step)
-    # What was skipped so far, and which checkpoints there are to go back to.
-    Trainer.save_checkpoint = bad_updates.save_counts(Trainer.save_checkpoint)
-    Trainer.load_checkpoint = bad_updates.load_counts(Trainer.load_checkpoint)
+
+    stage: Stage
+    target: str
+    signature: Optional[str]
+    wrapper: str
+    why: str
+    replaces: bool = False
+    copies: tuple[str, ...] = ()
 
 
-def stay_as_small_as_at_first() -> None:
-    """fairseq remembers something of each update."""
-    Trainer._reduce_and_log_stats = meters.forget_ended_contexts(Trainer._reduce_and_log_stats)
+# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also says which of
+# fairseq's models it is: with fconv_lm, whatever stood in decoder_layers was run.
+EVALUATING_MODULES = (
+    "fairseq.criterions.ctc",
+    "fairseq.data.audio.raw_audio_dataset",
+    "fairseq.data.codedataset",
+    "fairseq.models.fconv",
+    "fairseq.models.fconv_lm",
+    "fairseq.models.fconv_self_att",
+    "fairseq.models.hubert.hubert",
+    "fairseq.models.lightconv_lm",
+    "fairseq.models.speech_to_text.s2t_wav_transformer",
+    "fairseq.models.transformer_lm",
+    "fairseq.models.wav2vec.wav2vec",
+    "fairseq.models.wav2vec.wav2vec2",
+    "fairseq.optim.adafactor",
+    "fairseq.optim.adam",
+    "fairseq.optim.adamax",
+    "fairseq.optim.cpu_adam",
+    "fairseq.optim.fused_lamb",
+    "fairseq.utils",
+)
+# Where fairseq's training is: by its name, or started as `python -m fairseq_cli.train`, there and in its children.
+TRAINING = ("fairseq_cli.train", "fairseq_cli.hydra_train", "__main__", "__mp_main__")
 
+_PARSE = "(parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None)"
+_TRAIN_STEP = "(self, samples, raise_oom=False)"
+_AGGREGATE = "(self, logging_outputs, *extra_stats_to_sum, ignore=False)"
+_GET_TRAIN_ITERATOR = (
+    "(self, epoch, combine=True, load_dataset=True, data_selector=None, shard_batch_itr=True, "
+    "disable_iterator_cache=False)"
+)
+_EPOCH_ITERATOR = (
+    "(dataset, collate_fn, batch_sampler, seed=1, num_shards=1, shard_id=0, num_workers=0, epoch=1, buffer_size=0, "
+    "timeout=0, disable_shuffling=False, skip_remainder_batch=False, grouped_shuffling=False, reuse_dataloader=False, "
+    "persistent_workers=True)"
+)
+_LOAD = "(path, arg_overrides=None, load_on_all_ranks=False)"
+_LOAD_TRAINER = (
+    "(self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None, reset_meters=False)"
+)
 
-def average_numbers_alone() -> None:
-    """fairseq's moving average (``--store-ema``) multiplies all that a model holds, bytes too, and fails."""
-    ema.EMA.__init__ = moving_average.skipping_what_is_no_number(ema.EMA.__init__)
+NAME, REGISTRATION, LOADING, RUN, COMMAND_LINE = Stage
 
-
-def refuse_code_in_files() -> None:
-    """A checkpoint or an archive that somebody else made could run code, or move files, when fairseq reads it."""
-    untrusted.forbid_unsafe_loads()
-    # Every checkpoint comes through here: to resume, to fine-tune, to evaluate, to use.
-    checkpoint_utils.load_checkpoint_to_cpu = untrusted.load_without_code(checkpoint_utils.load_checkpoint_to_cpu)
-    # Settings are values, not code: each module's own name `eval` comes before Python's.
-    for name in untrusted.EVALUATING_MODULES:
-        importlib.import_module(name).eval = untrusted.read_setting
-    # A model given as .tar.gz.
-    file_utils.load_archive_file = untrusted.check_archive_first(file_utils.load_archive_file)
-
-
-def go_on_exactly() -> None:
-    """fairseq resumes near where it was: with rounded weights, and with other data if the processes are others."""
-    # Tasks and fairseq_cli.train look both names up here.
-    iterators.EpochBatchIterator = data_order.ExactEpochBatchIterator
-    iterators.GroupedIterator = data_order.ExactGroupedIterator
-    for optimizer in (fp16_optimizer._FP16OptimizerMixin, fp16_optimizer._MemoryEfficientFP16OptimizerMixin):
-        optimizer.state_dict = exact_state.save_precise_weights(optimizer.state_dict)
-        optimizer.load_state_dict = exact_state.load_precise_weights(optimizer.load_state_dict)
-    Trainer.load_checkpoint = exact_state.keep_between_epochs(Trainer.load_checkpoint)
-
-
-def end_when_asked() -> None:
-    """A signal kills a run of fairseq. Last of all, so that saving and updates are what the others made of them."""
-    # Where fairseq itself starts a process a GPU.
-    distributed_utils.call_main = spawned_processes.forward_signals(distributed_utils.call_main)
-    # Called by fairseq's training alone, once, before the first update.
-    checkpoint_utils.load_checkpoint = preemption.listen_from_here(checkpoint_utils.load_checkpoint)
-    # Sums numbers of all processes in each update: one more makes them agree when to stop.
-    Trainer._aggregate_logging_outputs = preemption.share_signals(Trainer._aggregate_logging_outputs)
-    # fairseq asks for the time after each update has been logged, before it validates.
-    Trainer.cumulative_training_time = preemption.save_after_update(Trainer.cumulative_training_time)
-    Trainer.state_dict = preemption.no_saving_meanwhile(Trainer.state_dict)  # it asks for the time, too
-    Trainer.valid_step = preemption.save_after_validation_batch(Trainer.valid_step)
-    Trainer.train_step = preemption.end_before_update(Trainer.train_step)
-    signal_handling._set_worker_signal_handlers = preemption.leave_signals_to_the_run(
-        signal_handling._set_worker_signal_handlers
-    )
+# fmt: off
+HOOKS = (
+    Hook(NAME, "fairseq.models:ARCH_MODEL_NAME_REGISTRY", None,
+         "models.presets:without_bert_base",
+         "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours"),
+    # Which command is one of ours.
+    Hook(REGISTRATION, "fairseq.options:parse_args_and_arch", _PARSE,
+         "reliability.our_runs:starting_when_parsed", "a run starts: fairseq's command lines parse their options"),
+    Hook(REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "(cfg)",
+         "reliability.our_runs:starting_with_defaults",
+         "a run starts: under hydra, and in each process that fairseq starts, it is the first call after our import",
+         copies=TRAINING),
+    Hook(REGISTRATION, "fairseq.trainer:Trainer.__init__", "(self, cfg, task, model, criterion, quantizer=None)",
+         "reliability.our_runs:starting_with_trainer", "a run starts: of a script that builds all by itself"),
+    Hook(REGISTRATION, "fairseq.distributed.utils:call_main", "(cfg, main, **kwargs)",
+         "reliability.signals.spawned_processes:forward_signals",
+         "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost"),
+    Hook(REGISTRATION, "fairseq.options:parse_args_and_arch", _PARSE,
+         "reliability.fairseq_fixes:letting_bf16_run_on_gpus_and_cpus",
+         "--bf16 on the command line is taken for the wish to run on a TPU, and one is looked for"),
+    Hook(REGISTRATION, "fairseq.options:parse_args_and_arch", _PARSE,
+         "reliability.checkpoints.options:refusing",
+         "options of checkpoints that cannot be met are refused before anything is trained"),
+    Hook(REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "(cfg)",
+         "reliability.checkpoints.options:refusing_of_hydra", "the same; hydra does not ask the parser",
+         copies=TRAINING),
+    # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
+    Hook(LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", _LOAD,
+         "reliability.checkpoints.loading:checked", "a damaged checkpoint ends in whatever its unpickler raises"),
+    Hook(LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", _LOAD,
+         "models.safetensors_files:reading_safetensors", "a model that `lazyformer export` wrote is no pickle"),
+    Hook(LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", _LOAD,
+         "reliability.checkpoints.untrusted:load_without_code",
+         "a variable of the environment switches torch's protection off, and options in older checkpoints need a name"),
+    *(
+        Hook(LOADING, f"{module}:eval", None,
+             "reliability.checkpoints.untrusted:read_setting",
+             "settings of a checkpoint are run; a module's own name comes before Python's", replaces=True)
+        for module in EVALUATING_MODULES
+    ),
+    Hook(LOADING, "fairseq.file_utils:load_archive_file", "(archive_file)",
+         "reliability.checkpoints.untrusted:check_archive_first",
+         "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
+    # Processes and precision on machines that fairseq does not think of.
+    Hook(RUN, "fairseq.distributed.utils:infer_init_method", "(cfg, force_distributed=False)",
+         "reliability.fairseq_fixes:training_on_cpu_under_torchrun",
+         "the number of processes is divided by that of the GPUs, 0 perhaps"),
+    Hook(RUN, "fairseq.distributed.utils:_broadcast_object_slow", "(obj, src_rank, group, dist_device)",
+         "reliability.fairseq_fixes:broadcast_object",
+         "settings are sent through torch.load, which since torch 2.6 refuses them: no run of several could be resumed",
+         replaces=True),
+    Hook(RUN, "fairseq.distributed.utils:all_gather_list", "(data, group=None, max_size=16384)",
+         "reliability.fairseq_fixes:gathering_without_gpu",
+         "what is no tensor is gathered through GPU memory, even where there is no GPU"),
+    Hook(RUN, "fairseq.optim.fp16_optimizer:FP16Optimizer.build_optimizer", "(cfg, params, **kwargs)",
+         "reliability.fairseq_fixes:letting_fp16_run_on_cpus",
+         "to join all weights to one vector the current GPU is asked for"),
+    Hook(RUN, "fairseq.trainer:_catalog_shared_params", "(module, memo=None, prefix='')",
+         "reliability.fairseq_fixes:seeing_no_shared_parameter_where_there_is_none",
+         "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each"),
+    Hook(RUN, "fairseq.trainer:Trainer.get_train_iterator", _GET_TRAIN_ITERATOR,
+         "optim.linear_warmup:telling_updates_per_epoch",
+         "schedules are built before data; linear_warmup with --max-epoch needs the updates of an epoch"),
+    # A NaN ends a run of fairseq; here the update is skipped, counted, and after many in a row the run rolls back.
+    # Before all others, so that a skipped update is one like others for whoever acts after an update.
+    Hook(RUN, "fairseq.trainer:Trainer._aggregate_logging_outputs", _AGGREGATE,
+         "reliability.bad_updates.skipping:hear_all_processes",
+         "the losses of all processes, which fairseq sums anyway, are heard"),
+    Hook(RUN, "fairseq.trainer:Trainer.clip_grad_norm", "(self, clip_norm)",
+         "reliability.bad_updates.skipping:find_bad_updates", "last before the optimizer steps: the update is judged"),
+    Hook(RUN, "fairseq.trainer:Trainer.train_step", _TRAIN_STEP,
+         "reliability.bad_updates.skipping:skip_bad_updates", "a bad update ends here, as if it had not been made"),
+    Hook(RUN, "fairseq.trainer:Trainer.save_checkpoint", "(self, filename, extra_state)",
+         "reliability.bad_updates.skipping:save_counts", "what was skipped so far is kept"),
+    Hook(RUN, "fairseq.trainer:Trainer.load_checkpoint", _LOAD_TRAINER,
+         "reliability.bad_updates.skipping:load_counts",
+         "what was skipped so far, and which checkpoints there are to go back to"),
+    Hook(RUN, "fairseq.trainer:Trainer._reduce_and_log_stats", "(self, logging_outputs, sample_size, grad_norm=None)",
+         "reliability.resume.meters:forget_ended_contexts", "something of each update is remembered for ever"),
+    # fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk.
+    Hook(RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "(save_dir)",
+         "reliability.checkpoints.options:naming_the_folder", "a folder that cannot be written to ends in a traceback"),
+    Hook(RUN, "fairseq.checkpoint_utils:load_checkpoint", "(cfg, trainer, **passthrough_args)",
+         "reliability.checkpoints.choice:choosing",
+         "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew"),
+    Hook(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "(obj, filename, async_write=False)",
+         "reliability.checkpoints.saving:whole", "the first name: three tries on one file handle write broken files"),
+    Hook(RUN, "fairseq.file_io:PathManager.copy", "(src_path, dst_path, overwrite=False)",
+         "reliability.checkpoints.saving:whole_copy", "the names that it is copied to"),
+    Hook(RUN, "fairseq.checkpoint_utils:save_checkpoint", "(cfg, trainer, epoch_itr, val_loss)",
+         "reliability.checkpoints.saving:going_on", "a full disk ends the run"),
+    Hook(RUN, "fairseq.trainer:Trainer.get_train_iterator", _GET_TRAIN_ITERATOR,
+         "reliability.checkpoints.retention:remembering_iterator",
+         "whoever saves between epochs needs the iterator in use"),
+    Hook(RUN, "fairseq.trainer:Trainer.train_step", _TRAIN_STEP,
+         "reliability.checkpoints.retention:keeping_listed_updates", "--keep-updates-list"),
+    Hook(RUN, "fairseq.checkpoint_utils:os", None,
+         "reliability.checkpoints.retention:CarefulOs",
+         "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one"),
+    # The memory of streams, of all workers, goes into checkpoints and comes back.
+    Hook(RUN, "fairseq.checkpoint_utils:save_checkpoint", "(cfg, trainer, epoch_itr, val_loss)",
+         "reliability.resume.task_memory:gather_before_saving",
+         "the first process alone is asked what its task carries, when the others have gone on"),
+    Hook(RUN, "fairseq.trainer:Trainer.load_checkpoint", _LOAD_TRAINER,
+         "reliability.resume.task_memory:give_back_after_loading",
+         "the extra state is sent to all processes, but not to the task"),
+    Hook(RUN, "fairseq.models.ema.ema:EMA.__init__", "(self, model, config, device=None, skip_keys=None)",
+         "reliability.checkpoints.moving_average:skipping_what_is_no_number",
+         "the moving average (--store-ema) multiplies all that a model holds, bytes too, and fails"),
+    # fairseq resumes near where it was: with rounded weights, and with other data if the processes are others. Tasks
+    # and fairseq_cli.train look both iterators up there.
+    Hook(RUN, "fairseq.data.iterators:EpochBatchIterator", _EPOCH_ITERATOR,
+         "reliability.resume.data_order:ExactEpochBatchIterator",
+         "its place in an epoch means nothing to another number of processes or batch size", replaces=True),
+    Hook(RUN, "fairseq.data.iterators:GroupedIterator", "(iterable, chunk_size, skip_remainder_batch=False)",
+         "reliability.resume.data_order:ExactGroupedIterator",
+         "an epoch that is resumed between two updates loses its last one", replaces=True),
+    *(
+        Hook(RUN, f"fairseq.optim.fp16_optimizer:{optimizer}.{method}", signature,
+             f"reliability.resume.exact_state:{wrapper}",
+             "of weights trained in fp16 or bf16 the rounded ones alone are saved")
+        for optimizer in ("_FP16OptimizerMixin", "_MemoryEfficientFP16OptimizerMixin")
+        for method, signature, wrapper in (
+            ("state_dict", "(self)", "save_precise_weights"),
+            ("load_state_dict", "(self, state_dict, optimizer_overrides=None)", "load_precise_weights"),
+        )
+    ),
+    Hook(RUN, "fairseq.trainer:Trainer.load_checkpoint", _LOAD_TRAINER,
+         "reliability.resume.exact_state:keep_between_epochs",
+         "of an epoch that is over, the schedule does not hear its validation, and averages start anew"),
+    # A signal kills a run of fairseq. Last of all, so that saving and updates are what the others made of them.
+    Hook(RUN, "fairseq.checkpoint_utils:load_checkpoint", "(cfg, trainer, **passthrough_args)",
+         "reliability.signals.preemption:listen_from_here",
+         "signals are heard from here on: called by training alone, once, before the first update"),
+    Hook(RUN, "fairseq.trainer:Trainer._aggregate_logging_outputs", _AGGREGATE,
+         "reliability.signals.preemption:share_signals",
+         "numbers of all processes are summed in each update: one more makes them agree when to stop"),
+    Hook(RUN, "fairseq.trainer:Trainer.cumulative_training_time", "(self)",
+         "reliability.signals.preemption:save_after_update",
+         "asked for after each update has been logged, before validation: the place to save at"),
+    Hook(RUN, "fairseq.trainer:Trainer.state_dict", "(self)",
+         "reliability.signals.preemption:no_saving_meanwhile", "it asks for the time, too"),
+    Hook(RUN, "fairseq.trainer:Trainer.valid_step", "(self, sample, raise_oom=False)",
+         "reliability.signals.preemption:save_after_validation_batch",
+         "validation may be long: a signal saves after the batch under way"),
+    Hook(RUN, "fairseq.trainer:Trainer.train_step", _TRAIN_STEP,
+         "reliability.signals.preemption:end_before_update", "a run that has saved ends before its next update"),
+    Hook(RUN, "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers", None,
+         "reliability.signals.preemption:leave_signals_to_the_run",
+         "a data worker that dies of a signal ends the run before it has saved"),
+    Hook(COMMAND_LINE, "sys:excepthook", None,
+         "reliability.command_line:printing_user_errors", "a user's mistake, and Ctrl-C, are a line and no traceback"),
+    Hook(COMMAND_LINE, "warnings:filters", None,
+         "reliability.command_line:without_warnings_nobody_can_act_on",
+         "hydra and torch are called in ways that they deprecate: each run would start with a page of warnings"),
+)
+# fmt: on

@@ -54,10 +54,10 @@ def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
     """As given; else as measured when the search began, for a search that goes on must pay the same."""
     given = fairseq.settings.prices
     if given is not None:
-        return PriceList(**given)
+        return PriceList.of_json(given)
     measured = folder.path / LATENCIES
     if measured.exists():
-        return PriceList(**read_json(measured))
+        return PriceList.of_json(read_json(measured))
     prices = measure_prices(fairseq)
     write_json(measured, prices.as_json())
     return prices

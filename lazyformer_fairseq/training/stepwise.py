@@ -18,7 +18,7 @@ from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.costs.latency import wait_for
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.reliability.signals.preemption import SIGNALS
+from lazyformer_fairseq.reliability.signals import SIGNALS
 
 
 class StepwiseTraining:

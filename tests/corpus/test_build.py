@@ -174,7 +174,7 @@ def started(given: list[str], folder: Path, problem: Path, largest_file: Optiona
     ready = context.Event()
     child = context.Process(target=build_in_process, args=(given, folder, SETTINGS, ready, problem, largest_file))
     child.start()
-    assert ready.wait(60)
+    assert ready.wait()
     return child
 
 

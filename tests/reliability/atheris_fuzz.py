@@ -21,7 +21,7 @@ from fairseq_cli.train import cli_main
 from helpers import ROOT, build_toy_corpus
 from reliability.fuzz_targets import Target, make_targets
 
-from lazyformer_fairseq.models.safetensors_files import export
+from lazyformer_fairseq.models.export import export
 
 
 def make(folder: Path) -> dict[str, Target]:

@@ -32,7 +32,7 @@ from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.models import hub
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.reliability.checkpoints.untrusted import check_archive, read_setting
 from lazyformer_fairseq.reliability.data_checks.data_check import check_shards, check_totals
@@ -164,12 +164,12 @@ def _exported_targets(folder: Path, exported: Path) -> dict[str, Target]:
     def read_header(content: bytes) -> None:
         shutil.copyfile(exported / config.name, config)
         weights.write_bytes(content + original[end:])
-        hub.load(folder)
+        LazyFormerModel.from_pretrained(folder)
 
     def read_config(content: bytes) -> None:
         weights.write_bytes(original)
         config.write_bytes(content)
-        hub.load(folder)
+        LazyFormerModel.from_pretrained(folder)
 
     return {
         "safetensors header": Target(read_header, (original[:end],), 2_000),

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reliability.fuzz_targets import Target, make_targets
 
-from lazyformer_fairseq.models.safetensors_files import export
+from lazyformer_fairseq.models.export import export
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 ALL_INPUTS = 100_000

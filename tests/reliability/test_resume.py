@@ -11,7 +11,7 @@ from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq.trainer import Trainer
 from helpers import assert_equal_state, build_toy_corpus
 
-from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE
+from lazyformer_fairseq.reliability.signals import EXIT_CODE
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --update-freq 2 "

@@ -72,7 +72,8 @@ def _tell_of_files(watch: Watch) -> None:
 
     def hear(event: str, arguments: tuple) -> None:
         nonlocal began, is_last
-        if event == "open" and str(arguments[0]).endswith(UNFINISHED) and "w" not in (arguments[1] or ""):
+        # "x": it is made. What a killed process left is opened too, to be removed.
+        if event == "open" and str(arguments[0]).endswith(UNFINISHED) and "x" in (arguments[1] or ""):
             if watch.phase <= PHASES.index("training"):
                 began = time.monotonic()
                 watch.saves += 1

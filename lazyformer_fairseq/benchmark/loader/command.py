@@ -2,6 +2,7 @@
 
 import click
 
+from lazyformer_fairseq.existing_paths import refuse_missing_folders
 from lazyformer_fairseq.several_values import numbers
 
 POSITIVE = click.IntRange(min=1)
@@ -35,12 +36,13 @@ def loader(
     \b
     lazyformer bench loader data --arch bert_base --batch-size 4
     """
+    refuse_missing_folders(data)
     import torch
     from tabulate import tabulate
 
+    from lazyformer_fairseq import USER_DIR
     from lazyformer_fairseq.benchmark.loader.speed import as_rows, measure_speeds
     from lazyformer_fairseq.errors import UserError
-    from lazyformer_fairseq.fairseq_compat import USER_DIR
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU here")

@@ -60,7 +60,7 @@ def find_inputs(
     files: dict[str, InputFile] = {}
     left_out = [] if left_out is None else left_out
     for spec in specs:
-        wanted_format, path = _parse(spec)
+        wanted_format, path = parse_spec(spec)
         for file in _files(path, left_out):
             try:
                 found = InputFile(str(file), _format(file, wanted_format), file.stat().st_size)
@@ -77,7 +77,8 @@ def find_inputs(
     return list(files.values())
 
 
-def _parse(spec: str) -> tuple[Optional[str], Path]:
+def parse_spec(spec: str) -> tuple[Optional[str], Path]:
+    """Format, None where it is to be guessed, and path. Raises a UserError for what is no format, file or folder."""
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
         wanted_format, path = prefix, Path(rest)

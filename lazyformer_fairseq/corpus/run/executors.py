@@ -182,7 +182,7 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
     try:
         import ray
     except ImportError:
-        raise UserError("--executor ray needs Ray: pip install 'lazyformer_fairseq[ray]'") from None
+        raise UserError("--executor ray needs Ray: pip install 'lazyformer_fairseq[cluster]'") from None
     from datatrove.executor.ray import RayPipelineExecutor
 
     if not ray.is_initialized():

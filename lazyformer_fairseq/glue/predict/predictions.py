@@ -12,7 +12,6 @@ from fairseq.models import BaseFairseqModel
 from omegaconf import open_dict
 from tqdm import tqdm
 
-import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
@@ -29,6 +28,8 @@ from lazyformer_fairseq.glue.predict.submission import (
 from lazyformer_fairseq.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.glue.run.grid import BEST
 from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.reliability.installing import loading_safely
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
     checkpoint = run / BEST
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: no such checkpoint; run it again with --keep-checkpoints best")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    state = load_safely(checkpoint)
     settings = state["cfg"]["task"]
     head = settings.get("glue_head_name") or task.head_name
     if heads_in_checkpoint(state["model"]).get(head) != task.num_classes:
@@ -185,7 +186,8 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
         settings.data = str(data)
         settings.tokenizer_folder = _find_tokenizer(run, data, tokenizer)
     try:
-        (model,), _, glue_task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+        with loading_safely():  # the checkpoint says which of fairseq's models is built
+            (model,), _, glue_task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     except UserError as error:
         raise UserError(f"{checkpoint}, on {data}: {error}") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), glue_task

@@ -15,7 +15,7 @@ from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, 
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models, name_checkpoints
+from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models
 from lazyformer_fairseq.glue.run.workers import Workers, best_precision, visible_gpus
 
 
@@ -29,7 +29,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
     tasks = choose_tasks(given["tasks"], given["from_mnli"])
     epochs = choose_epochs(tasks, given["epochs"], given["task_epochs"])
     executor = choose_executor(given)
-    checkpoints = name_checkpoints(given["checkpoints"])
+    checkpoints = given["checkpoints"]
     if given["data"]:
         models = _prepare(given, tasks, checkpoints)
     prepared = load_prepared(given["prepared"] or given["output"] / "tasks", tasks)

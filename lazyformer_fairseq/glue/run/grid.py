@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
+from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_compat import USER_DIR
 from lazyformer_fairseq.files.claims import differences
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.start_models import StartModel

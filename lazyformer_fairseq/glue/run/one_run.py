@@ -28,6 +28,8 @@ from lazyformer_fairseq.files.claims import held
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.reliability.installing import start_run
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     Raises:
         UserError: the folder holds the result of a run of other settings, or what training raises.
     """
+    start_run(command_line=True)  # the process is this run's alone
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
     with held(run.folder / ".lock"), _output_to(run.folder / LOG):
@@ -144,7 +147,7 @@ def _clear_unless_resumable(run: Run) -> None:
     last = run.folder / LAST
     if run.is_worth_resuming and last.exists() and (run.folder / SETTINGS).exists():
         try:
-            checkpoint_utils.load_checkpoint_to_cpu(str(last))
+            load_safely(last)
             if read_json(run.folder / SETTINGS) == run.settings:
                 return
         except UserError as error:

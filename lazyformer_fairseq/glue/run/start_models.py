@@ -1,21 +1,19 @@
 """The checkpoints that fine-tuning starts from: read, checked against the prepared data, and described."""
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from fairseq import checkpoint_utils
 
 from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import sha256_of
+from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import dictionary_hash
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
-NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
 
 
@@ -40,25 +38,6 @@ class StartModel:
     max_positions: int
 
 
-def name_checkpoints(given: Sequence[str]) -> dict[str, Path]:
-    """Model -> checkpoint, from ``NAME=FILE`` or ``FILE`` (named after its folder).
-
-    Raises:
-        UserError: a name that is taken or impossible, or no such file.
-    """
-    models: dict[str, Path] = {}
-    for text in given:
-        name, path = _split_name(text)
-        if name in models:
-            raise UserError(
-                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
-            )
-        if not path.is_file():
-            raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
-        models[name] = path
-    return models
-
-
 def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
     """Reads the checkpoints (name -> file).
 
@@ -73,20 +52,17 @@ def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -
     return [_load(name, path, tokenizer_folder, tokenizer) for name, path in checkpoints.items()]
 
 
-def _split_name(text: str) -> tuple[str, Path]:
-    name, found, path = text.partition("=")
-    if not found:
-        path = text
-        name = Path(text).absolute().parent.name
-    if not NAME.fullmatch(name):
-        raise UserError(f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}")
-    return name, Path(path)
-
-
 def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    state = load_safely(path)
     try:
-        options = {key: state["cfg"]["model"][key] for key in LazyFormerConfig.__dataclass_fields__ if key[0] != "_"}
+        given = state["cfg"]["model"]
+        given["sublayer_pattern"]  # no other kind of model has one
+        # An option that is younger than the checkpoint has its default, as fairseq has it.
+        options = {
+            field.name: given.get(field.name, field.default)
+            for field in fields(LazyFormerConfig)
+            if field.name != "_name"
+        }
         weights = state["model"]
         symbols = weights["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:

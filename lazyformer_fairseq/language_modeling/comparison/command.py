@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
 from lazyformer_fairseq.several_values import named_patterns, numbers
 
@@ -23,7 +24,9 @@ def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callabl
 
 
 @click.command()
-@click.argument("data", type=A_PATH)
+@click.argument(
+    "data", type=ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
+)
 @click.argument("out", type=A_PATH)
 @click.option(
     "--sublayers", type=click.Choice(list(map(str, MODELS))), default="16", help="Of each of the four models."
@@ -83,17 +86,17 @@ def compare(
     lazyformer lm compare data/wikitext-2 results/compare
     lazyformer lm compare data/wikitext-2 results/mine --pattern 'found=(sff)x4 (f)x4' --seeds 1,2,3
     """
+    if updates and minutes:
+        raise click.UsageError("give --updates or --minutes, not both")
+    patterns = MODELS[int(sublayers)]
+    if taken := patterns.keys() & more_patterns.keys():
+        raise click.UsageError(f"--pattern: {', '.join(sorted(taken))} is a model already; give another name")
     import torch
 
     from lazyformer_fairseq.language_modeling.comparison.run import compare as run
 
-    if updates and minutes:
-        raise click.UsageError("give --updates or --minutes, not both")
     if device == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda: torch finds no GPU here")
-    patterns = MODELS[int(sublayers)]
-    if taken := patterns.keys() & more_patterns.keys():
-        raise click.UsageError(f"--pattern: {', '.join(sorted(taken))} is a model already; give another name")
     settings = ComparisonSettings(
         data=str(data),
         patterns=patterns | more_patterns,

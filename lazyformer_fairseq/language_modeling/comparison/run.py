@@ -19,7 +19,7 @@ from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonS
 from lazyformer_fairseq.language_modeling.comparison.training import ModelTraining, planned_updates, train_in_turn
 from lazyformer_fairseq.language_modeling.evaluation.evaluate import evaluate
 from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
-from lazyformer_fairseq.patterns.grammar import KINDS, expand
+from lazyformer_fairseq.patterns.grammar import count_kinds
 
 SPLITS = ("valid", "test")
 
@@ -123,10 +123,9 @@ def _collect(settings: ComparisonSettings, updates: Mapping[str, int], folder: P
         runs = {seed: read_json(run_folder(folder / "runs", name, seed) / "result.json") for seed in settings.seeds}
         seconds = np.concatenate([run.pop("seconds") for run in runs.values()])
         latencies = np.array(costs[name].pop("latency_seconds"))
-        letters = expand(pattern)
         models[name] = {
             "pattern": pattern,
-            "sublayers": {kind: letters.count(kind) for kind in KINDS},
+            "sublayers": count_kinds(pattern),
             **costs[name],
             "updates": updates[name],
             "milliseconds_per_update": _quartiles(1000 * seconds),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
-from lazyformer_fairseq.fairseq_compat import USER_DIR
+from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 

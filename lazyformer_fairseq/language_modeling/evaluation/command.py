@@ -36,8 +36,6 @@ def run(
     Raises:
         UserError: what is given does not exist, is damaged or does not fit together.
     """
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"--json {json_file}: its folder is not there; make it first")
     manifest = read_manifest(data)
     unit = manifest["unit"]
     if split not in manifest["splits"]:

@@ -31,6 +31,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.evaluation.parts import Parts
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.reliability.installing import loading_safely
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
 
 TASK = "stream_language_modeling"
@@ -83,10 +85,11 @@ def load_model(
         raise UserError("--device cuda: torch sees no GPU; give --device cpu")
     if not Path(checkpoint).is_file():
         raise UserError(f"{checkpoint}: no such checkpoint")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})
+    state = load_safely(checkpoint, {"data": str(data)})
     if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
         raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+    with loading_safely():  # the checkpoint says which of fairseq's models is built
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     return models[0].to(device, PRECISIONS[precision]).eval(), task
 
 

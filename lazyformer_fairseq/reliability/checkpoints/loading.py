@@ -5,14 +5,31 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoints.files import DamagedCheckpointError, check
-from lazyformer_fairseq.reliability.checkpoints.untrusted import SAFETENSORS
+from lazyformer_fairseq.reliability.checkpoints.untrusted import without_code
+from lazyformer_fairseq.reliability.installing import loading_safely
+
+SAFETENSORS = ".safetensors"
+
+
+def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    """A checkpoint as fairseq loads it, whole, checked, and without running what it holds; also outside of a run.
+
+    Args:
+        overrides: options in place of the checkpoint's.
+
+    Raises:
+        UserError: it is missing, damaged, or refused for what it holds.
+    """
+    with loading_safely():
+        return checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
 
 
 def checked(load_checkpoint_to_cpu: Callable) -> Callable:
@@ -48,7 +65,8 @@ def look_into(path: Union[str, Path]) -> Contents:
         check(path)
         with open(path, "rb") as file:
             is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+        with without_code():
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         history = state.get("optimizer_history") or [{}]
         return Contents(int(history[-1].get("num_updates", 0)), state.get("last_optimizer_state") is not None)
 

@@ -5,28 +5,31 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
 
 
 def refusing(parse_args_and_arch: Callable) -> Callable:
-    """fairseq's parser of the command line."""
+    """fairseq's parser of the command line, of a task of ours."""
 
     @functools.wraps(parse_args_and_arch)
     def parse(*args, **kwargs):
         parsed = parse_args_and_arch(*args, **kwargs)
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
-        refuse_impossible(checkpoint=namespace, task=namespace)
+        if names_task_of_ours(namespace):
+            refuse_impossible(checkpoint=namespace, task=namespace)
         return parsed
 
     return parse
 
 
 def refusing_of_hydra(add_defaults: Callable) -> Callable:
-    """``add_defaults(cfg)``, the first that fairseq's training calls when it has imported the plugin."""
+    """``add_defaults(cfg)``, the first that fairseq's training calls when it has imported the plugin; the same."""
 
     @functools.wraps(add_defaults)
     def add(cfg):
         add_defaults(cfg)
-        refuse_impossible(cfg.checkpoint, cfg.task)
+        if names_task_of_ours(cfg):
+            refuse_impossible(cfg.checkpoint, cfg.task)
 
     return add
 

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -67,8 +68,11 @@ def remembering_iterator(get_train_iterator: Callable) -> Callable:
 class CarefulOs:
     """The ``os`` that fairseq's ``checkpoint_utils`` sees: its ``remove`` spares the last intact checkpoint."""
 
+    def __init__(self, module: ModuleType):
+        self._os = module
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
+        return getattr(self._os, name)
 
     @staticmethod
     def remove(path) -> None:

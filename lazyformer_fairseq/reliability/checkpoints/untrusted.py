@@ -1,5 +1,6 @@
 """What fairseq would run, or follow out of a folder, of a file that somebody else wrote."""
 
+import argparse
 import ast
 import functools
 import logging
@@ -7,9 +8,11 @@ import operator
 import os
 import tarfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import PurePosixPath
 from typing import Any
 
+import torch
 from fairseq import file_utils
 
 from lazyformer_fairseq.errors import UserError
@@ -17,48 +20,26 @@ from lazyformer_fairseq.errors import UserError
 logger = logging.getLogger(__name__)
 
 UNSAFE_LOADS = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-SAFETENSORS = ".safetensors"
-# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also says which of
-# fairseq's models it is: with fconv_lm, whatever stood in decoder_layers was run.
-EVALUATING_MODULES = (
-    "fairseq.criterions.ctc",
-    "fairseq.data.audio.raw_audio_dataset",
-    "fairseq.data.codedataset",
-    "fairseq.models.fconv",
-    "fairseq.models.fconv_lm",
-    "fairseq.models.fconv_self_att",
-    "fairseq.models.hubert.hubert",
-    "fairseq.models.lightconv_lm",
-    "fairseq.models.speech_to_text.s2t_wav_transformer",
-    "fairseq.models.transformer_lm",
-    "fairseq.models.wav2vec.wav2vec",
-    "fairseq.models.wav2vec.wav2vec2",
-    "fairseq.optim.adafactor",
-    "fairseq.optim.adam",
-    "fairseq.optim.adamax",
-    "fairseq.optim.cpu_adam",
-    "fairseq.optim.fused_lamb",
-    "fairseq.utils",
-)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 LONGEST_SETTING, MOST_REPEATS = 1_000_000, 1_000
 
 
 def load_without_code(original: Callable) -> Callable:
-    """Wraps ``load_checkpoint_to_cpu``: torch's protection stays on whatever the environment says, and safetensors are
-    read where a checkpoint is asked for.
-    """
+    """Wraps ``load_checkpoint_to_cpu``: torch's protection stays on whatever the environment says."""
+    forbid_unsafe_loads()
 
     @functools.wraps(original)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
         forbid_unsafe_loads()
-        if str(path).endswith(SAFETENSORS):
-            from lazyformer_fairseq.models.safetensors_files import read_as_checkpoint  # imports this package's models
-
-            return read_as_checkpoint(path)
-        return original(path, *args, **kwargs)
+        with without_code():
+            return original(path, *args, **kwargs)
 
     return load_checkpoint_to_cpu
+
+
+def without_code() -> AbstractContextManager[None]:
+    """torch's safe unpickler reads what fairseq puts into checkpoints, tensors, containers and options, and no more."""
+    return torch.serialization.safe_globals([argparse.Namespace])
 
 
 def forbid_unsafe_loads() -> None:

@@ -28,11 +28,10 @@ from fairseq.data.iterators import BufferedIterator
 from fairseq.distributed import utils as distributed_utils
 
 from lazyformer_fairseq.reliability.checkpoints.saving import save_or_raise
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS
 
 logger = logging.getLogger(__name__)
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
 
 

@@ -8,7 +8,9 @@ import threading
 
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE, SIGNALS
+from lazyformer_fairseq.reliability.installing import start_run
+from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS
 
 
 def forward_signals(call_main):
@@ -16,6 +18,9 @@ def forward_signals(call_main):
 
     @functools.wraps(call_main)
     def wrapped(cfg, main, **kwargs):
+        if not names_task_of_ours(cfg):
+            return call_main(cfg, main, **kwargs)
+        start_run()  # of a script that has not parsed a command line
         in_main_thread = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, _forward) for number in SIGNALS} if in_main_thread else {}
         try:

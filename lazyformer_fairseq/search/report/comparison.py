@@ -7,13 +7,12 @@ from tabulate import tabulate
 
 from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.latency import Timing
-from lazyformer_fairseq.costs.sizes import CausalSizes, EncoderSizes
-from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.search.latency.measure import measure_models
 from lazyformer_fairseq.search.report.found_pattern import compact, letters
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 
-HEADERS = ("", "pattern", "s", "l", "f", "parameters", "GFLOPs", "latency, ms (quartiles)", "latency")
+COSTS = ("parameters", "GFLOPs", "latency, ms (quartiles)", "latency")
 
 
 def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict[str, Any]]:
@@ -30,16 +29,15 @@ def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict
 
 def _row(search: FairseqSearch, name: str, pattern: str, timings: Mapping[str, Timing]) -> dict[str, Any]:
     model, network = search.build_model(pattern)
-    sizes = EncoderSizes.of(network) if isinstance(network, Encoder) else CausalSizes.of(network)
     lower, upper = timings[name].quartiles
     # Of an encoder's head what one prediction costs: downstream tasks have no masked-LM head.
     predicted = 1 if search.settings.task == "masked-lm" else None
     return {
         "name": name,
         "pattern": compact(pattern),
-        **{kind: pattern.count(kind) for kind in "slf"},
+        "sublayers": count_kinds(pattern),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops": count_flops(pattern, sizes, search.latency_tokens, search.latency_memory, predicted=predicted),
+        "flops": count_flops(pattern, network.sizes, search.latency_tokens, search.latency_memory, predicted=predicted),
         "latency_ms": 1000 * timings[name].median,
         "latency_ms_quartiles": [1000 * lower, 1000 * upper],
         "latency_of_baseline": timings[name].median / timings["baseline"].median,
@@ -52,7 +50,7 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
         [
             row["name"],
             f"`{row['pattern']}`",
-            *(row[kind] for kind in "slf"),
+            *row["sublayers"].values(),
             f"{row['parameters']:,}",
             f"{row['flops'] / 1e9:.3g}",
             "{:.2f} ({:.2f} to {:.2f})".format(row["latency_ms"], *row["latency_ms_quartiles"]),
@@ -60,4 +58,6 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    return tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True, colalign=("left", "left", *["right"] * 7))
+    headers = ("", "pattern", *rows[0]["sublayers"], *COSTS)
+    align = ("left", "left", *["right"] * (len(headers) - 2))
+    return tabulate(cells, headers, tablefmt="github", disable_numparse=True, colalign=align)

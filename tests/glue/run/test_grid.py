@@ -17,7 +17,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_tasks, load_prepared
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.start_models import load_start_models, name_checkpoints
+from lazyformer_fairseq.glue.run.named_checkpoints import name_checkpoints
+from lazyformer_fairseq.glue.run.start_models import load_start_models
 
 
 @pytest.fixture
@@ -112,6 +113,13 @@ def test_a_model_is_described(prepared, start_checkpoint):
     (model,) = load_start_models(checkpoints, prepared["CoLA"].tokenizer_folder)
     assert (model.name, model.updates, model.max_positions) == ("model", 1, 64)
     assert model.parameters > 10_000
+
+
+def test_options_younger_than_a_checkpoint_have_their_defaults():
+    old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
+    (model,) = load_start_models({"old": old / "checkpoint_last.pt"}, old / "tokenizer")
+    assert ("--lazy-backend", "auto") in zip(model.options, model.options[1:], strict=False)
+    assert "--compile" not in model.options
 
 
 def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, data_folder, tmp_path):

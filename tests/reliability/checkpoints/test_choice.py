@@ -10,11 +10,11 @@ from helpers import write_toy_glue
 from reliability.damaged_files import flip_a_bit, options, truncate
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_compat import find_user_error
 from lazyformer_fairseq.files.whole import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.choice import choose
 from lazyformer_fairseq.reliability.checkpoints.files import save
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
+from lazyformer_fairseq.reliability.command_line import find_user_error
 
 SIZES = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4"
 TINY = f"{SIZES} --criterion masked_lm_accuracy --save-interval-updates 3"

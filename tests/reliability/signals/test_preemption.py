@@ -14,7 +14,8 @@ from fairseq.trainer import Trainer
 from helpers import ROOT
 
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
-from lazyformer_fairseq.reliability.signals.preemption import EXIT_CODE, Preemption
+from lazyformer_fairseq.reliability.signals import EXIT_CODE
+from lazyformer_fairseq.reliability.signals.preemption import Preemption
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 SHARED = (

@@ -1,0 +1,102 @@
+"""Help, completion and mistyped paths cost no import of what is heavy."""
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+from helpers import ROOT
+
+from lazyformer_fairseq.cli import main
+
+HEAVY = {"torch", "fairseq", "spacy", "matplotlib", "sklearn", "scipy", "hydra", "datatrove", "sentencepiece"}
+RUN = f"""
+import atexit, resource, sys
+@atexit.register
+def tell():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(sorted({HEAVY!r} & set(sys.modules)), used.ru_utime + used.ru_stime, file=sys.stderr)
+from lazyformer_fairseq.cli import main
+main(prog_name="lazyformer")
+"""
+
+
+def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Exit code, standard output, the errors; refuses a process that has imported something heavy."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments],
+        **{"cwd": ROOT, "env": {**os.environ, **environment}, "capture_output": True, "text": True, "timeout": 60},
+    )
+    *errors, told = done.stderr.strip().splitlines()
+    imported, seconds = told.rsplit(" ", 1)
+    assert imported == "[]", (arguments, imported)
+    assert float(seconds) < 5, "0.1 s of CPU on an idle machine; what is heavy costs more than that everywhere"
+    return done.returncode, done.stdout, "\n".join(errors)
+
+
+def all_commands(command: click.Command = main, path: tuple[str, ...] = ()):
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, (*path, name))
+
+
+@pytest.mark.parametrize("path", list(all_commands()), ids=" ".join)
+def test_help_is_light(path):
+    code, output, _ = run(*path, "--help")
+    assert code == 0 and output.startswith(f"Usage: {' '.join(('lazyformer', *path))}")
+
+
+def test_the_version_is_light():
+    assert run("--version")[:2] == (0, "lazyformer, version 0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("lazyformer ", "plain,search"),
+        ("lazyformer glue ", "plain,report"),
+        ("lazyformer search --", "plain,--latency-price"),
+        ("lazyformer lm prepare ", "plain,enwik8"),
+        ("lazyformer lm evaluate nowhere ", "file,"),
+    ],
+)
+def test_completion_is_light(words, offered):
+    _, output, _ = run(
+        _LAZYFORMER_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1)
+    )
+    assert offered in output.splitlines()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "corpus nowhere out",
+        "corpus jsonl:nowhere out",
+        "corpus bench nowhere",
+        "demo --corpus nowhere",
+        "export nowhere out",
+        "bench draw nowhere",
+        "bench loader README.md:nowhere",
+        "glue prepare --data nowhere --tokenizer tests --output out",
+        "glue prepare --data tests --tokenizer nowhere --output out",
+        "glue run --checkpoint bert=nowhere --output out",
+        "glue run --checkpoint README.md --prepared nowhere --output out",
+        "glue report nowhere",
+        "glue predict --run nowhere --to out",
+        "lm prepare enwik8 nowhere out",
+        "lm evaluate nowhere tests",
+        "lm evaluate README.md nowhere",
+        "lm compare nowhere out",
+        "search nowhere out --task masked-lm --arch bert_base",
+    ],
+)
+def test_a_mistyped_path_is_found_before_anything_heavy_is_imported(command):
+    code, output, errors = run(*command.split())
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: ") and "nowhere" in errors and "\n" not in errors
+
+
+@pytest.mark.parametrize("command", ["bench --output tests", "glue predict --run tests --to tests"])
+def test_a_folder_that_would_be_overwritten_is_found_as_soon(command):
+    assert run(*command.split())[2] == "error: tests: exists already; remove it or choose another folder"

@@ -13,6 +13,7 @@ INSTALL_REQUIRES = [
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
+    "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
     "sacremoses>=0.1.1,<0.3",
     "safetensors>=0.4.3,<1",  # weights without code, `lazyformer export`
     "scikit-learn>=1.5,<2",

@@ -10,7 +10,7 @@ from lazyformer_fairseq import registration
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.existing_paths import ExistingPath
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
@@ -43,8 +43,11 @@ main.add_command(search)
 @main.command()
 @click.option("--corpus", help="Text file or folder of .txt files.  [default: the English prose that Python carries]")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("results/demo"), help="Folder of the results.")
-@click.option("--updates", type=click.IntRange(min=12), help="Updates of pre-training.")
-def demo(corpus: Optional[str], output: Path, updates: Optional[int]) -> None:
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time for all of it.  [default: 4]")
+@click.option(
+    "--updates", type=click.IntRange(min=12), help="Updates of pre-training; without --minutes, however long they take."
+)
+def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates: Optional[int]) -> None:
     """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
 
     Interrupted, it goes on from there when run again.
@@ -54,8 +57,11 @@ def demo(corpus: Optional[str], output: Path, updates: Optional[int]) -> None:
     from lazyformer_fairseq.demo.run import run_demo
     from lazyformer_fairseq.demo.settings import DemoSettings
 
-    chosen = {"corpus": corpus, "updates": updates}
-    run_demo(DemoSettings(**{name: value for name, value in chosen.items() if value is not None}), output)
+    chosen = {"corpus": corpus, "minutes": minutes, "updates": updates}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if updates is not None:
+        chosen.setdefault("minutes", None)
+    run_demo(DemoSettings(**chosen), output)
 
 
 @main.command()

@@ -49,6 +49,17 @@ def numbers(kind: type) -> Any:
     return convert
 
 
+def products(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Callback: as :func:`divided`, then pairs of numbers, as in 12x64."""
+    found = []
+    for word in divided(ctx, option, values):
+        left, _, right = word.partition("x")
+        if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
+            raise click.BadParameter(f"{word!r} is no product of two whole numbers, such as 12x64")
+        found.append((int(left), int(right)))
+    return tuple(found)
+
+
 def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Callback: NAME=PATTERN."""
     found = {}

@@ -12,8 +12,8 @@ and prints which of the speed-ups that are aimed at are reached. Needs this chec
 scipy and scikit-learn, and what else fairseq needs: installed already, or as wheels in the folder WHEELS, from which
 they are put into FOLDER/site. pytest, transformers and matplotlib are used where they are.
 
-FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (copied to
-lazyformer_fairseq/modules/attention/ it is what --lazy-backend auto chooses by), models/ and bars.txt.
+FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (what --lazy-backend auto chooses by, if
+FOLDER/measured.json is copied to backends.json in ~/.cache/lazyformer_fairseq), models/ and bars.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
 HELP
 }
@@ -53,7 +53,7 @@ failed=()
 if [[ $device == cuda ]]; then
   echo "== compiling" # side by side, into Triton's cache; for a batch of one, of which no tiles are remembered
   for layers in 1 2 3 6; do
-    TRITON_CACHE_AUTOTUNING=0 part 60 "${cli[@]}" backends --lengths 512 --layers "$layers" --tokens 512 --rounds 2 \
+    TRITON_CACHE_AUTOTUNING=0 part 60 "${cli[@]}" backends --lengths 512 --layers "$layers" --batches 1 --heads 12x64 --rounds 2 \
       --device cuda --output "$out/warm_up_$layers.json" >/dev/null 2>&1 &
   done
   wait
@@ -81,8 +81,8 @@ part 220 "${cli[@]}" "${models[@]}" --device "$device" --output "$out/models" ||
 [[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
 
 echo "== back ends"
-back_ends=(--lengths 128,512,2048,8192 --layers 1,2,3,6 --tokens 32768 --rounds 5 --minutes 0.7)
-[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--lengths 16 --layers 1,2 --tokens 16 --rounds 2)
+back_ends=(--lengths 128,512,2048,8192 --layers 1,2,6 --batches 4 --heads 12x64 --tokens 32768 --rounds 5 --minutes 0.7)
+[[ ${#tiny[@]} -eq 0 ]] || back_ends=(--lengths 16 --layers 1,2 --batches 1 --heads 2x8 --rounds 2)
 part 95 "${cli[@]}" backends "${back_ends[@]}" --device "$device" --output "$out/measured.json" || failed+=("back ends")
 
 [[ ${#failed[@]} -eq 0 ]] || { echo "failed: ${failed[*]}" >&2 && exit 1; }

@@ -4,11 +4,15 @@ import logging
 import os
 import shlex
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
+if "LAZYFORMER_CACHE" not in os.environ:  # what the user's machine was measured at decides nothing here
+    cache = tempfile.TemporaryDirectory(prefix="lazyformer_cache_")
+    os.environ["LAZYFORMER_CACHE"] = cache.name
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 

@@ -12,7 +12,7 @@ from typing import Optional
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
-from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel

@@ -106,7 +106,7 @@ def wikipedia(mirror):
 
 def script(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
     command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT | environment)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | environment)
 
 
 def download_dump(mirror: Mirror, folder: Path, *options: str) -> subprocess.CompletedProcess:
@@ -296,7 +296,7 @@ def test_the_launcher_runs_the_project_s_own_environment_with_our_options_last(t
     own.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit 7\n')
     own.chmod(0o755)
     command = ["bash", tmp_path / "scripts" / "preprocess_wiki_books.sh", "o", "w", "b c", "--vocab-size", "99"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (7, "corpus|w|book:b c|o|--vocab-size|32768|--vocab-size|99|")
 
 

@@ -135,7 +135,7 @@ def checkpoint(tmp_path_factory, data_folder) -> Path:
 def in_a_process_of_its_own(config: str, *overrides: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "fairseq_cli.hydra_train", *arguments(config, *overrides)]
     environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
 @pytest.mark.parametrize("name", FINETUNING)

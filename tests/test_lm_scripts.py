@@ -31,7 +31,7 @@ def script(tmp_path, monkeypatch):
 
     def run(name: str, *arguments: object) -> subprocess.CompletedProcess:
         command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     return run
 
@@ -96,7 +96,7 @@ def test_what_was_downloaded_is_unpacked_and_prepared(script, archive, tmp_path)
     (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
     run = subprocess.run(
         ["bash", str(copy), "data", "--downloads", "kept", "--unofficial"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "NOT an official text" in run.stdout and read_manifest(tmp_path / "data")["official"] is None

@@ -28,7 +28,7 @@ def pretrain(tmp_path, monkeypatch):
 
     def run(*arguments: object) -> subprocess.CompletedProcess:
         command = ["bash", str(SCRIPT), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
     return run
 

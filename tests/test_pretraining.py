@@ -101,7 +101,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_
             *f"{options} --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --clip-norm 0".split(),
             *("--save-dir", str(tmp_path / "two"), *more_options.split()),
         ]
-        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+        run = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
         assert "2 processes x 4 sequences x update-freq 1" in run.stderr
         return torch.load(tmp_path / "two" / "checkpoint_last.pt")

@@ -40,7 +40,7 @@ def setup_py(monkeypatch):
 def run(*command, **environment):
     """The command from the repository's root, without the settings of a make that runs these tests."""
     inherited = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "PYTEST_ARGS"}}
-    return subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True)
 
 
 # --- setup.py

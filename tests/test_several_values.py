@@ -3,13 +3,14 @@
 import click
 from click.testing import CliRunner
 
-from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
+from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers, products
 
 
 @click.command(cls=CommandWithSeveralValues)
 @click.option("--names", multiple=True, callback=divided)
 @click.option("--rates", multiple=True, callback=numbers(float), default=("0.1", "0.2"))
 @click.option("--seeds", multiple=True, callback=numbers(int))
+@click.option("--sizes", multiple=True, callback=products, default=("2x3",))
 @click.option("--one")
 @click.option("--flag", is_flag=True)
 def command(**given):
@@ -23,7 +24,16 @@ def given(*arguments: str):
 
 def test_values_follow_an_option_until_the_next():
     found = given("--names", "a", "b,c", "--one", "x", "--seeds", "3", "1", "--flag", "--names=d")
-    assert found == {"names": ("a", "b", "c", "d"), "rates": (0.1, 0.2), "seeds": (3, 1), "one": "x", "flag": True}
+    assert found == {
+        "names": ("a", "b", "c", "d"), "rates": (0.1, 0.2), "seeds": (3, 1), "sizes": ((2, 3),), "one": "x",
+        "flag": True,
+    }  # fmt: skip
+
+
+def test_products_are_pairs_of_numbers():
+    assert given("--sizes", "12x64,4x16")["sizes"] == ((12, 64), (4, 16))
+    for wrong in ("12", "12x", "0x64", "12x6x4", "ax2"):
+        assert f"'{wrong}' is no product" in given("--sizes", wrong)
 
 
 def test_what_is_no_number_or_there_twice_is_refused():

@@ -11,8 +11,8 @@ import click
 
 from lazyformer_fairseq.benchmark.loader.command import loader
 from lazyformer_fairseq.existing_paths import ExistingPath
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder
-from lazyformer_fairseq.several_values import divided, named_patterns, numbers
+from lazyformer_fairseq.files.whole import refuse_filled_folder
+from lazyformer_fairseq.several_values import divided, named_patterns, numbers, products
 
 A_PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)
@@ -110,47 +110,60 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
 
 
 @bench.command()
-@several("--lengths", default="128,512,2048", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
-@several("--layers", default="1,2,3,6", help="Of a lazy block: an s and those that read it.", convert=numbers(int),
+@several("--lengths", default="32,128,512,2048", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
+@several("--layers", default="1,2,4", help="Of a lazy block: an s and those that read it.", convert=numbers(int),
          metavar="N,N,...")  # fmt: skip
-@click.option("--tokens", type=POSITIVE, default=2048, help="Of a batch; at least one sequence.")
+@several("--batches", default="1,8,32", help="Sequences of a batch.", convert=numbers(int), metavar="N,N,...")
+@several("--heads", default="4x16,4x64,12x64", help="Heads, and the size of each.", convert=products, metavar="NxN,...")
+@click.option("--tokens", type=POSITIVE, default=4096, help="Of a batch at most; longer sequences come alone.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
 @click.option("--device", type=DEVICE, default="auto", help="auto: a GPU if there is one.")
 @click.option("--rounds", type=click.IntRange(min=2), default=10, help="Samples of each back end; the median counts.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no round after.  [default: no limit]")
-@click.option("--output", type=A_PATH, help="JSON file.  [default: the one that --lazy-backend auto reads]")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=20, show_default=True,
+              help="Begin no further round after it; the first one of each block is always made.")  # fmt: skip
+@click.option("--output", type=A_PATH, help="JSON file.  [default: in your cache folder, where auto looks first]")
+@click.option("--show", is_flag=True, help="Measure nothing: print what auto takes, and the measurement that decides.")
 def backends(
     lengths: tuple[int, ...],
     layers: tuple[int, ...],
+    batches: tuple[int, ...],
+    heads: tuple[tuple[int, int], ...],
     tokens: int,
     precision: Optional[str],
     device: str,
     rounds: int,
-    minutes: Optional[float],
+    minutes: float,
     output: Optional[Path],
+    show: bool,
 ) -> None:
-    """Measure the attention of a lazy block on each back end, with and without bias, in training and inference.
+    """Measure the attention of lazy blocks on each back end: what --lazy-backend auto chooses by.
 
-    Of base size: 12 heads of 64. What is in the file of another kind of device stays, and so do other blocks that were
-    measured on this machine. Ctrl-C ends it with what has been measured.
+    In training and inference, with a learned bias, with the positions of causal models and with neither, with and
+    without padding. What the file has of other kinds of device stays,
+    and so do other blocks that were measured on this machine. Ctrl-C ends it with what has been measured.
     """
-    from lazyformer_fairseq.benchmark.backends import speed as backend_speed
+    from lazyformer_fairseq.benchmark.backends import speed
     from lazyformer_fairseq.benchmark.models.settings import PRECISIONS
-    from lazyformer_fairseq.files.json_files import read_json
-    from lazyformer_fairseq.modules.attention import choice
+    from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
+    from lazyformer_fairseq.modules.attention import measured
+    from lazyformer_fairseq.modules.processor import device_kind
 
     device = device_named(device)
-    precision = precision or ("bf16" if device == "cuda" else "fp32")
-    path = output or Path(choice.__file__).with_name(choice.MEASURED)
-    before = read_json(path) if path.exists() else {}
+    kind, path = device_kind(device), output or measured.user_file()
+    dtype = str(PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]).removeprefix("torch.")
+    blocks = speed.blocks_to_measure(lengths, layers, batches, heads, dtype, tokens)
+    if show:
+        table = measured.table_of(kind)
+        click.echo(f"{kind}: {f'as {table.where} has it' if table else 'not measured yet'}\n")
+        click.echo(speed.choices(blocks, device))
+        return
+    measured.read_table(path, kind)  # a file that is damaged is named before the minutes that measuring takes
     with stopped_plainly():
-        measured = backend_speed.measure_back_ends(
-            lengths, layers, device, PRECISIONS[precision], tokens, rounds, minutes
-        )
-    backend_speed.add_to_file(path, before, measured)
-    click.echo(f"{backend_speed.table(measured['rows'])}\n\nwritten to {path}")
-    if len(measured["rows"]) < measured["blocks_planned"]:
-        click.echo(f"stopped after {len(measured['rows'])} of {measured['blocks_planned']} blocks", err=True)
+        rows = speed.measure_back_ends(blocks, device, rounds, minutes)
+    measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
+    click.echo(f"{speed.table(rows)}\n\nwritten to {path}")
+    if len(rows) < len(blocks):
+        click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
         sys.exit(130)
 
 

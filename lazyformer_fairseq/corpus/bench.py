@@ -9,8 +9,8 @@ from typing import Any, Optional
 
 from tabulate import tabulate
 
+from lazyformer_fairseq.corpus.build import MEGABYTE, build_corpus
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
-from lazyformer_fairseq.corpus.run.build import MEGABYTE, build_corpus
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 

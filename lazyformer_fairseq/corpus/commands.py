@@ -80,7 +80,7 @@ def build(
     Stopped at any moment, it goes on when the same command is run again.
     """
     refuse_missing_inputs(inputs)
-    from lazyformer_fairseq.corpus.run.build import build_corpus
+    from lazyformer_fairseq.corpus.build import build_corpus
     from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, available_cores
     from lazyformer_fairseq.corpus.settings import CorpusSettings
     from lazyformer_fairseq.data.text.normalisation import TextSettings

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Products:
 
     forward: Callable[[int], int]
     backward: Callable[[int], int]
+
+    def count(self, layers: int, training: bool) -> int:
+        """Of a block of so many layers; in training the backward pass too."""
+        return self.forward(layers) + (self.backward(layers) if training else 0)
 
 
 _STORED = Products(
@@ -38,27 +43,11 @@ PRODUCTS = {
 
 
 def layers_of_blocks(pattern: str) -> Iterator[int]:
-    """For each ``s``, lowest first, m: itself and the ``l`` that read it.
+    """For each sublayer that makes a distribution, lowest first, m: itself and those that read it.
 
     Raises:
         UserError: the pattern cannot be read.
     """
-    reads = [sublayer.reads for sublayer in plan(pattern)]
-    for place, sublayer in enumerate(plan(pattern)):
-        if sublayer.kind == "s":
-            yield 1 + reads.count(place)
-
-
-def count_products(pattern: str, back_end: Callable[[int], str], training: bool) -> int:
-    """Products of a whole pattern.
-
-    Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
-        back_end: the name of the back end that a block of m layers runs on, a key of PRODUCTS.
-        training: the backward pass too.
-    """
-    total = 0
-    for layers in layers_of_blocks(pattern):
-        products = PRODUCTS[back_end(layers)]
-        total += products.forward(layers) + (products.backward(layers) if training else 0)
-    return total
+    for planned in plan(pattern):
+        if DISTRIBUTION in planned.kind.hands_on:
+            yield 1 + planned.readers.count(DISTRIBUTION)

@@ -1,15 +1,17 @@
 """FLOPs from pattern and sizes: twice the multiply-adds of the matrix products.
 
 What is elementwise (softmax, LayerNorm, activations, embeddings, biases) does not count, as in PAR's Table 6 and in
-:class:`torch.utils.flop_counter.FlopCounterMode`, to which a test holds these formulas.
+:class:`torch.utils.flop_counter.FlopCounterMode`, to which a test holds these formulas. Each kind's formula stands in
+its own file.
 """
 
 from collections.abc import Callable
 from typing import Optional
 
-from lazyformer_fairseq.costs.attention_flops import count_products
-from lazyformer_fairseq.costs.sizes import EncoderSizes, Sizes
-from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.costs.attention_flops import PRODUCTS
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 def count_flops(
@@ -30,13 +32,14 @@ def count_flops(
         UserError: the pattern cannot be read.
     """
     predicted = time if predicted is None else predicted
-    outside = _count_embedding_flops(sizes, batch * time) + _count_head_flops(sizes, batch * predicted)
-    return outside + sum(count_sublayer_flops(kind, sizes, time, memory, batch) for kind in expand(pattern))
+    outside = sizes.count_embedding_flops(batch * time) + sizes.count_head_flops(batch * predicted)
+    sublayers = plan(pattern, sizes.direction)
+    return outside + sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
 
 
 def count_encoder_flops(
     pattern: str,
-    sizes: EncoderSizes,
+    sizes: Sizes,
     time: int,
     batch: int = 1,
     predicted: int = 0,
@@ -46,7 +49,7 @@ def count_encoder_flops(
     """FLOPs that an encoder really does, which depend on how its attention runs.
 
     With ``eager``, and without training, this is :func:`count_flops`. A back end that computes a distribution anew is
-    charged for it. Of a linear map the backward pass is twice the forward one.
+    charged for it. Of a linear map, and of a kind's own products, the backward pass is twice the forward one.
 
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
@@ -54,45 +57,26 @@ def count_encoder_flops(
         time: T, tokens a sequence.
         batch: sequences.
         predicted: tokens of the whole batch that the masked-LM head predicts; 0 for no head.
-        back_end: see :func:`~lazyformer_fairseq.costs.attention_flops.count_products`.
+        back_end: the name of the back end that a block of m layers runs on, a key of
+            :data:`~lazyformer_fairseq.costs.attention_flops.PRODUCTS`.
         training: forward and backward pass.
     """
-    projections = {"s": 4, "l": 2}
-    c = sizes.embed_dim
-    linear = _count_head_flops(sizes, predicted)
-    for kind in expand(pattern):
-        linear += 2 * batch * time * (projections[kind] * c if kind in projections else 2 * sizes.ffn_embed_dim) * c
-    products = count_products(pattern, back_end, training)
-    return (3 if training else 1) * linear + products * 2 * batch * time * time * c
+    passes = 3 if training else 1
+    total = passes * sizes.count_head_flops(predicted)
+    for planned in plan(pattern, sizes.direction):
+        flops = planned.kind.module(sizes.direction).count_flops(sizes, planned.values, time, time, batch)
+        total += passes * flops.linear
+        if DISTRIBUTION in planned.kind.hands_on:
+            layers = 1 + planned.readers.count(DISTRIBUTION)
+            products = PRODUCTS[back_end(layers)]
+            # Half of what it would take by itself: the scores, or the weighted sum of values.
+            total += flops.products // 2 * products.count(layers, training)
+        elif planned.kind.reads != DISTRIBUTION:  # those are in their block's count
+            total += passes * flops.products
+    return total
 
 
-def count_sublayer_flops(kind: str, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
+def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
     """FLOPs of one sublayer; arguments as :func:`count_flops`."""
-    c, keys = sizes.embed_dim, memory + time
-    if kind == "f":
-        return 2 * batch * time * 2 * c * sizes.ffn_embed_dim
-    product = 2 * batch * time * keys * c  # the scores of all heads, or the weighted sum of their values
-    if kind == "l":
-        return 2 * batch * (keys + time) * c * c + product
-    projections = 2 * batch * (2 * keys + 2 * time) * c * c
-    if isinstance(sizes, EncoderSizes):
-        return projections + 2 * product
-    # Distances are projected once for the whole batch. There is one more than keys: it makes the relative shift a view.
-    distances = keys + 1
-    return projections + 2 * distances * c * c + 2 * batch * time * distances * c + 2 * product
-
-
-def _count_embedding_flops(sizes: Sizes, tokens: int) -> int:
-    """Of the projections of narrower bands, to which every token is put; looking vectors up is free."""
-    if isinstance(sizes, EncoderSizes):
-        return 0
-    return sum(2 * tokens * width * sizes.embed_dim for _, width in sizes.bands if width != sizes.embed_dim)
-
-
-def _count_head_flops(sizes: Sizes, predicted: int) -> int:
-    """FLOPs of `predicted` tokens' logits."""
-    c = sizes.embed_dim
-    if isinstance(sizes, EncoderSizes):
-        return 2 * predicted * (c * c + c * sizes.vocab_size)
-    first_band, _ = sizes.bands[0]
-    return 2 * predicted * c * (first_band + len(sizes.cutoffs))
+    flops = planned.kind.module(sizes.direction).count_flops(sizes, planned.values, time, memory + time, batch)
+    return flops.linear + flops.products

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from lazyformer_fairseq.modules.processor import processor_name
+from lazyformer_fairseq.modules.processor import device_kind
 
 PACKAGES = ("torch", "fairseq-fixed", "numpy")
 OPTIONAL_PACKAGES = ("triton", "transformers")
@@ -15,8 +15,8 @@ OPTIONAL_PACKAGES = ("triton", "transformers")
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:
     """The processor or GPU, and how much of it is used."""
     if torch.device(device).type == "cuda":
-        return {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return {"device": processor_name(), "threads": torch.get_num_threads()}
+        return {"device": device_kind("cuda"), "cuda": str(torch.version.cuda)}
+    return {"device": device_kind("cpu"), "threads": torch.get_num_threads()}
 
 
 def describe_versions() -> dict[str, str]:

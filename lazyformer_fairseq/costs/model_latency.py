@@ -1,17 +1,16 @@
 """What to measure of a model: a sublayer of each kind, and a causal model's next segment."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.costs.latency import Timing, measure
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
@@ -35,15 +34,13 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
 
 
 def measure_sublayers(
-    network: Encoder | CausalDecoder, kinds: Sequence[str], time: int, memory: int = 0, **how
+    network: Stack, sublayers: Mapping[str, PlannedSublayer], time: int, memory: int = 0, **how
 ) -> dict[str, Timing]:
-    """Inference latency of one sublayer of each kind at batch 1, in the sizes of a network.
-
-    Where `l` is among the kinds, an `s` keeps its distribution, as one that is read does.
+    """Inference latency of single sublayers at batch 1, in the sizes of a network.
 
     Args:
         network: builds the sublayers, and what they share; its own are not run.
-        kinds: of `s`, `l` and `f`.
+        sublayers: by name; one with readers keeps what they would read.
         time: T, tokens of the input.
         memory: M, remembered positions; of a CausalDecoder alone.
         how: `rounds`, `warm_up`, `seed` of :func:`measure`.
@@ -54,14 +51,11 @@ def measure_sublayers(
     keys = memory + time
     uniform = StoredDistribution(torch.full((1, network.num_heads, time, keys), 1 / keys, **like))
     with torch.inference_mode():
-        if isinstance(network, CausalDecoder):
-            shared: Any = network.relative_positions(time, memory)
-        else:
-            shared = network.attention_context(x)
+        shared = network.context(x, memory)
 
-        def thing(kind: str) -> Callable[[], object]:
-            planned = PlannedSublayer(kind, 0 if kind == "l" else None, readers=int(kind == "s" and "l" in kinds))
+        def thing(planned: PlannedSublayer) -> Callable[[], object]:
             sublayer = network.build_sublayer(planned).to(**like).eval()
-            return lambda: sublayer(x, uniform, shared, x_memory if memory else None)
+            return lambda: sublayer(x, {DISTRIBUTION: uniform}, shared, x_memory if memory else None)
 
-        return measure({kind: thing(kind) for kind in kinds}, device=weight.device, **how)
+        things = {name: thing(planned) for name, planned in sublayers.items()}
+        return measure(things, device=weight.device, **how)

@@ -17,7 +17,7 @@ class CausalLMCriterionConfig(FairseqDataclass):
 
 @register_criterion("causal_lm", dataclass=CausalLMCriterionConfig)
 class CausalLMCriterion(FairseqCriterion):
-    """Lets the model compute the likelihood of each target, so that no (B, T, V) tensor is made of all bands."""
+    """Lets the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
         """Loss of one batch.

@@ -24,9 +24,9 @@ class GlueCriterionConfig(FairseqDataclass):
 
 @register_criterion("glue", dataclass=GlueCriterionConfig)
 class GlueCriterion(FairseqCriterion):
-    """Reads all it must know from the task ``glue``: its head, and whether classes or scores are predicted.
+    """Reads the head, and whether to predict classes or scores, from the task ``glue``.
 
-    Scores are regressed as they are in the file (STS-B: 0 to 5), as BERT, RoBERTa and their kin do.
+    Scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do.
 
     Raises:
         UserError: the task is another than ``glue``.
@@ -75,7 +75,7 @@ class GlueCriterion(FairseqCriterion):
                 f"--task glue --glue-task {self.task.description.name}, or name the head it has by --glue-head-name"
             )
         if "target" not in sample:
-            raise UserError("the split has no labels to validate with; GLUE keeps those of its test splits to itself")
+            raise UserError("the split has no labels to validate with; GLUE does not publish those of its test splits")
 
     def _score(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Summed loss, and predictions (B,): classes or scores, from logits (B, classes)."""
@@ -105,15 +105,15 @@ class GlueCriterion(FairseqCriterion):
             metrics.log_derived(name, partial(_metric_of_split, name))
 
     def logging_outputs_can_be_summed(self) -> bool:
-        """In training, where they are numbers; not in validation, where they hold predictions."""
+        """True in training, where outputs are numbers; False in validation, where they hold predictions."""
         return self.training
 
 
 class _SplitMeter(MetersDict._DerivedMeter):
     """Gathers predictions and targets batch by batch. Its key starts with "_", so fairseq prints no value of it.
 
-    fairseq saves meters with a checkpoint, and on resuming looks for their classes among its own. Those of derived
-    values it leaves out, and this one for the same reason: the next validation fills it anew.
+    fairseq saves meters with a checkpoint, and looks for their classes among its own when it resumes. It leaves out
+    meters of derived values, as it does this one: the next validation fills it anew.
     """
 
     def __init__(self):

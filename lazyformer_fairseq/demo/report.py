@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from tabulate import tabulate
 
+from lazyformer_fairseq.demo.settings import DemoSettings
 from lazyformer_fairseq.models.hub import LazyFormerHub
 
 WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
@@ -23,6 +24,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         [
             name,
             f"{result['parameters']:,}",
+            f"{result['updates']:,}",
             "{:.1f} ({:.1f} to {:.1f})".format(*result["milliseconds"]),
             f"{result['loss']:.2f}",
             f"{result['accuracy']:.1f}%",
@@ -33,12 +35,22 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     headers = (
         "model",
         "parameters",
+        "updates",
         "ms per update (quartiles)",
         "validation loss, bits",
         "masked accuracy",
         "acceptability, Matthews",
     )
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 5))
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+
+
+def updates_reached(settings: DemoSettings, results: dict[str, dict[str, Any]]) -> str:
+    """A sentence: how many updates each stage made, and whether the clock ended it."""
+    made, *_ = results.values()  # the same for each model
+    counts = ((made["updates"], settings.updates), (made["finetuning_updates"], settings.finetuning_updates))
+    pretraining, finetuning = (f"{done:,} of {most:,} updates" for done, most in counts)
+    why = "" if all(done == most for done, most in counts) else f": what {settings.minutes:g} minutes had room for"
+    return f"Each model made {pretraining} of pre-training and {finetuning} of fine-tuning{why}."
 
 
 def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path) -> None:
@@ -47,9 +59,7 @@ def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path)
     for axis, key, label in zip(axes, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
         for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
             axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
-        axis.axhline(unigram_entropy, color="grey", linestyle=":")
-        axis.annotate("unigram entropy of the text", (0.99, unigram_entropy), xycoords=("axes fraction", "data"),
-                      ha="right", va="bottom", color="grey")  # fmt: skip
+        axis.axhline(unigram_entropy, color="grey", linestyle=":", label="unigram entropy of the text")
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("validation loss, bits a masked token")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tabulate import tabulate
 
-from lazyformer_fairseq.corpus.run.build import build_corpus
+from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import find_task
@@ -18,11 +19,12 @@ from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.demo import report
 from lazyformer_fairseq.demo.acceptability import write_acceptability_task
-from lazyformer_fairseq.demo.finetune import finetune
+from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.python_prose import python_prose
 from lazyformer_fairseq.demo.settings import DemoSettings
-from lazyformer_fairseq.demo.side_by_side import pretrain
+from lazyformer_fairseq.demo.side_by_side import finetune, pretrain
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.models import LazyFormerModel
 
 ANSWERS = 5
@@ -34,37 +36,44 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    with _without_the_log_of_fairseq():
+    with _quiet_on_one_thread():
         _claim(settings, folder)
         data, task = folder / "data", folder / "acceptability"
-        _prepare(settings, data, task)
-        results = _pretrained(settings, data, folder)
-        _add_matthews(settings, task, folder, results)
+        clock = Clock(settings.minutes, folder / "clock.json")
+        try:
+            _prepare(settings, data, task)
+            results = _pretrained(settings, data, folder, clock)
+            _add_finetuned(settings, task, folder, clock, results)
+        finally:
+            clock.keep()
         _print_report(settings, data, task, folder, results)
 
 
 @contextmanager
-def _without_the_log_of_fairseq() -> Iterator[None]:
-    before = logging.root.manager.disable
+def _quiet_on_one_thread() -> Iterator[None]:
+    """Without the log of fairseq; a second thread gains nothing at this size, and waits where another process runs."""
+    logged, threads = logging.root.manager.disable, torch.get_num_threads()
     logging.disable(logging.INFO)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(logged)
+        torch.set_num_threads(threads)
 
 
 def _claim(settings: DemoSettings, folder: Path) -> None:
     """Keeps the settings in the folder, so that results of other settings are never mixed in."""
     path = folder / "settings.json"
     if path.exists() and (folder / "data").exists():  # before there is data, nothing is lost with the settings
-        if json.loads(path.read_text()) != settings.as_json():
+        if read_json(path) != settings.as_json():
             raise UserError(
                 f"{folder} holds a demo of other settings (see {path}); remove it or give another --output "
                 "(make demo OUTPUT=...)"
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, settings.as_json())
+    write_json(path, settings.as_json())
 
 
 def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
@@ -99,42 +108,50 @@ def _write_prose(path: Path) -> Path:
     return path
 
 
-def _pretrained(settings: DemoSettings, data: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
     """What pre-training came to, by model."""
     path = folder / "pretraining.json"
     if path.exists():
         print(f"Reusing the models in {folder}.")
-        return json.loads(path.read_text())
+        return read_json(path)
     results = {}
-    for name, run in pretrain(settings, data, folder).items():
+    for run in pretrain(settings, data, folder, clock):
         milliseconds = 1000 * np.array(run.seconds)
-        results[name] = {
+        results[run.name] = {
             "parameters": run.parameters,
+            "updates": run.updates,
             "milliseconds": [float(np.percentile(milliseconds, share)) for share in (50, 25, 75)],
             "loss": run.curve["loss"][-1],
             "accuracy": run.curve["accuracy"][-1],
             "curve": run.curve,
         }
-    _write_whole(path, results)
+    write_json(path, results)
     return results
 
 
-def _add_matthews(settings: DemoSettings, task: Path, folder: Path, results: dict[str, dict[str, Any]]) -> None:
+def _add_finetuned(
+    settings: DemoSettings, task: Path, folder: Path, clock: Clock, results: dict[str, dict[str, Any]]
+) -> None:
+    """Adds what fine-tuning came to, after its last update: none is chosen by the split that it is measured on."""
     path = folder / "finetuning.json"
     if path.exists():
         print(f"Reusing the fine-tuned models in {folder / 'finetuned'}.")
     else:
-        _write_whole(path, finetune(settings, task, folder, folder / "finetuned"))
-    for name, score in json.loads(path.read_text()).items():
-        results[name]["matthews"] = score
+        runs = finetune(settings, task, folder, folder / "finetuned", clock)
+        write_json(
+            path,
+            {run.name: {"finetuning_updates": run.updates, "matthews": run.curve["matthews"][-1]} for run in runs},
+        )
+    for name, found in read_json(path).items():
+        results[name] |= found
 
 
 def _print_report(
     settings: DemoSettings, data: Path, task: Path, folder: Path, results: dict[str, dict[str, Any]]
 ) -> None:
-    manifest = json.loads((data / "manifest.json").read_text())
+    manifest = read_json(data / "manifest.json")
     entropy = manifest["valid"]["unigram_entropy_bits"]
-    table = report.table(results)
+    table = f"{report.table(results)}\n\n{report.updates_reached(settings, results)}"
     (folder / "table.md").write_text(table + "\n")
     report.draw(results, entropy, folder / "loss.png")
     print(f"\n{table}\n")
@@ -143,8 +160,8 @@ def _print_report(
             f"{name}: {result['loss']:.2f} bits a masked token; the held-out text's unigram entropy is {entropy:.2f}."
         )
     print(
-        f"Pre-trained on {manifest['train']['tokens']:,} tokens, {settings.updates} updates of {settings.sequences} "
-        f"blocks of at most {settings.tokens_per_sample} tokens, in turn in one process."
+        f"Pre-trained on {manifest['train']['tokens']:,} tokens, in updates of {settings.sequences} blocks of at most "
+        f"{settings.tokens_per_sample} tokens, in turn in one process."
     )
     *_, lazy = results
     hub = LazyFormerModel.from_pretrained(folder / lazy)
@@ -153,9 +170,3 @@ def _print_report(
     print(f"\n{lazy} fills masks in held-out sentences:\n")
     print(tabulate(rows, ("text", "word", "answers"), maxcolwidths=[60, None, 40]))
     print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
-
-
-def _write_whole(path: Path, content: Any) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n")
-    unfinished.replace(path)

@@ -1,44 +1,61 @@
-"""Pre-trains models side by side: update by update in turn, on the same batches, so that their times compare.
+"""Trains models side by side: update by update in turn, on the same batches, so that their times compare.
 
 One process, one machine state: what slows one model down for a moment slows the others too.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq.logging import metrics
 from tqdm import tqdm
 
+from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
 from lazyformer_fairseq.training.stepwise import StepwiseTraining
 
-VALIDATIONS = 8  # points of a curve beside the first
-SAVES = 4
+VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
+FEWEST = 12  # updates: made however late it is, and what the first plan goes by
+# Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last
+# share is for the report and for starting Python.
+PRETRAINED_BY, FINETUNED_BY = 0.72, 0.88
 
 
 class Run(StepwiseTraining):
-    """One model's pre-training.
+    """One model's training.
+
+    Args:
+        name: key of MODELS.
+        command: arguments of fairseq-train.
+        folder: of the checkpoints; one that is there is resumed.
+        measures: of a validation, by fairseq's names.
 
     Attributes:
-        name: key of MODELS.
-        curve: by validation, lists: `updates`, `seconds` (of training alone), `loss` (bits a masked token), `accuracy`
-            (percent).
+        curve: by validation, lists: `updates`, `seconds` (of training alone), and one a measure.
     """
 
-    def __init__(self, name: str, settings: DemoSettings, data: Path, folder: Path):
-        super().__init__(settings.pretraining_command(name, data), folder)
+    def __init__(self, name: str, command: list[str], folder: Path, measures: Sequence[str]):
+        super().__init__(command, folder)
         self.name = name
+        self.measures = measures
         self.task.load_dataset("valid")
         points = self._kept("curve", {})
         here = sum(updates <= self.updates for updates in points.get("updates", ()))
         self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
 
+    def plan(self, total: int) -> None:
+        """The learning rate is to be zero after `total` updates."""
+        self.trainer.lr_scheduler.cfg.max_update = total
+        self.trainer.lr_step_update()
+
     def validate(self) -> None:
-        """Adds a point to the curve: loss and accuracy on all held-out documents."""
+        """Adds a point to the curve, unless it has one of this update: the measures on all that is held out."""
+        if self.curve and self.curve["updates"][-1] == self.updates:
+            return
         with metrics.aggregate(new_root=True) as found:
             for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
                 self.trainer.valid_step(batch)
         point = {"updates": self.updates, "seconds": sum(self.seconds)}
-        point |= {name: float(found[name].avg) for name in ("loss", "accuracy")}
+        point |= {measure: float(found.get_smoothed_value(measure)) for measure in self.measures}
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
 
@@ -48,24 +65,69 @@ class Run(StepwiseTraining):
         super().save(with_optimizer)
 
 
-def pretrain(settings: DemoSettings, data: Path, folder: Path) -> dict[str, Run]:
-    """Pre-trains all MODELS, or resumes; each has its checkpoints in `folder`/NAME. Returns the finished runs."""
-    runs = [Run(name, settings, data, folder / name) for name in MODELS]
-    total = settings.updates
-    point_every, save_every = max(1, total // VALIDATIONS), max(1, total // SAVES)
-    done = sum(run.updates for run in runs)
-    if done:
-        print(f"Resuming pre-training at {', '.join(f'{run.name}: update {run.updates}' for run in runs)} of {total}.")
-    with tqdm(total=total * len(runs), initial=done, desc="pre-training", unit=" updates") as progress:
-        while (behind := min(runs, key=lambda run: run.updates)).updates < total:
-            if not behind.curve:
-                behind.validate()
+def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> list[Run]:
+    """Pre-trains all MODELS, or resumes; each has its checkpoints in `folder`/NAME."""
+    runs = [Run(name, settings.pretraining_command(name, data), folder / name, ("loss", "accuracy")) for name in MODELS]
+    _train_in_turn("pre-training", runs, settings.updates, clock, PRETRAINED_BY)
+    return runs
+
+
+def finetune(settings: DemoSettings, task: Path, pretrained: Path, folder: Path, clock: Clock) -> list[Run]:
+    """Fine-tunes the models on the acceptability task, or resumes; each has its checkpoints in `folder`/NAME."""
+    runs = []
+    for name in MODELS:
+        command = settings.finetuning_command(name, task, pretrained / name / "checkpoint_last.pt")
+        runs.append(Run(name, command, folder / name, ("matthews",)))
+    _train_in_turn("fine-tuning", runs, settings.finetuning_updates, clock, FINETUNED_BY)
+    return runs
+
+
+def _train_in_turn(stage: str, runs: list[Run], most: int, clock: Clock, until: float) -> None:
+    """Trains all to the same number of updates: `most`, or as many as fit until this share of the clock.
+
+    How many fit is asked anew after every turn, for a machine may become slow halfway; the learning rate follows, and
+    ends at zero at any pace.
+    """
+    metrics.reset()  # fairseq keeps meters by name: one of another task may not take what this one logs
+    if any(run.updates for run in runs):
+        print(f"Resuming {stage} at {', '.join(f'{run.name}: update {run.updates}' for run in runs)}.")
+    for run in runs:
+        if not run.curve:
+            run.validate()
+    began = clock.seconds - sum(sum(run.seconds) for run in runs)
+    with tqdm(initial=sum(run.updates for run in runs), desc=stage, unit=" updates") as progress:
+        while True:
+            made = [run.updates for run in runs]
+            if min(made) == max(made) or not progress.total:
+                total = _updates_that_fit(made, most, clock.seconds - began, clock.left(until))
+                progress.total = total * len(runs)
+                for run in runs:
+                    run.plan(total)
+            if min(made) == total:
+                break
+            behind = runs[made.index(min(made))]
             behind.update()
             progress.update()
-            if behind.updates % point_every == 0 or behind.updates == total:
+            if behind.updates * VALIDATIONS >= total * len(behind.curve["updates"]):
                 behind.validate()
-                losses = (f"{run.name} {run.curve['loss'][-1]:.2f}" for run in runs if run.curve)
-                progress.set_postfix_str(f"bits: {', '.join(losses)}")
-            if behind.updates % save_every == 0 or behind.updates == total:
+                progress.set_postfix_str(", ".join(f"{run.name} {run.curve[run.measures[0]][-1]:.2f}" for run in runs))
                 behind.save()
-    return {run.name: run for run in runs}
+                clock.keep()
+    for run in runs:
+        run.validate()
+        run.save()
+
+
+def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> int:
+    """Updates of each model in all, by the time that those made so far took.
+
+    Args:
+        made: updates of each model.
+        most: the answer is never more.
+        spent: seconds that `made` took together.
+        left: seconds from now.
+    """
+    if min(made) < FEWEST:
+        return max(max(made), min(most, FEWEST)) if left <= 0 else most
+    turns = left * sum(made) / (len(made) * max(spent, 1e-9))
+    return int(max(max(made), min(most, max(made) + turns)))

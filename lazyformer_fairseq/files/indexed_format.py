@@ -1,13 +1,159 @@
-"""The header of fairseq's memory-mapped format.
+"""fairseq's memory-mapped format: reads and writes its index, and joins datasets, without Python for every item.
 
 PREFIX.bin  the ids of all items, one after the other
 PREFIX.idx  type of the ids, number of items, sizes (int32, ids of each item), pointers (int64, bytes before each)
 """
 
+import shutil
 import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Union
 
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+import numpy as np
+from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype, _dtype_header_code
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import whole_file
 
 MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
+WRITE_AGAIN = "copy or binarise both files again"
+Prefix = Union[str, Path]
+Dtype = Union[type, np.dtype]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an .idx tells: numpy's type of the ids, ids of each item (items,), bytes before each item (items,)."""
+
+    path: Path
+    dtype: np.dtype
+    sizes: np.ndarray
+    pointers: np.ndarray
+
+    @property
+    def bytes(self) -> int:
+        """Of the .bin, by the last item."""
+        return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self.sizes) else 0
+
+
+def read_index(prefix: Prefix) -> Index:
+    """Reads the header of ``PREFIX.idx``, maps the rest; it may have no item.
+
+    Raises:
+        UserError: one of the two files is missing; the index is no such file, or not whole.
+    """
+    path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    for file, other in ((data, path), (path, data)):
+        if not file.is_file():
+            beside = f", though {other.name} is there" if other.is_file() else ""
+            raise UserError(f"{file}: no such file{beside}; does --data name the folder of binarised data?")
+    with path.open("rb") as stream:
+        magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
+    found = path.stat().st_size
+    if (magic, version) != (MAGIC, 1):
+        raise UserError(f"{path}: no index of fairseq's mmap format, or its start is damaged; binarise the text again")
+    if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
+        what = "truncated" if found < expected else "too long"
+        raise UserError(
+            f"{path}: {what}: {found:,} bytes, {expected:,} for the {items:,} items of its header; {WRITE_AGAIN}"
+        )
+    dtype = np.dtype(_code_to_dtype.get(code, np.void))
+    if dtype.kind not in "iu":
+        raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
+    if not items:
+        return Index(path, dtype, np.empty(0, np.int32), np.empty(0, np.int64))
+    sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
+    pointers = np.memmap(path, np.int64, "r", HEADER.size + sizes.nbytes, (items,))
+    return Index(path, dtype, sizes, pointers)
+
+
+def read_items(items, sizes: np.ndarray, first: int, last: int) -> np.ndarray:
+    """The tokens of items `first` to `last` of an indexed dataset, both included, one item after the other.
+
+    fairseq's own format holds them so, and a block of sentences is one piece of the file. Read item by item, as other
+    formats are, it takes longer than all else that is done to the block.
+
+    Args:
+        items: of any of fairseq's formats.
+        sizes: tokens of each of all its items.
+    """
+    if isinstance(items, MMapIndexedDataset):
+        index = items._index
+        count = int(sizes[first : last + 1].sum())
+        return np.frombuffer(items._bin_buffer, index.dtype, count, offset=int(index._pointers[first]))
+    return np.concatenate([items[item].numpy() for item in range(first, last + 1)])
+
+
+def write_items(
+    prefix: Prefix, dtype: Dtype, blocks: Iterable[tuple[np.ndarray, np.ndarray]], durable: bool = True
+) -> None:
+    """Writes ``PREFIX.bin`` and ``PREFIX.idx``, each whole or not at all.
+
+    Args:
+        dtype: numpy's type of the ids in the file.
+        blocks: of any number of items: their ids, one item after the other, and the number of ids of each.
+        durable: see :func:`~lazyformer_fairseq.files.whole.whole_file`.
+    """
+    all_sizes = []
+    with whole_file(f"{prefix}.idx", durable) as index, whole_file(f"{prefix}.bin", durable) as data:
+        for ids, sizes in blocks:
+            ids.astype(dtype, copy=False).tofile(data)
+            all_sizes.append(sizes)
+        write_index(index, lambda: all_sizes, dtype)
+
+
+def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
+    """Writes ``target.bin`` and ``target.idx``, each whole or not at all: the bytes of one dataset written at once.
+
+    Args:
+        parts: prefixes of at least one dataset; the items come in their order.
+
+    Raises:
+        UserError: a part's files do not belong together, or not to the other parts.
+    """
+    dtype = read_index(parts[0]).dtype
+    for part in parts:
+        _check_part(part, dtype)
+    with whole_file(f"{target}.idx") as index, whole_file(f"{target}.bin") as data:
+        for part in parts:
+            with open(f"{part}.bin", "rb") as source:
+                shutil.copyfileobj(source, data, 1 << 20)
+        # Three passes over the parts' indexes: the sizes of a shard's sentences need not fit into memory.
+        write_index(index, lambda: (read_index(part).sizes for part in parts), dtype)
+
+
+def _check_part(prefix: Prefix, dtype: np.dtype) -> None:
+    index = read_index(prefix)
+    if index.dtype != dtype:
+        raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
+    expected = int(index.sizes.sum(dtype=np.int64)) * dtype.itemsize
+    if (found := Path(f"{prefix}.bin").stat().st_size) != expected:
+        raise UserError(f"{prefix}.bin: {found} bytes, but its index speaks of {expected}; write the part again")
+
+
+def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]], dtype: Dtype) -> None:
+    """Writes an index as fairseq does.
+
+    Args:
+        read_sizes: gives the sizes of the items, in arrays of any lengths; called three times.
+        dtype: numpy's type of the ids.
+    """
+    dtype = np.dtype(dtype)
+    stream.write(HEADER.pack(MAGIC, 1, _dtype_header_code(dtype.type), sum(map(len, read_sizes()))))
+    for sizes in read_sizes():
+        sizes.astype(np.int32).tofile(stream)
+    for pointers in _pointers(read_sizes(), dtype.itemsize):
+        pointers.tofile(stream)
+
+
+def _pointers(arrays: Iterable[np.ndarray], item_size: int) -> Iterator[np.ndarray]:
+    """int64: bytes before each item."""
+    before = 0
+    for sizes in arrays:
+        ends = before + np.cumsum(sizes, dtype=np.int64) * item_size
+        yield ends - sizes.astype(np.int64) * item_size
+        before = ends[-1] if len(ends) else before

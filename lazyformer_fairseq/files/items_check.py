@@ -8,36 +8,18 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Optional, Union
+from typing import Literal, Optional
 
 import numpy as np
-from fairseq.data.indexed_dataset import _code_to_dtype
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import BYTES_OF_ITEM, HEADER, MAGIC
+from lazyformer_fairseq.files.indexed_format import WRITE_AGAIN, Index, Prefix, read_index
 
-_AGAIN = "copy or binarise both files again"
 How = Literal["quick", "full"]
-Prefix = Union[str, Path]
 SAMPLES = 64  # places, the first and the last item among them
 ITEMS_AT_ONCE, IDS_AT_ONCE = 1 << 16, 1 << 22  # read in one go by "full"
 ITEMS_OF_SAMPLE, IDS_OF_SAMPLE = 256, 1 << 16
-
-
-@dataclass(frozen=True)
-class Index:
-    """What an .idx says: numpy's type of the ids, ids of each item (items,), bytes before each item (items,)."""
-
-    path: Path
-    dtype: np.dtype
-    sizes: np.ndarray
-    pointers: np.ndarray
-
-    @property
-    def bytes(self) -> int:
-        """Of the .bin."""
-        return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -64,6 +46,10 @@ def check_items(
             file's name and what to do.
     """
     index = read_index(prefix)
+    if not len(index.sizes):
+        raise UserError(
+            f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise the text again"
+        )
     data = Path(f"{prefix}.bin")
     vocab_size = np.iinfo(index.dtype).max + 1 if vocab_size is None else vocab_size
     _check_start(index)
@@ -76,42 +62,15 @@ def check_items(
     return Counted(len(index.sizes), len(ids))
 
 
-def read_index(prefix: Prefix) -> Index:
-    """Reads the header of ``PREFIX.idx``, maps the rest. Raises a UserError where it is no such file, or not whole."""
-    path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    for file, other in ((data, path), (path, data)):
-        if not file.is_file():
-            beside = f", though {other.name} is there" if other.is_file() else ""
-            raise UserError(f"{file}: no such file{beside}; does --data name the folder of binarised data?")
-    with path.open("rb") as stream:
-        magic, version, code, items = HEADER.unpack(stream.read(HEADER.size).ljust(HEADER.size, b"\0"))
-    found = path.stat().st_size
-    if (magic, version) != (MAGIC, 1):
-        raise UserError(f"{path}: no index of fairseq's mmap format, or its start is damaged; binarise the text again")
-    if found != (expected := HEADER.size + items * BYTES_OF_ITEM):
-        what = "truncated" if found < expected else "too long"
-        raise UserError(
-            f"{path}: {what}: {found:,} bytes, {expected:,} for the {items:,} items of its header; {_AGAIN}"
-        )
-    if not items:
-        raise UserError(f"{path}: an empty shard, it has no item; leave it out of --data, or binarise the text again")
-    dtype = np.dtype(_code_to_dtype.get(code, np.void))
-    if dtype.kind not in "iu":
-        raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
-    sizes = np.memmap(path, np.int32, "r", HEADER.size, (items,))
-    pointers = np.memmap(path, np.int64, "r", HEADER.size + sizes.nbytes, (items,))
-    return Index(path, dtype, sizes, pointers)
-
-
 def _check_start(index: Index) -> None:
     if index.pointers[0] != 0:
-        raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {_AGAIN}")
+        raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
     if len(index.sizes) > 1 and index.sizes[0] > 0:
         width = float(index.pointers[1] / index.sizes[0])
         if width in (1, 2, 4, 8) and width != index.dtype.itemsize:
             raise UserError(
                 f"{index.path}: its header says {index.dtype}, but its items lie as if an id had {width:.0f} bytes; "
-                f"{_AGAIN}"
+                f"{WRITE_AGAIN}"
             )
 
 
@@ -133,7 +92,7 @@ def _check_size(index: Index, data: Path) -> None:
     elif width := _other_width(index, found):
         hint = f"as many as ids of {width} bytes would take, but the index says {index.dtype}; binarise the text again"
     else:
-        hint = _AGAIN
+        hint = WRITE_AGAIN
     what = "truncated" if found < expected else "too long"
     raise UserError(f"{data}: {what}: {found:,} bytes, {expected:,} by {index.path.name}; {hint}")
 
@@ -192,7 +151,7 @@ def _check_piece(
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))
-        raise UserError(f"{index.path}: item {item:,} has {index.sizes[item]} ids: damaged; {_AGAIN}")
+        raise UserError(f"{index.path}: item {item:,} has {index.sizes[item]} ids: damaged; {WRITE_AGAIN}")
     start, width = int(index.pointers[first]) // index.dtype.itemsize, index.dtype.itemsize
     ends = start + np.cumsum(sizes)
     followers = index.pointers[first + 1 : last + 1]
@@ -201,7 +160,7 @@ def _check_piece(
     )
     if wrong.any() or start < 0 or ends[-1] > len(ids):
         item = first + int(np.argmax(wrong)) % len(sizes)
-        raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {_AGAIN}")
+        raise UserError(f"{index.path}: damaged at item {item:,}: items do not follow each other; {WRITE_AGAIN}")
     piece = ids[start : int(ends[-1])]
     beyond = (piece >= vocab_size) | (piece < 0) if index.dtype.kind == "i" else piece >= vocab_size
     if beyond.any():
@@ -216,5 +175,5 @@ def _check_piece(
         item = first + int(np.argmax(unended))
         raise UserError(
             f"{data}: item {item:,} does not end in </s>: the file is damaged or not the one that {index.path.name} "
-            f"was written with, or the text was binarised without the end symbol; {_AGAIN}"
+            f"was written with, or the text was binarised without the end symbol; {WRITE_AGAIN}"
         )

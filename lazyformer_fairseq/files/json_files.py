@@ -1,32 +1,27 @@
 """JSON files that are there whole or not at all."""
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import whole_file
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes beside `path` and renames: whoever reads `path` never sees half a file, nor does a crash leave one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
+    """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.files.whole.whole_file`."""
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    with whole_file(path, durable) as file:
+        file.write(text.encode(errors="backslashreplace"))  # half of a surrogate, of a file's name, say, as JSON has it
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises a UserError where the file is no JSON object."""
+def read_json(path: Path, remedy: str = "remove it and run the same command again") -> dict[str, Any]:
+    """Raises a UserError, which ends in the remedy, where the file is no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); remove it and run the same command again") from None
+        raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(
-            f"{path}: holds {type(content).__name__}, not an object; remove it and run the same command again"
-        )
+        raise UserError(f"{path}: holds {type(content).__name__}, not a JSON object; {remedy}")
     return content

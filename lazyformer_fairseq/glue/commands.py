@@ -42,7 +42,7 @@ def prepare(
     A second time, what is there and unchanged is reused.
     """
     from lazyformer_fairseq.data.glue.task_table import find_task
-    from lazyformer_fairseq.glue.prepare import files as steps
+    from lazyformer_fairseq.glue import prepare as steps
 
     wanted = steps.Preparation(
         data, steps.find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
@@ -120,7 +120,7 @@ def run(**given: Any) -> None:
     its own and a result.json in it. At the end comes the paper's table, printed and, with pictures, in OUTPUT/report.
     Stopped or killed, the same command goes on: nothing that is finished is done again.
     """
-    from lazyformer_fairseq.glue.report.write import write_report
+    from lazyformer_fairseq.glue.report.grid_report import write_report
     from lazyformer_fairseq.glue.run.door import grid_and_executor
     from lazyformer_fairseq.glue.run.queue import RunQueue
 

@@ -6,7 +6,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.existing_paths import ExistingPath
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided
 
 A_PATH = click.Path(path_type=Path)
@@ -21,7 +21,7 @@ def report(out: Path, output: Optional[Path]) -> None:
 
     OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such.
     """
-    from lazyformer_fairseq.glue.report.write import write_report
+    from lazyformer_fairseq.glue.report.grid_report import write_report
 
     output = output or out / "report"
     click.echo(write_report(out, output))
@@ -59,8 +59,8 @@ def predict(
         raise click.UsageError("give either --run or --output")
     refuse_filled_folder(target)
     from lazyformer_fairseq.data.glue.task_table import find_task
-    from lazyformer_fairseq.glue.predict.run import Prediction, predict_best, predict_runs
-    from lazyformer_fairseq.glue.prepare.files import find_tokenizer_folder
+    from lazyformer_fairseq.glue.predict.predictions import Prediction, predict_best, predict_runs
+    from lazyformer_fairseq.glue.prepare import find_tokenizer_folder
 
     chosen = frozenset(find_task(name).name for name in tasks)
     wanted = Prediction(data, tokenizer and find_tokenizer_folder(tokenizer), chosen, max_tokens, zipped)

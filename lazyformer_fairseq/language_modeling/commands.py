@@ -7,7 +7,7 @@ import click
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.existing_paths import ExistingPath
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")

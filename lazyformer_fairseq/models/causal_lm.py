@@ -57,6 +57,7 @@ class CausalLanguageModel(BaseFairseqModel):
             activation_dropout=cfg.activation_dropout,
             activation=_ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.decoder_normalize_before,
+            lazy_backend=str(cfg.lazy_backend),
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))

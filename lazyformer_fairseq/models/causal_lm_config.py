@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import describe_letters
 
 _DEFAULT = CAUSAL_ARCHITECTURES["transformer_xl_base"]
 
@@ -15,7 +17,7 @@ class CausalLMConfig(FairseqDataclass):
     sublayer_pattern: str = field(
         default=_DEFAULT.sublayer_pattern,
         metadata={
-            "help": "the decoder, one letter a sublayer: s self-attention, l lazy attention, f feed-forward; "
+            "help": f"the decoder, one letter a sublayer: {describe_letters()}; "
             "'(sfff)x6 (f)x8' repeats, M2x6 is (sflf)x6"
         },
     )
@@ -55,6 +57,13 @@ class CausalLMConfig(FairseqDataclass):
     )
     clamp_len: int = field(
         default=0, metadata={"help": "distances beyond this one are taken for it; 0 or -1 for no such limit"}
+    )
+    lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = field(
+        default=AUTO,
+        metadata={
+            "help": "how attention is computed, all exact: eager and materialize keep distributions, recompute and "
+            "fused do not; auto takes the fastest that was measured"
+        },
     )
 
 

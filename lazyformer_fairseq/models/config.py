@@ -6,6 +6,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import describe_letters
 
 _DEFAULT = ARCHITECTURES["lazyformer_m2x6_s"]
 
@@ -15,7 +16,7 @@ class LazyFormerConfig(FairseqDataclass):
     sublayer_pattern: str = field(
         default=_DEFAULT.sublayer_pattern,
         metadata={
-            "help": "the encoder, one letter a sublayer: s self-attention, l lazy attention, f feed-forward; "
+            "help": f"the encoder, one letter a sublayer: {describe_letters()}; "
             "'(sff)x5 (f)x9' repeats, M2x6 is (sflf)x6"
         },
     )
@@ -55,5 +56,8 @@ class LazyFormerConfig(FairseqDataclass):
     )
     compile: bool = field(
         default=False,
-        metadata={"help": "in training, run the encoder's sublayers and the masked-LM loss through torch.compile"},
+        metadata={
+            "help": "in training, run the encoder's sublayers and the masked-LM loss through torch.compile; needs a "
+            "C++ compiler, on a GPU triton"
+        },
     )

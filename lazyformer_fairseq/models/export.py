@@ -7,7 +7,7 @@ from typing import Optional, Union
 from omegaconf import OmegaConf
 from safetensors.torch import save_model
 
-from lazyformer_fairseq.files.whole_folder import written_whole
+from lazyformer_fairseq.files.whole import whole_folder
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.models.safetensors_files import (
     ARCHITECTURE,
@@ -38,7 +38,7 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
         "model": {name: options[name] for name in OPTIONS},
     }
     metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
-    with written_whole(Path(out)) as unfinished:
+    with whole_folder(Path(out)) as unfinished:
         save_model(loaded.model, str(unfinished / WEIGHTS_FILE), metadata)
         (unfinished / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         loaded.tokenizer.save(unfinished / "tokenizer")

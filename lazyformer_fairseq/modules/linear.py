@@ -1,25 +1,40 @@
 """The linear maps of all sublayers.
 
-In single precision torch multiplies by Intel's MKL. On an AMD processor (EPYC, Zen 4, two cores) that reaches 145 to
-180 GFLOP/s where oneDNN, which torch brings along and takes for bf16, reaches 190 to 205: linear maps are three fourths
-of an update there (docs/performance.md). So there oneDNN multiplies, in the forward pass and for the input's gradient;
-for the weight's, whose factors lie the other way round, it is no faster.
+In single precision on a processor torch multiplies by Intel's MKL, though it brings oneDNN along. Which of them is
+faster depends on the processor, on the shape, and on which factor lies transposed: on a Zen 4 oneDNN has 190 to 205
+GFLOP/s where MKL has 145 to 180, on a Zen 3 78 to 142 where MKL has 114 to 163; on an Intel processor held to AVX2 it
+is as fast in the forward pass and takes up to seven times as long for an input's gradient (docs/performance.md). So for
+each shape both are measured, once on a machine, and oneDNN multiplies where it wins. The weight's gradient, for which
+oneDNN has not won on any, is torch's.
 """
 
-from typing import Any, Optional
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from lazyformer_fairseq.modules.processor import is_amd
+from lazyformer_fairseq.files.cache import remembered
+from lazyformer_fairseq.modules.processor import device_kind
+
+logger = logging.getLogger(__name__)
 
 WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
 ROWS = 128  # oneDNN keeps 1 MB or so for each shape it has met: so not each number of rows, but multiples of this
+CLEARLY = 0.95  # of MKL's time: oneDNN wins a turn that takes it less
+WINS, LOSSES = 5, 3  # turns after which it has won, or lost, whichever comes first
+FILE = "products.json"  # in the cache folder: a resumed run is to round as it did before
 
 
 class Linear(nn.Linear):
-    """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster on AMD's processors.
+    """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster where oneDNN beats MKL.
 
     That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens.
     ``torch.backends.mkldnn.flags(enabled=False)`` has torch's own product there too.
@@ -29,9 +44,23 @@ class Linear(nn.Linear):
         """(..., C) -> (..., C')."""
         # Compilers and exporters know torch's own operator; asked first, as they would note whatever else is asked.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if not watched and _pays_off(input, self.weight):
-            return multiply_by_onednn(input, self.weight, self.bias)
+        if not watched and _has_choice(input, self.weight):
+            faster = onednn_wins(self.in_features, self.out_features, torch.get_num_threads())
+            if any(faster):
+                return _Product.apply(input, self.weight, self.bias, faster)
         return super().forward(input)
+
+
+class Products(NamedTuple):
+    """Something of each product of a linear map for which there are two libraries.
+
+    Attributes:
+        forward: x W^T.
+        input_gradient: the output's gradient times W.
+    """
+
+    forward: Any
+    input_gradient: Any
 
 
 def has_onednn() -> bool:
@@ -46,10 +75,57 @@ def has_onednn() -> bool:
 
 def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU, differentiable."""
-    return _Product.apply(x, weight, bias)
+    return _Product.apply(x, weight, bias, Products(True, True))
 
 
-def _pays_off(x: Tensor, weight: Tensor) -> bool:
+@functools.cache
+def onednn_wins(inputs: int, outputs: int, threads: int) -> Products:
+    """Which products of a map `inputs` -> `outputs` oneDNN computes in clearly less time than MKL.
+
+    Measured (a tenth of a second at base size) unless an earlier process of this user has done so on such a machine,
+    with this torch and as many threads.
+    """
+    machine = f"{device_kind('cpu')}, torch {torch.__version__}, {threads} threads"
+    wins = Products(*remembered(FILE, machine, f"{inputs} to {outputs}", lambda: _compare(inputs, outputs)))
+    logger.info("linear maps of %d to %d: forward by %s, input's gradient by %s (measured)",
+                inputs, outputs, *("oneDNN" if won else "MKL" for won in wins))  # fmt: skip
+    return wins
+
+
+def _compare(inputs: int, outputs: int) -> Products:
+    """As :func:`onednn_wins`, by products of 128 rows or of as many more as make them worth it."""
+    rows = ROWS * -(-WORTH_IT // (ROWS * inputs * outputs))
+
+    def compare() -> Products:
+        x, gradient, weight = (
+            torch.ones(shape, dtype=torch.float32, device="cpu")
+            for shape in ((rows, inputs), (rows, outputs), (outputs, inputs))
+        )
+        return Products(_wins_turns(x, weight), _wins_turns(gradient, weight.t()))
+
+    # A thread of its own has no autograd, autocast, counter of FLOPs or function transform of the caller's around it.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(compare).result()
+
+
+@torch.inference_mode()
+def _wins_turns(x: Tensor, weight: Tensor) -> bool:
+    # What else runs does not take from a thread's own time; several threads wait for each other, which it leaves out.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+        start = clock()
+        multiply(x, weight)
+        return clock() - start
+
+    _onednn(x, weight), F.linear(x, weight)  # both prepare
+    turns = Counter()
+    while turns[True] < WINS and turns[False] < LOSSES:
+        turns[seconds(_onednn) < CLEARLY * seconds(F.linear)] += 1
+    return turns[True] == WINS
+
+
+def _has_choice(x: Tensor, weight: Tensor) -> bool:
     return (
         (type(x), type(weight))
         == (Tensor, nn.Parameter)  # others, such as a quantised weight, multiply in their own way
@@ -58,33 +134,40 @@ def _pays_off(x: Tensor, weight: Tensor) -> bool:
         and x.numel() * weight.size(0) >= WORTH_IT
         and x.shape[:-1].numel() % ROWS == 0
         and weight.is_contiguous()  # of a part of a matrix oneDNN makes a thousand times the work
-        and is_amd()
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
 
 
+def _onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
 class _Product(torch.autograd.Function):
+    """A linear map; oneDNN computes what `by_onednn` names, torch the rest."""
+
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    def forward(x: Tensor, weight: Tensor, bias: Optional[Tensor], by_onednn: Products) -> Tensor:
+        return (_onednn if by_onednn.forward else F.linear)(x, weight, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor]], output: Tensor) -> None:
-        x, weight, _bias = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Optional[Tensor], Products], output: Tensor) -> None:
+        x, weight, _bias, ctx.by_onednn = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], None]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        times_weight = multiply_by_onednn if ctx.by_onednn.input_gradient else F.linear
         rows = gradient.flatten(0, -2)
         return (
-            multiply_by_onednn(gradient, weight.t()) if of_x else None,
+            times_weight(gradient, weight.t()) if of_x else None,
             rows.t() @ x.flatten(0, -2) if of_weight else None,
             rows.sum(0) if of_bias else None,
+            None,
         )
 
 

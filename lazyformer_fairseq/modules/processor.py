@@ -1,28 +1,41 @@
-"""What the operating system says of the processor."""
+"""Which processor or GPU this is, precisely enough that what was measured on one holds for the next of its kind."""
 
 import functools
 import platform
 from pathlib import Path
 
+import torch
+
 CPUINFO = Path("/proc/cpuinfo")
+# What tells a processor from others that are sold under its name; the last two are what ARM's have.
+IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
 @functools.cache
-def processor_name() -> str:
-    """As it is sold, where there is Linux to ask; elsewhere the family."""
-    return _first("model name") or platform.processor() or platform.machine()
+def device_kind(device: str) -> str:
+    """The key of measurements of speed.
+
+    A GPU's name and compute capability. A processor's name as it is sold, which may be as vague as "AMD EPYC", its
+    maker, family and model where there is Linux to ask, and the vector instructions that torch uses.
+
+    Args:
+        device: cpu or cuda.
+    """
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"
+    fields = _cpuinfo()
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    identity = " ".join(f"{field.removeprefix('cpu ')} {fields[field]}" for field in IDENTITY if field in fields)
+    identity = identity.removeprefix("vendor_id ")
+    return f"{name} ({', '.join(part for part in (identity, torch.backends.cpu.get_cpu_capability()) if part)})"
 
 
-@functools.cache
-def is_amd() -> bool:
-    """Whether AMD made it."""
-    return "AuthenticAMD" in (_first("vendor_id") or platform.processor())
-
-
-def _first(field: str) -> str:
-    """The value of the first line of `field` in Linux's own description; "" where there is none."""
+def _cpuinfo() -> dict[str, str]:
+    """Linux's own description of the first core; empty elsewhere."""
     try:
-        lines = CPUINFO.read_text().splitlines()
+        first, _, _others = CPUINFO.read_text().partition("\n\n")
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
+        return {}
+    lines = (line.partition(":") for line in first.splitlines())
+    return {field.strip(): value.strip() for field, _, value in lines}

@@ -45,7 +45,7 @@ class FusedAdam(FairseqOptimizer):
 
     @staticmethod
     def _groups(params: list[torch.Tensor]) -> list[dict]:
-        """Matrices, and vectors: of this package's modules biases and LayerNorms are all the vectors there are."""
+        """Splits into matrices and vectors: the only vectors of this package's modules are biases and LayerNorms."""
         if len(params) == 1 and params[0].dim() == 1:
             raise UserError(
                 "--no-decay-bias-and-norm: --fp16 joins all weights to one vector, in which biases cannot be told "

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 @dataclass
 class LinearWarmupConfig(FairseqDataclass):
     warmup_ratio: float = field(
-        default=0.01, metadata={"help": "share of all updates over which the rate grows linearly from zero"}
+        default=0.01,
+        metadata={"help": "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"},
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")
@@ -30,8 +31,8 @@ class LinearWarmupConfig(FairseqDataclass):
 class LinearWarmupSchedule(FairseqLRScheduler):
     """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W).
 
-    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is
-    smaller. It is kept in the checkpoint, so that a resumed run goes on as it would have. Shards of unequal size need
+    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
+    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
     ``--max-update``.
     """
 

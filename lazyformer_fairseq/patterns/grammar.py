@@ -1,22 +1,21 @@
 """The pattern language: a string of sublayers is the architecture.
 
-Each letter is one residual sublayer, the lowest first:
-
-    s   self-attention: computes its own distribution softmax(QK^T / sqrt(D) + bias)
-    l   lazy attention: own values, on the distribution of the nearest ``s`` below (LazyFormer, section 2)
-    f   feed-forward
-
-Groups repeat with ``x``: ``(sff)x5 (f)x9`` is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of
-b layers (section 3.1), ``sf`` followed by b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, ``M5M3M2M2`` four blocks.
-Spaces mean nothing. This module knows no torch: a pattern can be parsed, searched and counted anywhere.
+Each letter is one residual sublayer, the lowest first; :mod:`~lazyformer_fairseq.patterns.kinds` has the table of
+letters. Settings stand in square brackets behind a letter: ``m[width=3]``. Groups repeat with ``x``: ``(sff)x5 (f)x9``
+is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers (section 3.1), ``sf`` followed by
+b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, ``M5M3M2M2`` four blocks. Spaces mean nothing. This module knows no torch:
+a pattern can be parsed, searched and counted anywhere.
 """
 
-from dataclasses import dataclass
-from typing import Optional
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import NamedTuple, NoReturn, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.kinds import Kind, Value, describe_letters, find_kind, kinds, lazy_block
 
-KINDS = "slf"
 # Far above any model that trains: they stop "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and stack.
 MAX_SUBLAYERS = 10_000
 MAX_DEPTH = 100
@@ -27,63 +26,142 @@ class PlannedSublayer:
     """One sublayer of a plan.
 
     Attributes:
-        kind: ``s``, ``l`` or ``f``.
-        reads: index of the ``s`` whose distribution an ``l`` reuses, ``None`` for the other kinds.
-        readers: for an ``s``, how many ``l`` above read its distribution.
+        kind: its row.
+        settings: those that were given and are not the default, in the order of the row.
+        reads: index of the sublayer below that hands on what this one's kind reads; None if it reads nothing.
+        readers: for each sublayer above that reads of this one, what it reads.
     """
 
-    kind: str
+    kind: Kind
+    settings: tuple[tuple[str, Value], ...] = ()
     reads: Optional[int] = None
-    readers: int = 0
+    readers: tuple[str, ...] = ()
 
     @property
     def is_read(self) -> bool:
-        """Whether the distribution must be handed on."""
-        return self.readers > 0
+        """Whether something must be handed on."""
+        return bool(self.readers)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """All settings by name, defaults included."""
+        return {setting.name: setting.default for setting in self.kind.settings} | dict(self.settings)
+
+    @property
+    def text(self) -> str:
+        """As a pattern has it, such as ``m[width=3]``."""
+        inner = ",".join(f"{name}={value}" for name, value in self.settings)
+        return f"{self.kind.letter}[{inner}]" if inner else self.kind.letter
 
 
 def expand(pattern: str) -> str:
-    """Writes a pattern out letter by letter: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
+    """Writes a pattern out sublayer by sublayer: ``expand("M2x2 (f)x3")`` is ``"sflfsflffff"``.
 
     Raises:
-        UserError: naming the character, for an unknown letter, an unbalanced or empty bracket, a repeat without a
-            number or of zero, an ``l`` with no ``s`` below it, and a pattern that is empty or too long.
+        UserError: as :func:`plan` does.
     """
-    letters, end = _Parser(pattern).sequence(0)
-    assert end == len(pattern)
-    if not letters:
-        raise UserError(f"sublayer pattern {pattern!r} is empty; write for example M2x6, (sf)x12 or '(sff)x5 (f)x9'")
-    return letters
+    return "".join(sublayer.text for sublayer in plan(pattern))
 
 
-def plan(pattern: str) -> tuple[PlannedSublayer, ...]:
+def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer, ...]:
     """Turns a pattern into the sublayers to build, lowest first.
 
+    Args:
+        pattern: see above.
+        direction: ENCODER or CAUSAL: refuses kinds that are not for it.
+
     Raises:
-        UserError: as :func:`expand` does.
+        UserError: naming the character, for an unknown letter or setting, a value out of bounds, an unbalanced or empty
+            bracket, a repeat without a number or of zero, a kind that has nothing below to read or is not for this
+            direction, and a pattern that is empty or too long.
     """
-    letters = expand(pattern)
-    source: Optional[int] = None
+    parser = _Parser(pattern)
+    elements, end = parser.sequence(0)
+    assert end == len(pattern)
+    if not elements:
+        raise UserError(f"sublayer pattern {pattern!r} is empty; write for example M2x6, (sf)x12 or '(sff)x5 (f)x9'")
+    for element in elements:
+        if direction is not None and direction not in element.sublayer.kind.modules:
+            kind, others = element.sublayer.kind, " or ".join(element.sublayer.kind.modules)
+            parser.fail(
+                element.position, f"{kind.name} ({kind.letter}) is for {others} models, not for {direction} ones"
+            )
+    return connect([element.sublayer for element in elements])
+
+
+def count_kinds(pattern: str) -> dict[str, int]:
+    """By letter, how many sublayers of each kind a pattern has; identity, which is none, does not count."""
+    found = [planned.kind for planned in plan(pattern)]
+    return {kind.letter: found.count(kind) for kind in kinds() if not kind.is_identity}
+
+
+def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
+    """Finds for each sublayer that reads the nearest one below that hands on what it reads."""
+    newest: dict[str, int] = {}
     reads: list[Optional[int]] = []
-    for index, kind in enumerate(letters):
-        source = index if kind == "s" else source
-        reads.append(source if kind == "l" else None)
-    return tuple(PlannedSublayer(kind, reads[index], reads.count(index)) for index, kind in enumerate(letters))
+    for index, sublayer in enumerate(sublayers):
+        reads.append(newest[sublayer.kind.reads] if sublayer.kind.reads else None)
+        newest |= dict.fromkeys(sublayer.kind.hands_on, index)
+    readers: dict[int, list[str]] = {index: [] for index in range(len(sublayers))}
+    for sublayer, source in zip(sublayers, reads, strict=True):
+        if source is not None:
+            readers[source].append(sublayer.kind.reads)
+    return tuple(
+        replace(sublayer, reads=source, readers=tuple(readers[index]))
+        for index, (sublayer, source) in enumerate(zip(sublayers, reads, strict=True))
+    )
+
+
+def split_sublayers(expanded: str) -> list[str]:
+    """The sublayers of a pattern that is written out: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
+    return re.findall(r"[^\s\[\]](?:\[[^\]]*\])?", expanded)
+
+
+def read_sublayer(text: str) -> PlannedSublayer:
+    """One sublayer by letter or name, with settings or without: ``s``, ``m[width=3]``, ``identity``.
+
+    Raises:
+        UserError: it is none.
+    """
+    kind = find_kind(text)
+    if kind is not None:
+        return PlannedSublayer(kind)
+    parser = _Parser(text)
+    if text[:1] and find_kind(text[0]) and text[0] == find_kind(text[0]).letter:
+        sublayer, end = parser.sublayer(0)
+        if end == len(text):
+            return sublayer
+    raise UserError(f"{text!r} is no sublayer: use {describe_letters()}, with settings in brackets where it has some")
+
+
+def _givers(what: str) -> str:
+    """The letters of the kinds that hand this on."""
+    return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
+
+
+class Element(NamedTuple):
+    """A sublayer and where in the pattern it stands."""
+
+    sublayer: PlannedSublayer
+    position: int
 
 
 class _Parser:
-    """Recursive descent over one pattern; every method takes a position and returns (letters, next position)."""
+    """Recursive descent over one pattern; every method takes a position and returns (what it read, next position)."""
 
     def __init__(self, pattern: str):
         self.pattern = pattern
         self.depth = 0
 
-    def sequence(self, start: int, opened_at: Optional[int] = None, below: str = "") -> tuple[str, int]:
+    def sequence(
+        self, start: int, opened_at: Optional[int] = None, below: frozenset[str] = frozenset()
+    ) -> tuple[list[Element], int]:
         """Units up to the end, or up to the bracket that closes the one opened at `opened_at`.
 
-        `below` holds the letters under this sequence, for checking that every ``l`` has its ``s``.
+        `below` is what sublayers under this sequence hand on, for checking that every reader has something to read.
         """
-        letters, position = "", start
+        elements: list[Element] = []
+        position = start
         while position < len(self.pattern):
             character = self.pattern[position]
             if character.isspace():
@@ -91,37 +169,84 @@ class _Parser:
             elif character == ")":
                 if opened_at is None:
                     self.fail(position, "this bracket closes none")
-                if not letters:
+                if not elements:
                     self.fail(opened_at, "these brackets hold nothing")
-                return letters, position + 1
+                return elements, position + 1
             else:
-                unit, end = self.unit(position, below + letters)
+                unit, end = self.unit(position, below)
                 times, position = self.repeat(end)
-                if len(letters) + len(unit) * times > MAX_SUBLAYERS:
+                if len(elements) + len(unit) * times > MAX_SUBLAYERS:
                     self.fail(end, f"this makes more than {MAX_SUBLAYERS} sublayers")
-                letters += unit * times
+                elements += unit * times
+                below = below.union(*(element.sublayer.kind.hands_on for element in unit))
         if opened_at is not None:
             self.fail(opened_at, "this bracket is never closed")
-        return letters, position
+        return elements, position
 
-    def unit(self, position: int, below: str) -> tuple[str, int]:
-        """One letter, one bracketed group or one lazy block ``Mb``."""
+    def unit(self, position: int, below: frozenset[str]) -> tuple[list[Element], int]:
+        """One sublayer, one bracketed group or one lazy block ``Mb``."""
         character = self.pattern[position]
         if character == "(":
             self.depth += 1
             if self.depth > MAX_DEPTH:
                 self.fail(position, f"brackets are nested more than {MAX_DEPTH} deep")
-            letters, end = self.sequence(position + 1, opened_at=position, below=below)
+            elements, end = self.sequence(position + 1, opened_at=position, below=below)
             self.depth -= 1
-            return letters, end
+            return elements, end
         if character == "M":
             layers, end = self.number(position + 1, "M needs the number of layers in the block, as in M2x6")
-            return "sf" + "lf" * (layers - 1), end
-        if character not in KINDS:
-            self.fail(position, f"unknown letter {character!r}: use s (self-attention), l (lazy) or f (feed-forward)")
-        if character == "l" and "s" not in below:
-            self.fail(position, "this l has no s below it whose distribution it could reuse")
-        return character, position + 1
+            letters = lazy_block(layers)
+            return [Element(read_sublayer(letter), position) for letter in letters], end
+        sublayer, end = self.sublayer(position)
+        needed = sublayer.kind.reads
+        if needed and needed not in below:
+            self.fail(position, f"this {character} has no {_givers(needed)} below it whose {needed} it could reuse")
+        return [Element(sublayer, position)], end
+
+    def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:
+        """A letter, and what stands in square brackets behind it."""
+        letter = self.pattern[position]
+        kind = find_kind(letter)
+        if kind is None or kind.letter != letter:
+            self.fail(position, f"unknown letter {letter!r}: use {describe_letters()}")
+        end = position + 1
+        if self.pattern[end : end + 1] != "[":
+            return PlannedSublayer(kind), end
+        given, end = self.settings(kind, end)
+        in_order = [(setting.name, given[setting.name]) for setting in kind.settings if setting.name in given]
+        return PlannedSublayer(kind, tuple(in_order)), end
+
+    def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
+        """``[name=value, ...]``; those that are not the default."""
+        closed_at = self.pattern.find("]", opened_at)
+        if closed_at < 0:
+            self.fail(opened_at, "this bracket is never closed")
+        found: dict[str, Value] = {}
+        start = opened_at + 1
+        for part in self.pattern[start:closed_at].split(","):
+            at = start + len(part) - len(part.lstrip())
+            name, value = self.setting(kind, part, at)
+            if name in found:
+                self.fail(at, f"{name} is there twice")
+            found[name] = value
+            start += len(part) + 1
+        return {name: value for name, value in found.items() if value != kind.setting(name).default}, closed_at + 1
+
+    def setting(self, kind: Kind, text: str, at: int) -> tuple[str, Value]:
+        """One ``name=value``, which begins at `at`."""
+        name, equals, value = (part.strip() for part in text.partition("="))
+        known = [setting.name for setting in kind.settings]
+        setting = kind.setting(name)
+        if setting is None:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known) or 'none'}"
+            self.fail(at, f"{kind.name} ({kind.letter}) has no setting {name!r}; {hint}")
+        if not equals or not value:
+            self.fail(at, f"{name} needs a value, as in {kind.letter}[{name}={setting.default}]")
+        try:
+            return name, setting.read(value)
+        except ValueError as error:
+            self.fail(at + text.strip().index("=") + 1, str(error))
 
     def repeat(self, position: int) -> tuple[int, int]:
         """An optional ``xN`` after a unit."""
@@ -142,7 +267,7 @@ class _Parser:
             self.fail(position, "a repeat or block of zero builds nothing; use 1 or more")
         return min(value, MAX_SUBLAYERS + 1), end
 
-    def fail(self, position: int, why: str) -> None:
+    def fail(self, position: int, why: str) -> NoReturn:
         raise UserError(
             f"sublayer pattern {self.pattern!r}, character {position + 1}: {why}\n  {self.pattern}\n  {' ' * position}^"
         )

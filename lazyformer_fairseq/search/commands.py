@@ -1,11 +1,13 @@
 """The command ``lazyformer search``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
 from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.patterns.kinds import describe_letters
 from lazyformer_fairseq.search.schedule import Schedule
 
 DEFAULT = Schedule()
@@ -22,7 +24,11 @@ NOT_NEGATIVE = click.FloatRange(min=0)
 @click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
 @click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
-@click.option("--candidates", default="s,f,identity", help="What a layer chooses from: of s, l, f and identity.")
+@click.option(
+    "--candidates",
+    default="s,f,identity",
+    help=f"What a layer chooses from: {describe_letters()}; settings in brackets.",
+)
 @click.option("--batch-size", type=POSITIVE, default=128, help="Sequences, or streams of text, an update.")
 @click.option("--architecture-share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.2,
               help="Share of the training data that is held apart for the architecture.")  # fmt: skip
@@ -110,7 +116,7 @@ def _settings(
     from lazyformer_fairseq.search.latency.price import read_price_list
     from lazyformer_fairseq.search.settings import SearchSettings, choose_baseline
     from lazyformer_fairseq.search.supernet import fairseq_model
-    from lazyformer_fairseq.search.supernet.choices import IDENTITY, read_candidates
+    from lazyformer_fairseq.search.supernet.choices import read_candidates
 
     names = read_candidates(candidates)
     if device == "cuda" and not torch.cuda.is_available():
@@ -118,22 +124,22 @@ def _settings(
     cfg = fairseq_model.parse(data, task, arch, rest["seed"], rest["fairseq_options"])
     schedule = Schedule(**{name: rest.pop(name) for name in Schedule.__dataclass_fields__})
     baseline = choose_baseline(baseline_pattern, sublayers, fairseq_model.sublayers_of(cfg))
-    kinds = sorted({*names, *baseline} - {IDENTITY})
-    return SearchSettings(
+    settings = SearchSettings(
         data=str(Path(data).absolute()),
         task=task,
         arch=arch,
         baseline=baseline,
         candidates=names,
         schedule=schedule,
-        prices=read_price_list(latencies, kinds).as_json() if latencies else None,
         device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         **rest,
     )
+    prices = read_price_list(latencies, settings.priced).as_json() if latencies else None
+    return replace(settings, prices=prices)
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
-    from lazyformer_fairseq.search.report.result import markdown_table
+    from lazyformer_fairseq.search.report.comparison import markdown_table
 
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
     if not result["pattern"]:

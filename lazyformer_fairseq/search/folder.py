@@ -1,14 +1,18 @@
 """The folder of a search: whose it is, what it has so far, what it has found. All files are whole or not there."""
 
 import json
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.claims import claimed, keep_settings
+from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.files.whole import write_text
+from lazyformer_fairseq.reliability.checkpoints.files import save
 from lazyformer_fairseq.search.settings import SearchSettings
 
 SETTINGS = "settings.json"
@@ -19,7 +23,7 @@ LATENCIES = "latencies.json"
 
 
 class SearchFolder:
-    """Claims a folder for a search.
+    """What a folder has of a search.
 
     Args:
         path: of the folder; made where it is not.
@@ -30,39 +34,26 @@ class SearchFolder:
     """
 
     def __init__(self, path: Path, settings: SearchSettings):
+        _refuse_other_things(path)
         self.path = path
-        ours = json.loads(json.dumps(settings.as_json()))
-        if self._file(SETTINGS).exists():
-            if differing := _differences(read_json(self._file(SETTINGS)), ours):
-                if self._file(STATE).exists():
-                    raise UserError(
-                        f"{path}: holds a search of other settings ({differing}); give those, or another folder"
-                    )
-                self._file(LATENCIES).unlink(missing_ok=True)  # nothing has been searched yet, so nothing is lost
-                write_json(self._file(SETTINGS), ours)
-            return
-        if path.exists() and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
-            raise UserError(f"{path}: exists already and holds no search; choose another folder")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_json(self._file(SETTINGS), ours)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror}); choose another folder") from error
+        begun, latencies = self._file(STATE).exists(), self._file(LATENCIES)
+        keep_settings(self._file(SETTINGS), settings.as_json(), "a search", begun, made_by_them=[latencies])
+
+    @classmethod
+    @contextmanager
+    def claimed(cls, path: Path, settings: SearchSettings) -> Iterator["SearchFolder"]:
+        """The folder, which no other process may use until the block ends."""
+        _refuse_other_things(path)  # before a lock is put among them
+        with claimed(path):
+            yield cls(path, settings)
 
     def _file(self, name: str) -> Path:
         return self.path / name
 
     def save_state(self, state: dict[str, Any]) -> None:
         """Writes the state, then the history in it as JSON lines."""
-        unfinished = self._file(f".{STATE}")
-        with unfinished.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._file(STATE))
-        lines = self._file(f".{HISTORY}")
-        lines.write_text("".join(json.dumps(row) + "\n" for row in state["history"]), encoding="utf-8")
-        lines.replace(self._file(HISTORY))
+        save(state, self._file(STATE))
+        write_text(self._file(HISTORY), "".join(json.dumps(row) + "\n" for row in state["history"]))
 
     def load_state(self) -> Optional[dict[str, Any]]:
         """What was saved last, on the CPU; None at the start."""
@@ -81,10 +72,7 @@ class SearchFolder:
         return read_json(self._file(RESULT)) if self._file(RESULT).exists() else None
 
 
-def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
-    """In words; empty where there are none."""
-    return "; ".join(
-        f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
-        for name in sorted({*theirs, *ours})
-        if theirs.get(name) != ours.get(name)
-    )
+def _refuse_other_things(path: Path) -> None:
+    is_other = path.exists() and not (path / SETTINGS).exists()
+    if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
+        raise UserError(f"{path}: exists already and holds no search; choose another folder")

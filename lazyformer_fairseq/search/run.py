@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import write_text
 from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
 from lazyformer_fairseq.search.latency.measure import measure_prices
 from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
+from lazyformer_fairseq.search.report.comparison import compare_with_baseline, markdown_table
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters
 from lazyformer_fairseq.search.report.pictures import draw_history, draw_probabilities
-from lazyformer_fairseq.search.report.result import compare_with_baseline, markdown_table
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.supernet.training import SupernetTraining
@@ -27,13 +28,13 @@ def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_I
     """
     fairseq = FairseqSearch(settings)
     fairseq.parts()  # data that does not fit must not leave a folder behind
-    folder = SearchFolder(path, settings)
-    if (found := folder.result()) is not None:
-        print(f"{path}: this search is finished.")
-        return found
-    search = open_search(fairseq, folder)
-    search.run(folder.save_state, save_interval)
-    return _write_results(fairseq, folder, search)
+    with SearchFolder.claimed(path, settings) as folder:
+        if (found := folder.result()) is not None:
+            print(f"{path}: this search is finished.")
+            return found
+        search = open_search(fairseq, folder)
+        search.run(folder.save_state, save_interval)
+        return _write_results(fairseq, folder, search)
 
 
 def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
@@ -53,10 +54,10 @@ def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
     """As given; else as measured when the search began, for a search that goes on must pay the same."""
     given = fairseq.settings.prices
     if given is not None:
-        return PriceList(**given)
+        return PriceList.of_json(given)
     measured = folder.path / LATENCIES
     if measured.exists():
-        return PriceList(**read_json(measured))
+        return PriceList.of_json(read_json(measured))
     prices = measure_prices(fairseq)
     write_json(measured, prices.as_json())
     return prices
@@ -80,6 +81,6 @@ def _write_results(fairseq: FairseqSearch, folder: SearchFolder, search: Search)
         "entropy": choices.entropy(),
         "table": rows,
     }
-    (path / "table.md").write_text(markdown_table(rows) + "\n", encoding="utf-8")
+    write_text(path / "table.md", markdown_table(rows) + "\n")
     write_json(path / RESULT, result)  # last: it says that all is there
     return result

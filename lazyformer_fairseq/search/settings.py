@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.patterns.grammar import expand, read_sublayer, split_sublayers
 from lazyformer_fairseq.search.schedule import Schedule
 from lazyformer_fairseq.search.supernet.choices import read_candidates
 
@@ -17,7 +17,7 @@ class SearchSettings:
         data: what the task reads.
         task: ``masked-lm`` or ``language-model``.
         arch: a named architecture, for its sizes; its pattern gives way.
-        baseline: pattern that the search is compared with, letter by letter; as many sublayers as there are layers.
+        baseline: pattern that the search is compared with, written out; as many sublayers as there are layers.
         candidates: of each layer.
         schedule: of updates and temperature.
         architecture_share: of the training data, held apart for the architecture's updates.
@@ -69,7 +69,13 @@ class SearchSettings:
 
     @property
     def layers(self) -> int:
-        return len(self.baseline)
+        return len(split_sublayers(self.baseline))
+
+    @property
+    def priced(self) -> list[str]:
+        """The sublayers that candidates and baseline are made of, without identity; each once."""
+        names = [*self.candidates, *split_sublayers(self.baseline)]
+        return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"candidates": list(self.candidates), "fairseq_options": list(self.fairseq_options)}
@@ -88,9 +94,10 @@ def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_su
     """
     if pattern is not None:
         letters = expand(pattern)
-        if sublayers is not None and len(letters) != sublayers:
+        length = len(split_sublayers(letters))
+        if sublayers is not None and length != sublayers:
             raise UserError(
-                f"--baseline-pattern {pattern!r} has {len(letters)} sublayers, but --sublayers {sublayers} are to be "
+                f"--baseline-pattern {pattern!r} has {length} sublayers, but --sublayers {sublayers} are to be "
                 "searched; the two are compared, so give equal numbers, or leave --sublayers out"
             )
         return letters

@@ -1,4 +1,4 @@
-"""The memory of the streams of one split, with the place in the text that it has reached."""
+"""The memory of one split's streams, and how far in the text it has come."""
 
 import logging
 from dataclasses import asdict, dataclass
@@ -24,11 +24,11 @@ class StreamsShape:
 
 
 class CarriedMemory:
-    """Follows streams from segment to segment; of a jump in the text it makes a new start, never a wrong past.
+    """Follows streams from segment to segment. After a jump in the text it starts empty, never with a wrong past.
 
     Attributes:
         memory: of the segments before `next_segment`.
-        next_segment: the segment that the memory is of use to.
+        next_segment: the segment that reads the memory.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class CarriedMemory:
         self.next_segment = 0
 
     def forget(self) -> None:
-        """Streams go on from here without a past."""
+        """Empties the memory: the streams continue without a past."""
         self.memory.clear()
 
     def before(self, segment: int) -> StreamMemory:
         """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
         if segment != self.next_segment and segment and self.memory.length:
             logger.warning(
-                "the data goes on at segment %d, but the memory ends before %d: streams start with empty memory",
+                "the data continues at segment %d, but the memory ends before %d: streams start with empty memory",
                 segment,
                 self.next_segment,
             )
@@ -52,12 +52,12 @@ class CarriedMemory:
         return self.memory
 
     def has_read(self, segment: int) -> None:
-        """Says that the memory holds `segment` too. What is not finite becomes 0: it would spoil all that follows."""
+        """Records that the memory holds `segment` too. Numbers that are not finite become 0, for they would spread."""
         self.memory.states = [torch.nan_to_num(state, 0.0, 0.0, 0.0) for state in self.memory.states]
         self.next_segment = segment + 1
 
     def gather(self, shape: StreamsShape) -> Optional[dict[str, Any]]:
-        """What a checkpoint keeps: plain numbers and tensors (rows of all workers, M, C). To be called by all workers.
+        """Returns what a checkpoint keeps: numbers and tensors (rows of all workers, M, C). All workers must call it.
 
         Returns:
             None on all workers but the first, and where the workers' memories differ in length.
@@ -75,7 +75,7 @@ class CarriedMemory:
         return {**asdict(shape), "next_segment": self.next_segment, "states": [state.cpu() for state in states]}
 
     def restore(self, saved: dict[str, Any], shape: StreamsShape, rows: slice) -> None:
-        """Takes this worker's `rows` of what :meth:`gather` gave; where it does not fit, says so and stays empty."""
+        """Takes this worker's `rows` of what :meth:`gather` gave; if that does not fit, warns and stays empty."""
         differences = [
             f"{name} {saved[name]}, now {value}" for name, value in asdict(shape).items() if saved[name] != value
         ]
@@ -87,11 +87,11 @@ class CarriedMemory:
             return
         self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
         self.next_segment = saved["next_segment"]
-        logger.info("memory of %d tokens a stream is back from the checkpoint", self.memory.length)
+        logger.info("restored a memory of %d tokens a stream from the checkpoint", self.memory.length)
 
 
 def _gather_rows(state_BMC: Tensor) -> Tensor:
-    """On the first worker the rows of all, elsewhere this worker's own. A sublayer at a time: all may not fit a GPU."""
+    """On the first worker the rows of all workers, elsewhere its own. Once a sublayer: all may not fit a GPU."""
     world, first = torch.distributed.get_world_size(), torch.distributed.get_rank() == 0
     parts = [torch.empty_like(state_BMC) for _ in range(world)] if first else None
     torch.distributed.gather(state_BMC.contiguous(), parts, dst=0)

@@ -1,4 +1,4 @@
-"""What the tasks of an encoder share."""
+"""The base of tasks that train an encoder."""
 
 from typing import Optional
 
@@ -34,13 +34,13 @@ class EncoderTask(FairseqTask):
         disable_iterator_cache: bool = False,
         **others,
     ):
-        """fairseq's, which also knows how to go on in an epoch that was begun with another batch size."""
+        """fairseq's iterator, which can also finish an epoch that began with another batch size."""
         make_iterator = super().get_batch_iterator
         iterator = make_iterator(
             dataset, max_tokens, max_sentences, disable_iterator_cache=disable_iterator_cache, **others
         )
 
-        if not self.can_reuse_epoch_itr(dataset):  # data workers that wait for another epoch would wait in vain
+        if not self.can_reuse_epoch_itr(dataset):  # workers that stay for another epoch would wait in vain
             iterator.persistent_workers = False
 
         def make(size: dict[str, Optional[int]]):

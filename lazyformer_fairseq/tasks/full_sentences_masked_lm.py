@@ -129,7 +129,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
 
 def data_folders(data: str) -> list[str]:
-    """The folders of ``a:b:c``, each of which must exist (UserError); a corpus stands for its shards, in order."""
+    """The folders of ``a:b:c``, each of which must exist (UserError); a corpus means its shards, in order."""
     folders = []
     for folder in utils.split_paths(data):
         if not folder or not Path(folder).is_dir():
@@ -140,6 +140,6 @@ def data_folders(data: str) -> list[str]:
 
 
 def tokenizer_of(folder: str) -> Path:
-    """The tokenizer beside the data of a folder, or beside the folder where that is a shard."""
+    """The tokenizer beside a folder's data, or beside the folder if that is a shard."""
     beside = Path(folder) / "tokenizer"
     return beside if beside.is_dir() else Path(folder).parent / "tokenizer"

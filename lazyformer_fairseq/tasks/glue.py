@@ -26,6 +26,8 @@ from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoi
 
 logger = logging.getLogger(__name__)
 
+TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
+
 
 @dataclass
 class GlueConfig(ReliabilityConfig):
@@ -34,7 +36,7 @@ class GlueConfig(ReliabilityConfig):
         metadata={"help": "folder of the task's official files, train.tsv and so on, or of the task as prepared"},
     )
     glue_task: Optional[str] = field(
-        default=None, metadata={"help": f"one of {', '.join(TASKS)}; default: the data folder's name"}
+        default=None, metadata={"help": f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name"}
     )
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
     tokenizer_folder: Optional[str] = field(
@@ -73,7 +75,7 @@ class GlueTask(EncoderTask):
         description: the task's row of the table.
         head_name: of its classification head.
         tokenizer: that of the checkpoint.
-        longest: tokens of an input; None until the model is built where the options do not say.
+        longest: tokens of an input; None until the model is built, unless an option sets it.
     """
 
     cfg: GlueConfig
@@ -89,7 +91,7 @@ class GlueTask(EncoderTask):
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
-        """Finds the row of the table and the tokenizer.
+        """Finds the task's row of the table and the tokenizer.
 
         Raises:
             UserError: an option that does not fit the task, or no tokenizer where it should be.
@@ -133,7 +135,7 @@ class GlueTask(EncoderTask):
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         if cfg._name != "glue":
-            raise UserError(f"--criterion {cfg._name} knows nothing of GLUE's labels; give --criterion glue")
+            raise UserError(f"--criterion {cfg._name} does not read GLUE's labels; give --criterion glue")
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, **kwargs) -> None:
@@ -177,9 +179,9 @@ class GlueTask(EncoderTask):
 
 
 def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
-    """Raises a UserError for what would else fail late, or select the worst checkpoint."""
+    """Raises a UserError for options that would fail late, or select the worst checkpoint."""
     if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data}: is no folder; give the one with {description.name}'s official files")
+        raise UserError(f"{cfg.data}: no such folder; give the one with {description.name}'s official files")
     if PreparedTask.is_at(cfg.data) and PreparedTask.load(cfg.data).task is not description:
         raise UserError(f"{cfg.data}: holds {PreparedTask.load(cfg.data).task.name}, not {description.name}")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
@@ -221,7 +223,7 @@ def find_tokenizer(cfg: GlueConfig) -> Path:
 def _tokenizer_of_prepared(cfg: GlueConfig) -> Path:
     folder = PreparedTask.load(cfg.data).tokenizer_folder
     given = Path(cfg.tokenizer_folder or folder)
-    Tokenizer.load(given)  # says what is wrong with it
+    Tokenizer.load(given)  # raises what is wrong with it
     if (given / SETTINGS_FILE).read_bytes() != (folder / SETTINGS_FILE).read_bytes():
         raise UserError(
             f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with this "

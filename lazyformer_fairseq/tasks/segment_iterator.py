@@ -1,4 +1,4 @@
-"""Where in an epoch of streams a run is."""
+"""Iterates over the segments of streams, from any place in an epoch."""
 
 import logging
 from typing import Any
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 class SegmentIterator(EpochBatchIterator):
     """The segments of streams, in order; every item is a whole batch of this worker.
 
-    Where a run goes on with other streams (batch size, workers, segment length), it goes on after the same share of the
+    A run that resumes with other streams (batch size, workers, segment length) continues after the same share of the
     epoch: the new streams start elsewhere in the text, so that some of it comes twice and some not at all.
     """
 
@@ -37,7 +37,7 @@ class SegmentIterator(EpochBatchIterator):
             now = position * len(self) // segments
             logger.warning(
                 "the checkpoint is from segment %d of %d and the streams have %d now (another batch size, number of "
-                "processes or --tgt-len): going on at segment %d, so some of the text comes twice and some not at all",
+                "processes or --tgt-len): continuing at segment %d, some of the text comes twice and some not at all",
                 *(position, segments, len(self), now),
             )
             state = {**state, "iterations_in_epoch": now}

@@ -1,10 +1,10 @@
 """Task ``stream_language_modeling``: truncated back-propagation through long texts (Transformer-XL, section 3.2).
 
 The text is cut into as many contiguous streams as an update's forward pass has rows, over all workers. A batch is the
-next segment of each stream, in order: nothing is shuffled, and the memory of one batch is there for the next, be it in
-the same update (``--update-freq``) or in the next one. An epoch starts all streams anew, with empty memory: the text
-that would precede a stream's start is what the stream above it ends with, and that was last seen an epoch ago.
-Validation has a memory of its own, empty at its start, so that it leaves training's alone.
+next segment of each stream, in order. Nothing is shuffled, and each batch reads the memory of the one before, in the
+same update (``--update-freq``) or the last. An epoch starts all streams anew, with empty memory: the text before a
+stream's start is the end of the stream above it, which was last seen an epoch ago. Validation has a memory of its own,
+empty at its start.
 """
 
 import logging
@@ -44,7 +44,7 @@ class StreamLanguageModelingConfig(ReliabilityConfig):
 
 
 class _Text(FairseqDataset):
-    """A split before it is known how many streams it is cut into."""
+    """A split that is not cut into streams yet."""
 
     def __init__(self, split: str, tokens: np.ndarray):
         self.split = split
@@ -57,7 +57,7 @@ class StreamLanguageModelingTask(EncoderTask):
 
     Attributes:
         training, validation: the memories.
-        mem_len: the model's, known when it is built.
+        mem_len: the model's, set when it is built.
     """
 
     cfg: StreamLanguageModelingConfig
@@ -123,7 +123,7 @@ class StreamLanguageModelingTask(EncoderTask):
             UserError: no ``--batch-size``; a segment or the memory is longer than a stream.
         """
         if max_sentences is None:
-            raise UserError("--max-tokens does not say how many streams there are; give --batch-size")
+            raise UserError("--max-tokens does not determine the number of streams; give --batch-size")
         is_training = dataset.split == self.cfg.train_subset
         streams = TokenStreams(
             dataset.tokens,
@@ -148,7 +148,7 @@ class StreamLanguageModelingTask(EncoderTask):
         )
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        """As fairseq's, with the memory of the segments before; of a batch that is out of turn nothing stays."""
+        """fairseq's step, with the memory of the segments before; a dummy batch leaves no memory."""
         if ignore_grad:  # a dummy, so that this worker keeps step with others
             sample = _with_memory(sample, StreamMemory())
             return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
@@ -166,23 +166,23 @@ class StreamLanguageModelingTask(EncoderTask):
         return result
 
     def forget_memory(self) -> None:
-        """For an update that was skipped, or undone: what it left in the memory may not be sound."""
+        """After an update that was skipped or undone: what it left in the memory may not be sound."""
         self._restored = None
         self.training.forget()
 
     def gather_memory(self) -> None:
-        """Brings the memories of all workers to the one that writes checkpoints; all workers call it."""
+        """Gathers the memories of all workers on the one that writes checkpoints; all workers call it."""
         if self._streams is not None:
             self._restore_memory()
             self._gathered = self.training.gather(self._shape())
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """What fairseq adds to a checkpoint's extra_state."""
+        """Returns what fairseq adds to a checkpoint's extra_state."""
         gathered, self._gathered = self._gathered, None
         return {} if gathered is None else {CHECKPOINT_KEY: gathered}
 
     def take_from_checkpoint(self, extra_state: dict[str, Any]) -> None:
-        """Keeps the memory that a checkpoint has for the next batch, if that is the one it belongs before."""
+        """Keeps a checkpoint's memory for the next batch, if it ends where that batch starts."""
         self._restored = extra_state.get(CHECKPOINT_KEY)
         if self._restored is None:
             self.training.forget()
@@ -208,5 +208,5 @@ def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:
 
 
 def _with_memory(sample: dict[str, Any], memory: StreamMemory) -> dict[str, Any]:
-    """A copy: fairseq keeps the first batch to use it again."""
+    """A copy, because fairseq keeps the first batch to use it again."""
     return {**sample, "net_input": {**sample["net_input"], "memory": memory}}

@@ -1,4 +1,4 @@
-"""Checkpoints stand beside the tokenizer they were trained with, so that a folder of them is all that a user needs."""
+"""Copies the tokenizer beside the checkpoints, so that their folder is all that a user needs."""
 
 import logging
 from pathlib import Path

@@ -22,7 +22,7 @@ from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.costs import matrix_peak
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import fused
+from lazyformer_fairseq.modules.attention import BACK_ENDS
 
 TINY = "--baseline-arch bert_tiny --lengths 8,16 --tokens 16 --rounds 2 --device cpu"
 
@@ -164,7 +164,7 @@ def test_baselines_are_as_they_say():
     found = {entry.baseline: entry for entry in entries.build_entries(BenchSettings(baseline_arch="bert_tiny"), "bf16")}
     layer = found[FAIRSEQ].contender.model.encoder.sentence_encoder.layers[0]
     assert (layer.dropout_module.p, layer.self_attn.dropout_module.p) == (0.1, 0.1)
-    assert found[OURS].contender.encoder.dropout == 0.1 and found[OURS].contender.encoder.attention_dropout == 0
+    assert found[OURS].contender.encoder.dropout == 0.1 and found[OURS].contender.encoder.options.attention_dropout == 0
     if has_transformers():
         config = found[HUGGING_FACE].contender.model.config
         assert config._attn_implementation == "sdpa"
@@ -196,7 +196,7 @@ def test_a_kernel_that_fails_is_left_out(monkeypatch):
 
     monkeypatch.setattr(entries, "has_transformers", lambda: False)
     monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (32,)})
-    monkeypatch.setattr(fused, "attend", attend)
+    monkeypatch.setitem(BACK_ENDS, "fused", BACK_ENDS["fused"]._replace(attend=attend))
     settings = BenchSettings(
         archs=("lazyformer_m2x6_s_tiny",), lengths=(8,), tokens=8, back_ends=("fused", "eager"), buckets=(0,), rounds=2,
         baseline_arch="bert_tiny", workloads=("encoder",),

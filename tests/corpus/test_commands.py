@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 from helpers import toy_texts
 
+from lazyformer_fairseq.corpus import build
 from lazyformer_fairseq.corpus.commands import corpus
-from lazyformer_fairseq.corpus.run import build
 from lazyformer_fairseq.errors import UserError
 
 

@@ -8,8 +8,9 @@ import zipfile
 import pytest
 import zstandard
 
-from lazyformer_fairseq.corpus.readers import BadInput, Piece, Watch, read_piece
-from lazyformer_fairseq.corpus.readers.compressed import compression
+from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch
+from lazyformer_fairseq.corpus.readers.compressed import BadInput, compression
+from lazyformer_fairseq.corpus.readers.documents import read_piece
 
 COMPRESS = {
     "": lambda content: content,

@@ -11,13 +11,13 @@ from lazyformer_fairseq.benchmark.models.entries import FAIRSEQ, HUGGING_FACE, E
 from lazyformer_fairseq.benchmark.models.workloads import encoder_training, inference
 from lazyformer_fairseq.costs.attention_flops import PRODUCTS, layers_of_blocks
 from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops
-from lazyformer_fairseq.costs.sizes import EncoderSizes
 from lazyformer_fairseq.modules.attention import fused, materialize
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 aten = torch.ops.aten
 # torch's counter knows the fused attention of a GPU, but not the processor's.

@@ -8,12 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.costs.sizes import CausalSizes, EncoderSizes
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
 
 PATTERNS = ["M1x2", "M3x1", "(sff)x2 (f)x2", "sflflf sfff"]
 
@@ -93,5 +94,5 @@ def test_table_6_of_the_par_paper(pattern, billions):
 
 def test_figure_1_of_the_par_paper_ranks_the_blocks():
     base = CausalSizes(267_735, 512, 2048, 8)
-    attention, lazy, feed_forward = (count_sublayer_flops(kind, base, 64, 640) for kind in "slf")
+    attention, lazy, feed_forward = (count_sublayer_flops(planned, base, 64, 640) for planned in plan("slf"))
     assert attention > lazy > feed_forward

@@ -9,6 +9,7 @@ from lazyformer_fairseq.costs.latency import Timing, measure
 from lazyformer_fairseq.costs.model_latency import measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.patterns.grammar import plan
 
 
 def test_things_take_turns_and_warm_up_is_not_kept():
@@ -37,7 +38,8 @@ SIZES = {"vocab_size": 17, "embed_dim": 8, "ffn_embed_dim": 16, "num_heads": 2}
     ("network", "memory"), [(Encoder("f", **SIZES), 0), (CausalDecoder("f", **SIZES, mem_len=6), 6)]
 )
 def test_sublayers_of_a_network(network, memory):
-    timings = measure_sublayers(network, "slf", time=4, memory=memory, rounds=2, warm_up=0)
+    sublayers = {planned.text: planned for planned in plan("slf")}
+    timings = measure_sublayers(network, sublayers, time=4, memory=memory, rounds=2, warm_up=0)
     assert list(timings) == ["s", "l", "f"]
     assert all(len(timing.samples) == 2 and timing.median > 0 for timing in timings.values())
 

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lazyformer_fairseq.costs.parameters import count_parameters, count_sublayer_parameters
-from lazyformer_fairseq.costs.sizes import CausalSizes, EncoderSizes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
 
 PATTERNS = ["M1x2", "M3x1", "(sff)x2 (f)x2", "sflflf sfff", "ffff"]
 
@@ -52,7 +52,7 @@ def test_encoders(pattern, heads, width, positions, buckets, normalize_before):
         )  # fmt: skip
         head = MaskedLMHead(encoder.embed_dim, encoder.embed_tokens)
     sizes = EncoderSizes(17, 4 * heads, width, heads, positions, buckets)
-    assert EncoderSizes.of(encoder) == sizes
+    assert encoder.sizes == sizes
     assert count_parameters(pattern, sizes) == counted(encoder, head)
 
 
@@ -73,11 +73,11 @@ def test_causal_models(pattern, heads, width, cutoffs, div_val, normalize_before
         )  # fmt: skip
         softmax = AdaptiveSoftmax(decoder.embedding)
     sizes = CausalSizes(17, 4 * heads, width, heads, cutoffs, div_val if cutoffs else 1, normalize_before)
-    assert CausalSizes.of(decoder) == sizes
+    assert decoder.sizes == sizes
     assert count_parameters(pattern, sizes) == counted(decoder, softmax)
-    for kind in "slf":
-        sublayer = decoder.build_sublayer(PlannedSublayer(kind))
-        assert count_sublayer_parameters(kind, sizes) == counted(sublayer)
+    for planned in plan("slf"):
+        sublayer = decoder.build_sublayer(planned)
+        assert count_sublayer_parameters(planned, sizes) == counted(sublayer)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from fairseq.trainer import Trainer
 from helpers import toy_texts
 
-from lazyformer_fairseq.demo import run, side_by_side
+from lazyformer_fairseq.demo import clock, run, side_by_side
+from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.run import run_demo
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
 from lazyformer_fairseq.errors import UserError
@@ -19,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 def settings(tmp_path_factory) -> DemoSettings:
     text = tmp_path_factory.mktemp("text") / "toy.txt"
     text.write_text("\n\n".join(toy_texts(200)))
-    return DemoSettings(corpus=str(text), vocab_size=160, updates=24, finetuning_epochs=1)
+    return DemoSettings(corpus=str(text), vocab_size=160, minutes=None, updates=24, finetuning_updates=4)
 
 
 class Killed(BaseException):
@@ -44,15 +45,13 @@ def test_the_demo_from_an_interrupt_to_its_report_and_again(settings, tmp_path, 
     run_demo(settings, folder)
     printed = capsys.readouterr().out
     assert "Reusing the text" in printed
-    assert re.search(
-        r"Resuming pre-training at bert_m1x4: update 1[0-3], lazyformer_m2x2: update 1[0-3] of 24", printed
-    )
+    assert re.search(r"Resuming pre-training at bert_m1x4: update 1[0-3], lazyformer_m2x2: update 1[0-3]\.", printed)
     assert_report_is_complete(printed, folder)
     results = json.loads((folder / "pretraining.json").read_text())
     sizes = [result["parameters"] for result in results.values()]
     assert max(sizes) < 1.01 * min(sizes), "the two models are meant to be of one size"
     for result in results.values():
-        assert result["curve"]["updates"] == list(range(0, 25, 3))
+        assert result["curve"]["updates"] == list(range(0, 25, 4))
         assert result["curve"]["loss"][-1] < result["curve"]["loss"][0]
 
     run_demo(settings, folder)
@@ -76,12 +75,95 @@ def assert_report_is_complete(printed: str, folder) -> None:
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in rows[2:]] == list(MODELS)
     assert "unigram entropy is" in printed
+    assert "24 of 24 updates of pre-training and 4 of 4 updates of fine-tuning." in printed
     assert printed.count("<mask>") == 5 and printed.count("%)") == 15
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "table.md").read_text().strip() in printed
 
 
-def test_both_models_see_the_same_batches(settings, tmp_path, monkeypatch):
+class FakeClock:
+    """A second an update and a second a validation, as long as nobody changes `pace`."""
+
+    def __init__(self, monkeypatch):
+        self.seconds, self.pace = 1000.0, 1.0
+        self.rates: list[float] = []  # of each update
+        monkeypatch.setattr(clock, "monotonic", lambda: self.seconds)
+        update, validate = side_by_side.Run.update, side_by_side.Run.validate
+
+        def update_in_time(run):
+            self.rates.append(run.trainer.get_lr())
+            update(run)
+            self.seconds += self.pace
+            run.seconds[-1] = self.pace
+
+        def validate_in_time(run):
+            validate(run)
+            self.seconds += self.pace
+
+        monkeypatch.setattr(side_by_side.Run, "update", update_in_time)
+        monkeypatch.setattr(side_by_side.Run, "validate", validate_in_time)
+
+
+@pytest.fixture(scope="module")
+def prepared(settings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared")
+    with run._quiet_on_one_thread():
+        run._prepare(settings, folder / "data", folder / "task")
+    return folder
+
+
+@pytest.mark.parametrize("slower_from", [None, 40, 90])
+def test_pretraining_ends_in_time_at_any_pace(settings, prepared, tmp_path, monkeypatch, slower_from):
+    """Also where the machine becomes four times as slow on the way; the learning rate ends at zero all the same."""
+    fake = FakeClock(monkeypatch)
+    began = fake.seconds
+    update = side_by_side.Run.update
+
+    def slowing(one):
+        fake.pace = 4.0 if slower_from and fake.seconds > began + slower_from else 1.0
+        update(one)
+
+    monkeypatch.setattr(side_by_side.Run, "update", slowing)
+    runs = side_by_side.pretrain(
+        replace(settings, minutes=3, updates=1000), prepared / "data", tmp_path, Clock(3, tmp_path / "clock.json")
+    )
+    until, turn, last_validations = 180 * side_by_side.PRETRAINED_BY, 2 * fake.pace, 2 * fake.pace
+    assert until - 3 * turn - last_validations <= fake.seconds - began <= until + turn + last_validations
+    first, second = runs
+    assert side_by_side.FEWEST < first.updates == second.updates < 1000
+    assert first.curve["updates"] == second.curve["updates"] and first.curve["updates"][-1] == first.updates
+    assert max(fake.rates[-2:]) < 0.2 * settings.rate < 0.9 * settings.rate < max(fake.rates)
+
+
+def test_a_resumed_demo_gets_no_more_time_than_another(settings, prepared, tmp_path, monkeypatch):
+    fake = FakeClock(monkeypatch)
+    began, update = fake.seconds, side_by_side.Run.update
+
+    def stopped(one):
+        if fake.seconds > began + 80:
+            raise Killed
+        update(one)
+
+    settings = replace(settings, minutes=3, updates=1000)
+    for name in ("data", "acceptability"):
+        (tmp_path / name).symlink_to(prepared / {"acceptability": "task"}.get(name, name))
+    (tmp_path / "settings.json").write_text(json.dumps(settings.as_json()))
+    with monkeypatch.context() as patched:
+        patched.setattr(side_by_side.Run, "update", stopped)
+        with pytest.raises(Killed):
+            run_demo(settings, tmp_path)
+    fake.seconds += 1000  # between two starts time does not count
+    run_demo(settings, tmp_path)
+    assert fake.seconds - began - 1000 <= 180 * side_by_side.FINETUNED_BY + 4
+
+
+def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared, tmp_path):
+    (tmp_path / "clock.json").write_text('{"seconds": 1000}')
+    runs = side_by_side.pretrain(settings, prepared / "data", tmp_path, Clock(1, tmp_path / "clock.json"))
+    assert [one.updates for one in runs] == [side_by_side.FEWEST] * 2
+
+
+def test_both_models_see_the_same_batches(settings, prepared, tmp_path, monkeypatch):
     seen: dict[str, list[torch.Tensor]] = {name: [] for name in MODELS}
     original = Trainer.train_step
 
@@ -91,8 +173,7 @@ def test_both_models_see_the_same_batches(settings, tmp_path, monkeypatch):
         return original(trainer, samples, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
-    run._prepare(settings, tmp_path / "data", tmp_path / "task")
-    side_by_side.pretrain(settings, tmp_path / "data", tmp_path)
+    side_by_side.pretrain(settings, prepared / "data", tmp_path, Clock(None, tmp_path / "clock.json"))
     first, second = seen.values()
     assert len(first) == len(second) == settings.updates
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

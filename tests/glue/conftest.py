@@ -10,7 +10,7 @@ from helpers import write_toy_glue
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.glue.prepare.files import Preparation, prepare_tasks
+from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
 
 TOY_TASKS = ("CoLA", "RTE", "MNLI", "STS-B")
 

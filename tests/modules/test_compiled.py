@@ -107,11 +107,14 @@ def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
 
     @torch.compile(dynamic=True)
     def write_out(x, bias):
-        return bias.dense(x.size(0), x.dtype)
+        return bias.dense(x.size(0), x.size(0), x)
 
     for time in (5, 9, 200):
         weights = torch.randn(2, time, time)
-        outcome, expected = write_out(torch.zeros(time), relative(time)), relative(time).dense(time, torch.float32)
+        outcome, expected = (
+            write_out(torch.zeros(time), relative(time)),
+            relative(time).dense(time, time, torch.zeros(())),
+        )
         torch.testing.assert_close(outcome, expected)
         gradients = [torch.autograd.grad((bias * weights).sum(), relative.table)[0] for bias in (outcome, expected)]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)

@@ -1,5 +1,6 @@
 """Linear maps: torch's own, and oneDNN's where these are faster."""
 
+import json
 from contextlib import nullcontext
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.modules import linear
-from lazyformer_fairseq.modules.linear import Linear, multiply_by_onednn
+from lazyformer_fairseq.modules.linear import Linear, Products, multiply_by_onednn
 
 needs_onednn = pytest.mark.skipif(not linear.has_onednn(), reason="this torch has not both MKL and oneDNN")
 ROWS, INPUTS, OUTPUTS = 256, 256, 512  # as many as are worth it
@@ -35,9 +36,13 @@ def uses_onednn(module: nn.Module, x: torch.Tensor) -> bool:
     return "mkldnn::_linear_pointwise" in kernels.names
 
 
+def wins(forward: bool, input_gradient: bool):
+    return lambda inputs, outputs, threads: Products(forward, input_gradient)
+
+
 @pytest.fixture
-def amd(monkeypatch):
-    monkeypatch.setattr(linear, "is_amd", lambda: True)
+def onednn_is_faster(monkeypatch):
+    monkeypatch.setattr(linear, "onednn_wins", wins(True, True))
 
 
 @needs_onednn
@@ -76,7 +81,7 @@ def test_a_gradient_has_a_gradient():
 
 
 @needs_onednn
-def test_on_an_amd_processor_onednn_multiplies(amd):
+def test_where_onednn_is_faster_it_multiplies(onednn_is_faster):
     module = Linear(INPUTS, OUTPUTS)
     assert uses_onednn(module, torch.randn(2, ROWS // 2, INPUTS))
     with torch.inference_mode():
@@ -84,11 +89,85 @@ def test_on_an_amd_processor_onednn_multiplies(amd):
 
 
 @needs_onednn
+@pytest.mark.parametrize(("faster", "kernels"), [((True, False), (1, 0)), ((False, True), (0, 1))])
+def test_each_product_has_its_own_library(monkeypatch, faster, kernels):
+    monkeypatch.setattr(linear, "onednn_wins", wins(*faster))
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS, requires_grad=True)
+    with KernelNames() as forward:
+        output = module(x)
+    with KernelNames() as backward:
+        output.square().sum().backward()
+    assert tuple(run.names.count("mkldnn::_linear_pointwise") for run in (forward, backward)) == kernels
+    found, x.grad = x.grad, None
+    nn.functional.linear(x, module.weight, module.bias).square().sum().backward()
+    torch.testing.assert_close(found, x.grad, atol=1e-3, rtol=1e-4)
+
+
+@pytest.fixture
+def measured_anew(monkeypatch, tmp_path):
+    """The cache file; without one yet, and without what this process knows."""
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    linear.onednn_wins.cache_clear()
+    yield tmp_path / "cache" / linear.FILE
+    linear.onednn_wins.cache_clear()
+
+
+@needs_onednn
+def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS)
+    torch.manual_seed(5)
+    expected, products = torch.rand(3), 2 * ROWS * INPUTS * OUTPUTS
+    torch.manual_seed(5)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter, KernelNames() as kernels:
+        torch.func.vmap(module)(x)
+    assert measured_anew.is_file() and counter.get_total_flops() == 2 * products
+    assert sum("linear" in name or "mm" in name for name in kernels.names) <= 2
+    assert torch.equal(torch.rand(3), expected)
+    for part in x:
+        with torch.no_grad():
+            module(part)
+    module(x.requires_grad_()).sum().backward()  # no part of inference mode has stayed
+    assert x.grad is not None
+
+
+@needs_onednn
+def test_a_shape_is_measured_once_on_a_machine(measured_anew, monkeypatch):
+    calls = []
+    monkeypatch.setattr(linear, "_compare", lambda *shape: calls.append(shape) or Products(True, False))
+    for threads in (1, 1, 2):
+        linear.onednn_wins.cache_clear()  # as another process
+        assert linear.onednn_wins(8, 16, threads) == Products(True, False)
+    assert linear.onednn_wins(16, 8, 2) == Products(True, False)
+    assert calls == [(8, 16), (8, 16), (16, 8)]
+    per_machine = json.loads(measured_anew.read_text())
+    assert [len(shapes) for shapes in per_machine.values()] == [1, 2]
+    assert all("1 threads" in name or "2 threads" in name for name in per_machine)
+
+
+@needs_onednn
+def test_the_faster_library_is_found(measured_anew, monkeypatch):
+    right = linear._onednn
+
+    def slow(*factors):
+        for _ in range(3):
+            right(*factors)
+        return right(*factors)
+
+    monkeypatch.setattr(linear, "_onednn", slow)
+    assert linear.onednn_wins(256, 256, 1) == Products(False, False)
+    linear.onednn_wins.cache_clear()
+    measured_anew.unlink()
+    monkeypatch.setattr(linear, "_onednn", right)
+    monkeypatch.setattr(linear.F, "linear", slow)
+    assert linear.onednn_wins(256, 256, 1) == Products(True, True)
+
+
+@needs_onednn
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # says torch of `flags`
 @pytest.mark.parametrize(
     "case",
     [
-        "another processor",
+        "MKL is faster",
         "few tokens",
         "an odd number",
         "a part of a matrix",
@@ -99,9 +178,9 @@ def test_on_an_amd_processor_onednn_multiplies(amd):
         "off",
     ],
 )
-def test_elsewhere_torch_multiplies(amd, monkeypatch, case):
-    if case == "another processor":
-        monkeypatch.setattr(linear, "is_amd", lambda: False)
+def test_elsewhere_torch_multiplies(onednn_is_faster, monkeypatch, case):
+    if case == "MKL is faster":
+        monkeypatch.setattr(linear, "onednn_wins", wins(False, False))
     rows = {"few tokens": 8, "an odd number": ROWS + 1}.get(case, ROWS)
     dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(case, torch.float32)
     around = {
@@ -119,7 +198,7 @@ def test_elsewhere_torch_multiplies(amd, monkeypatch, case):
 
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-def test_exporters_see_torchs_own_operator(amd):
+def test_exporters_see_torchs_own_operator(onednn_is_faster):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS)
     exported = torch.export.export(module, (x,))
     assert "aten.linear" in str(exported.graph) and "mkldnn" not in str(exported.graph)
@@ -128,7 +207,7 @@ def test_exporters_see_torchs_own_operator(amd):
 
 
 @needs_onednn
-def test_its_flops_are_counted(amd):
+def test_its_flops_are_counted(onednn_is_faster):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
@@ -137,7 +216,7 @@ def test_its_flops_are_counted(amd):
 
 @needs_onednn
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch of oneDNN's operator under vmap
-def test_functional_transforms_go_through(amd):
+def test_functional_transforms_go_through(onednn_is_faster):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS, requires_grad=True)
 
     def loss(one):

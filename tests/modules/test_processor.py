@@ -3,29 +3,45 @@
 import platform
 
 import pytest
+import torch
 
 from lazyformer_fairseq.modules import processor
+from lazyformer_fairseq.modules.processor import device_kind
+
+FIRST_CORE = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: A 7 @ 2 GHz: fast\n"
 
 
 @pytest.fixture(autouse=True)
 def asked_anew():
-    for ask in (processor.processor_name, processor.is_amd):
-        ask.cache_clear()
+    device_kind.cache_clear()
     yield
-    for ask in (processor.processor_name, processor.is_amd):
-        ask.cache_clear()
+    device_kind.cache_clear()
 
 
-@pytest.mark.parametrize(("vendor", "amd"), [("AuthenticAMD", True), ("GenuineIntel", False)])
-def test_linux_says_who_made_it(tmp_path, monkeypatch, vendor, amd):
+def test_linux_says_more_than_the_name_it_is_sold_by(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: 17\nmodel name\t: A 7 @ 2 GHz: fast\n\n")
+    cpuinfo.write_text(FIRST_CORE.format("AuthenticAMD") + "\n" + FIRST_CORE.format("another").replace("25", "26"))
     monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
-    assert processor.is_amd() == amd
-    assert processor.processor_name() == "A 7 @ 2 GHz: fast"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert device_kind("cpu") == "A 7 @ 2 GHz: fast (AuthenticAMD family 25 model 1, AVX2)"
+
+
+def test_what_torch_uses_of_it_makes_another_kind(monkeypatch):
+    kinds = set()
+    for capability in ("AVX2", "AVX512"):
+        device_kind.cache_clear()
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+        kinds.add(device_kind("cpu"))
+    assert len(kinds) == 2
 
 
 def test_elsewhere_python_knows_the_family(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "no such file")
     monkeypatch.setattr(platform, "processor", lambda: "AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD")
-    assert processor.is_amd() and processor.processor_name().startswith("AMD64")
+    assert device_kind("cpu").startswith("AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD (")
+
+
+def test_a_gpu_has_a_name_and_a_capability(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert device_kind("cuda") == "NVIDIA H100 80GB HBM3 (compute capability 9.0)"

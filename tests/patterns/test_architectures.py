@@ -63,20 +63,6 @@ def test_the_rows_of_table_1_attend_as_often_as_it_says():
         assert row.sublayer_pattern.startswith(f"({name.split('_')[-1]})") or attending == 0
 
 
-def test_the_readmes_table_of_language_models_is_the_one_in_the_code():
-    section = (ROOT / "README.md").read_text().split("## Language models")[1].split("\n## ")[0]
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in section.splitlines() if "`" in line]
-    rows = {cells[0]: cells[1:] for cells in rows if cells[0] in CAUSAL_ARCHITECTURES}
-    assert rows.keys() == {name for name in CAUSAL_ARCHITECTURES if not name.endswith("_tiny")}
-    for name, (pattern, sizes, parameters, source) in rows.items():
-        row = CAUSAL_ARCHITECTURES[name]
-        words = 267_735 if row.adaptive_softmax_cutoff else 204
-        assert pattern == row.sublayer_pattern
-        assert sizes == f"{row.decoder_ffn_embed_dim}, {row.decoder_embed_dim}, {row.decoder_attention_heads}"
-        assert parameters == f"{count_causal_parameters(name, words) / 1e6:.1f}M"
-        assert source == row.source
-
-
 def model_options(*arguments: str):
     """What `fairseq-train ARGUMENTS` would build the model from."""
     parser = options.get_training_parser()

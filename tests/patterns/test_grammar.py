@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 
 @pytest.mark.parametrize(
@@ -96,17 +97,17 @@ def test_any_text_gives_letters_or_a_user_error(text):
         letters = expand(text)
     except UserError:
         return
-    assert letters and set(letters) <= set("slf")
+    assert letters and set(letters) <= set("slf-")
 
 
 @given(st.text(alphabet="slf", max_size=20).map(lambda rest: "s" + rest))
 def test_a_plan_says_who_reads_whom(letters):
     planned = plan(letters)
-    assert "".join(sublayer.kind for sublayer in planned) == letters
+    assert "".join(sublayer.text for sublayer in planned) == letters
     for index, sublayer in enumerate(planned):
-        if sublayer.kind == "l":
+        if sublayer.text == "l":
             assert sublayer.reads == letters.rindex("s", 0, index)
         else:
             assert sublayer.reads is None
         readers = [other for other in planned if other.reads == index]
-        assert sublayer.is_read == bool(readers)
+        assert sublayer.readers == (DISTRIBUTION,) * len(readers)

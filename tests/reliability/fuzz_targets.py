@@ -20,7 +20,8 @@ import numpy as np
 import zstandard
 from helpers import write_toy_glue
 
-from lazyformer_fairseq.corpus.readers import FORMATS, Piece, read_piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.corpus.run.work_folder import finished_manifest
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask

@@ -29,7 +29,7 @@ def two_processes(data_folder, tmp_path, free_port):
             *("--save-dir", str(tmp_path / "run"), *options.split()),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+        finished = subprocess.run(command, capture_output=True, text=True, env=environment)
         seen = [tmp_path / f"rank{rank}.json" for rank in range(2)]
         assert all(file.is_file() for file in seen), finished.stderr[-3000:]
         return finished, [json.loads(file.read_text()) for file in seen]

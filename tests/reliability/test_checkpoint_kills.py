@@ -14,11 +14,9 @@ from helpers import ROOT
 from reliability.damaged_files import options
 from reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 
+from lazyformer_fairseq.files.whole import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.choice import choose
-from lazyformer_fairseq.reliability.checkpoints.files import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
-
-SECONDS = 120  # that a process may take to get somewhere on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,13 @@ def test_killed_at_random_moments(data_folder, tmp_path, record_counts, kills, w
     chance = random.Random(1)
     phases = collections.Counter()
     leftovers = 0
-    while phases.total() < kills or sum(phases[phase] for phase in WITHIN_A_SAVE) < within:
+
+    def enough() -> bool:
+        """How many kills that takes is up to the machine: where a kill falls nobody knows before."""
+        seen = phases.total() >= kills and sum(phases[phase] for phase in WITHIN_A_SAVE) >= within
+        return bool(seen and watch.reported and (phases["writing a file"] or phases["writing a copy"]))
+
+    while not enough():
         with started(data_folder, folder, watch, tmp_path) as run:
             if chance.random() < 0.8:
                 wait_for_saves(run, watch, chance.randrange(3) if watch.milliseconds else 1)
@@ -42,7 +46,6 @@ def test_killed_at_random_moments(data_folder, tmp_path, record_counts, kills, w
         phases[PHASES[watch.phase]] += 1
         leftovers += len(list(folder.glob(f"*{UNFINISHED}")))
         assert_good(folder, watch)
-    assert watch.reported > 0 and phases.keys() & {"writing a file", "writing a copy"}
 
     unfinished = list(folder.glob(f"*{UNFINISHED}"))
     with started(data_folder, folder, watch, tmp_path) as run:
@@ -86,9 +89,8 @@ def started(data, folder, watch, tmp_path):
 
 def wait_for_saves(run, watch, finished: int) -> None:
     """Until the run begins to save, having saved so many times already."""
-    until = time.monotonic() + SECONDS
     while watch.saves <= finished:
-        assert run.is_alive() and time.monotonic() < until
+        assert run.is_alive()
         time.sleep(0.0005)
 
 

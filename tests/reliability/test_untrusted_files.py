@@ -16,7 +16,11 @@ import zstandard
 from fairseq import file_utils, hub_utils
 from reliability.untrusted_pickles import UNTRUSTED
 
-from lazyformer_fairseq.corpus.readers import BadInput, Piece, compressed, epub, read_piece
+from lazyformer_fairseq.corpus.readers import compressed
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.documents import read_piece
+from lazyformer_fairseq.corpus.readers.formats import epub
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary

@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
-from lazyformer_fairseq.reliability.checkpoints.files import UNFINISHED
+from lazyformer_fairseq.files.whole import UNFINISHED
 
 PHASES = (
     "before the first update",
@@ -72,7 +72,8 @@ def _tell_of_files(watch: Watch) -> None:
 
     def hear(event: str, arguments: tuple) -> None:
         nonlocal began, is_last
-        if event == "open" and str(arguments[0]).endswith(UNFINISHED) and "w" not in (arguments[1] or ""):
+        # "x": it is made. What a killed process left is opened too, to be removed.
+        if event == "open" and str(arguments[0]).endswith(UNFINISHED) and "x" in (arguments[1] or ""):
             if watch.phase <= PHASES.index("training"):
                 began = time.monotonic()
                 watch.saves += 1

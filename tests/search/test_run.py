@@ -21,9 +21,9 @@ from lazyformer_fairseq.search.loop import Search
 from lazyformer_fairseq.search.run import open_search, run_search
 from lazyformer_fairseq.search.schedule import Schedule
 from lazyformer_fairseq.search.settings import SearchSettings
-from lazyformer_fairseq.search.supernet.choices import CANDIDATES
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 
+CANDIDATES = ("s", "l", "f", "identity")
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
 SMALL = "--tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16"
 
@@ -154,7 +154,7 @@ def test_results_fit_together(masked_lm, tmp_path, capsys):
     assert layers["candidates"] == list(candidates)
     assert [sum(row) for row in layers["layers"]] == pytest.approx([1] * 4)
     assert layers["layers"][0][1] == 0
-    assert result["by_layer"] == expand(result["pattern"]) == "".join(part.kind for part in plan(result["pattern"]))
+    assert result["by_layer"] == expand(result["pattern"]) == "".join(part.text for part in plan(result["pattern"]))
     baseline, found = result["table"]
     assert (baseline["pattern"], found["pattern"]) == ("sfsf", result["pattern"])
     for picture in ("probabilities.png", "history.png"):

@@ -92,7 +92,7 @@ def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message)
 
 
 def test_a_missing_folder_is_refused(config):
-    with pytest.raises(UserError, match="nowhere: is no folder"):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
         setup_task(config("nowhere", "--glue-task", "MRPC").task)
 
 

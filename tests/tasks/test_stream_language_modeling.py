@@ -156,12 +156,12 @@ def states_of(carried: CarriedMemory, value: float) -> CarriedMemory:
     return carried
 
 
-def test_a_jump_in_the_text_empties_the_memory_and_is_said(caplog):
+def test_a_jump_in_the_text_empties_the_memory_with_a_warning(caplog):
     carried = states_of(CarriedMemory(), 1.0)
     carried.has_read(4)
     assert carried.before(5).length == 3 and not caplog.text
     assert carried.before(7).length == 0
-    assert "goes on at segment 7, but the memory ends before 5" in caplog.text
+    assert "continues at segment 7, but the memory ends before 5" in caplog.text
     states_of(carried, 1.0).has_read(7)
     caplog.clear()
     assert carried.before(0).length == 0 and not caplog.text  # an epoch
@@ -225,7 +225,7 @@ def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fair
 
 def test_the_number_of_streams_must_be_given(lm_data, tmp_path, fairseq_train):
     options = TINY.replace("--batch-size 16", "--max-tokens 64")
-    with pytest.raises(UserError, match="--max-tokens does not say how many streams there are; give --batch-size"):
+    with pytest.raises(UserError, match="--max-tokens does not determine the number of streams; give --batch-size"):
         fairseq_train(lm_data, f"{options} --max-update 1", tmp_path, TASK)
 
 
@@ -268,7 +268,6 @@ def test_each_length_must_be_equal(name, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_processes_resume_bit_for_bit_and_their_checkpoint_has_the_memory_of_both(lm_data, tmp_path, free_port):
     options = f"{TINY} --batch-size 8 --update-freq 2 --max-update 6 --save-interval-updates 3 --disable-validation"
 
@@ -280,7 +279,7 @@ def test_two_processes_resume_bit_for_bit_and_their_checkpoint_has_the_memory_of
             *"--distributed-world-size 2 --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3".split(),
             *("--num-workers", "0", "--no-epoch-checkpoints", "--dropout", "0.1", "--save-dir", str(save_dir)),
         ]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        run = subprocess.run(command, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
         return torch.load(save_dir / "checkpoint_last.pt")
 

@@ -4,11 +4,10 @@ import copy
 import itertools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
 import torch
 from tabulate import tabulate
@@ -16,87 +15,83 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lazyformer_fairseq.costs.latency import measure
-from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.modules.attention import attend
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose_with_reason
+from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 logger = logging.getLogger(__name__)
 
+LEARNED = (NOTHING_LEARNED, "bias", "positions")
+BLOCKS = 3  # that share a bias, which some back ends write out once for all, as those of a model do
 # What rounding may amount to: relative, by norm, of outputs and gradients on one back end from those on another.
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
-class Block(NamedTuple):
-    """A lazy block to measure: its attention without the projections.
+def blocks_to_measure(
+    lengths: Sequence[int],
+    layers: Sequence[int],
+    batches: Sequence[int],
+    heads: Sequence[tuple[int, int]],
+    precision: str,
+    tokens: int,
+) -> list[Block]:
+    """Each of these together with each other, in training and inference, with all that may learn and with padding.
 
-    Attributes:
-        training: forward and backward; else forward alone.
-        biased: T5's relative bias of 32 buckets, learned in training.
+    Positions come with causal attention over as much memory, and without padding.
+
+    Args:
+        lengths: T.
         layers: m.
-        time: T.
-    """
+        batches: B.
+        heads: N and D.
+        precision: as in "float32".
+        tokens: of a batch at most; where one sequence is longer a batch of it alone.
 
-    training: bool
-    biased: bool
-    layers: int
-    time: int
+    Raises:
+        UserError: a length, number of layers or batch is 0.
+    """
+    if 0 in (*lengths, *layers, *batches):
+        raise UserError("--lengths, --layers and --batches: give whole numbers from 1 on")
+    flags, blocks = (True, False), []
+    for sizes in itertools.product(flags, LEARNED, flags, layers, batches, lengths, heads):
+        training, learned, padded, m, batch, time, (number, size) = sizes
+        is_empty = padded and (batch == 1 or learned == "positions")  # one sequence alone has no padding
+        if not is_empty and (batch * time <= tokens or batch == 1):
+            blocks.append(Block(training, learned, padded, precision, m, batch, time, number, size))
+    return blocks
 
 
 def measure_back_ends(
-    lengths: Sequence[int],
-    layers: Sequence[int],
-    device: str,
-    precision: torch.dtype,
-    tokens: int,
-    rounds: int = 10,
-    minutes: Optional[float] = None,
-    heads: int = 12,
-    head_size: int = 64,
-) -> dict[str, Any]:
+    blocks: Sequence[Block], device: str, rounds: int = 10, minutes: Optional[float] = None
+) -> dict[Block, dict[str, float]]:
     """Milliseconds of every back end for every block, those of a block in turn.
 
     After Ctrl-C or SIGTERM, of the blocks that were measured until then, if any were.
 
     Args:
-        lengths: T.
-        layers: m.
+        blocks: which.
         device: cpu or cuda.
-        precision: of queries, keys and values.
-        tokens: of a batch; at least one sequence.
         rounds: samples; the median counts.
         minutes: that all rounds together may take, but for one of each; None for no limit.
-        heads: N.
-        head_size: D.
 
     Returns:
-        `machine`, `versions`, `precision`, `blocks_planned`, more than there are rows where it was stopped, and `rows`
-        of `device`, `training`, `biased`, `layers`, `time` and `milliseconds` by back end, without those that failed,
-        ran out of memory or computed something else.
+        Milliseconds by back end, without those that failed, ran out of memory or computed something else.
     """
-    blocks = [Block(*one) for one in itertools.product((True, False), (True, False), layers, lengths)]
     seconds = None if minutes is None else 60 * minutes / len(blocks)
-    rows = []
+    rows: dict[Block, dict[str, float]] = {}
     try:
         for block in tqdm(blocks, desc="back ends", unit=" blocks"):
-            shape = (max(1, tokens // block.time), heads, block.time, head_size)
-            things = _agreeing(block, _Attention(block, shape, device, precision), LARGEST_ERROR[precision])
+            precision = getattr(torch, block.precision)
+            things = _agreeing(block, _Attention(block, device, precision), LARGEST_ERROR[precision])
             timings = measure(things, rounds, 1, device, description=str(block), seconds=seconds)
-            milliseconds = {name: round(1000 * timing.median, 4) for name, timing in timings.items()}
-            rows.append({"device": device, **block._asdict(), "milliseconds": milliseconds})
+            rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
     except KeyboardInterrupt:
         if not rows:
             raise
-    return {
-        "machine": describe_machine(device),
-        "versions": describe_versions(),
-        "precision": str(precision).removeprefix("torch."),
-        "blocks_planned": len(blocks),
-        "rows": rows,
-    }
+    return rows
 
 
 def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> dict[str, Callable[[], object]]:
@@ -124,88 +119,127 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
     return things
 
 
-def add_to_file(path: Path, before: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Writes what :func:`measure_back_ends` returned.
-
-    What `before` has of another kind of device stays, and so does what it has from this very machine, software and
-    precision of blocks that were not measured now.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    device = measured["rows"][0]["device"]
-    origin = {key: measured[key] for key in ("machine", "versions", "precision")}
-    is_from_here = before.get("measured_on", {}).get(device) == origin
-    measured_on = {**before.get("measured_on", {}), device: origin}
-    new = {_block_of(row) for row in measured["rows"]}
-    others = [
-        row for row in before.get("rows", []) if row["device"] != device or (is_from_here and _block_of(row) not in new)
-    ]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"measured_on": measured_on, "rows": [*others, *measured["rows"]]})
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); give another --output") from error
-
-
-def _block_of(row: dict[str, Any]) -> Block:
-    return Block(*(row[name] for name in Block._fields))
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Mapping[Block, Mapping[str, float]]) -> str:
     """Markdown; the fastest is marked."""
     lines = []
-    for row in rows:
-        fastest = min(row["milliseconds"].values(), default=None)
-        times = [row["milliseconds"].get(name) for name in BACKENDS]
-        cells = ["left out" if ms is None else f"{ms:.2f}{' *' if ms == fastest else ''}" for ms in times]
-        what = "forward and backward" if row["training"] else "forward"
-        lines.append([what, "learned" if row["biased"] else "none", row["layers"], row["time"], *cells])
-    headers = ["pass", "bias", "layers", "n", *(f"{name}, ms" for name in BACKENDS)]
-    aligned = ("left", "left", *["right"] * (2 + len(BACKENDS)))
+    for block, milliseconds in rows.items():
+        fastest = min(milliseconds.values(), default=None)
+        times = [milliseconds.get(name) for name in BACKENDS]
+        cells = ["left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}" for ms in times]
+        lines.append([*_cells(block), *cells])
+    return _markdown(lines, [f"{name}, ms" for name in BACKENDS])
+
+
+def choices(blocks: Sequence[Block], device: str) -> str:
+    """Markdown: what ``auto`` takes for each block here, and the measurement that decides."""
+    lines = []
+    for block in blocks:
+        situation = Situation(
+            device=device,
+            precision=getattr(torch, block.precision),
+            batch=block.batch,
+            heads=block.heads,
+            time=block.time,
+            keys=_keys(block),
+            head_size=block.head_size,
+            is_training=block.training,
+            features=_features(block),
+            has_dropout=False,
+            blocks=BLOCKS,
+        )
+        lines.append([*_cells(block), *choose_with_reason(situation, block.layers - 1)])
+    return _markdown(lines, ["auto takes", "because of"])
+
+
+def _keys(block: Block) -> int:
+    return 2 * block.time if block.learned == "positions" else block.time
+
+
+def _features(block: Block) -> frozenset[str]:
+    of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
+    return frozenset([*of_learned, *(["padding"] if block.padded else [])])
+
+
+def _cells(block: Block) -> list[object]:
+    what = "forward and backward" if block.training else "forward"
+    padding = "yes" if block.padded else "no"
+    return [
+        what,
+        block.learned,
+        padding,
+        block.layers,
+        f"{block.batch} x {block.time}",
+        f"{block.heads} x {block.head_size}",
+    ]
+
+
+def _markdown(lines: Sequence[Sequence[object]], further: Sequence[str]) -> str:
+    headers = ["pass", "learned", "padding", "layers", "B x n", "heads", *further]
+    aligned = ("left", "left", "left", *["right"] * 3, *["left" if len(further) == 2 else "right"] * len(further))
     return tabulate(lines, headers, tablefmt="github", disable_numparse=True, colalign=aligned)
 
 
 class _Attention:
-    """The attention of a block, from the same random inputs on every back end."""
+    """The attention of :data:`BLOCKS` blocks, from the same random inputs on every back end."""
 
-    def __init__(self, block: Block, shape: tuple[int, ...], device: str, precision: torch.dtype):
+    def __init__(self, block: Block, device: str, precision: torch.dtype):
         like = {"device": device, "dtype": precision}
-        batch, heads, time, size = shape
 
-        def heads_side_by_side() -> Tensor:  # in memory, as a model's projections leave them
-            return torch.randn(batch, time, heads, size, **like).transpose(1, 2)
+        def heads_side_by_side(length: int) -> Tensor:  # in memory, as a model's projections leave them
+            return torch.randn(block.batch, length, block.heads, block.head_size, **like).transpose(1, 2)
 
+        keys = _keys(block)
         self.block = block
-        self.q, self.k, *self.values = (
-            heads_side_by_side().requires_grad_(block.training) for _ in range(2 + block.layers)
-        )
-        self.gradients = [heads_side_by_side() for _ in self.values]
-        self.bias = RelativePositionBias(shape[1]).to(**like)
-        torch.nn.init.normal_(self.bias.table)
+        self.q = heads_side_by_side(block.time)
+        self.k, *self.values = (heads_side_by_side(keys) for _ in range(1 + block.layers))
+        self.gradients = [heads_side_by_side(block.time) for _ in self.values]
+        self.learned: list[Tensor] = []
+        if block.learned == "bias":
+            self.learned = [torch.randn(32, block.heads, **like)]
+        if block.learned == "positions":
+            distances = torch.randn(block.heads, keys + 1, block.head_size, **like)
+            self.learned = [heads_side_by_side(block.time), distances]
+        for leaf in self.leaves:
+            leaf.requires_grad_(block.training)
+        # From half of the batch's width to all of it.
+        shortest = block.time if block.batch == 1 else (block.time + 1) // 2
+        self.lengths = torch.linspace(shortest, block.time, block.batch, device=device).long() if block.padded else None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.q, self.k, *self.values, *self.learned]
 
     def in_single_precision(self) -> "_Attention":
         """The same numbers, in float32."""
         if self.q.dtype == torch.float32:
             return self
         other, training = copy.copy(self), self.block.training
-        other.q, other.k, *other.values = (
-            part.detach().float().requires_grad_(training) for part in (self.q, self.k, *self.values)
-        )
+        other.q, other.k, *others = (leaf.detach().float().requires_grad_(training) for leaf in self.leaves)
+        other.values, other.learned = others[: len(self.values)], others[len(self.values) :]
         other.gradients = [gradient.float() for gradient in self.gradients]
-        other.bias = copy.deepcopy(self.bias).float()
         return other
 
-    def run(self, backend: str) -> list[Tensor]:
+    def scores(self) -> Scores:
+        """What sublayers of a forward pass share."""
+        if self.block.learned == "bias":
+            shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time, self.lengths)
+            return Scores(self.learned[0], shared.bucket_by_distance, shared.far, self.lengths)
+        return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions")
+
+    def run(self, back_end: str) -> list[Tensor]:
         """Outputs of all layers; in training also the gradients of all that goes in."""
         with torch.inference_mode(not self.block.training):
-            bias = self.bias(self.block.time) if self.block.biased else ScoreBias()
-            output, reusable = attend(self.q, self.k, self.values[0], bias, 0.0, self.block.layers - 1, backend)
-            outputs = [output, *(reusable.attend(value, 0.0) for value in self.values[1:])]
+            shared = self.scores()
+            outputs = [output for _ in range(BLOCKS) for output in self._outputs(shared, back_end)]
         if not self.block.training:
             return outputs
-        leaves = [self.q, self.k, *self.values, *([self.bias.table] if self.block.biased else [])]
-        return [*outputs, *torch.autograd.grad(outputs, leaves, self.gradients)]
+        return [*outputs, *torch.autograd.grad(outputs, self.leaves, self.gradients * BLOCKS)]
+
+    def _outputs(self, scores: Scores, back_end: str) -> list[Tensor]:
+        if self.block.learned == "positions":
+            scores = scores.with_positions(*self.learned)
+        output, reusable = attend(self.q, self.k, self.values[0], scores, 0.0, self.block.layers - 1, back_end)
+        return [output, *(reusable.attend(value, 0.0) for value in self.values[1:])]
 
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

@@ -12,7 +12,6 @@ from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.latency import Timing, measure
 from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.costs.model_latency import next_segment
-from lazyformer_fairseq.costs.sizes import CausalSizes
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
@@ -64,7 +63,7 @@ def _describe(
     name: str, model: CausalLanguageModel, timing: Timing, settings: BenchSettings, precision: str, peak: float
 ) -> dict[str, Any]:
     pattern, (low, high) = CAUSAL_ARCHITECTURES[name].sublayer_pattern, timing.quartiles
-    flops = count_flops(pattern, CausalSizes.of(model.decoder), settings.tgt_len, settings.mem_len)
+    flops = count_flops(pattern, model.decoder.sizes, settings.tgt_len, settings.mem_len)
     return {
         "model": name,
         "pattern": pattern,

@@ -14,9 +14,9 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-from lazyformer_fairseq.costs.sizes import EncoderSizes
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 VOCAB_SIZE = 32_768
 MASKED_SHARE = 0.15
@@ -81,7 +81,7 @@ class OurModel(Contender):
         cfg = LazyFormerConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
         model = LazyFormerModel(cfg, a_dictionary())
         self.encoder = model.encoder.sentence_encoder
-        super().__init__(model, cfg.sublayer_pattern, EncoderSizes.of(self.encoder))
+        super().__init__(model, cfg.sublayer_pattern, self.encoder.sizes)
 
     def features(self, tokens_BT: Tensor) -> Tensor:
         return self.model(tokens_BT, features_only=True, has_padding=False)[0]

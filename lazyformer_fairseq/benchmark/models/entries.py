@@ -16,10 +16,10 @@ from lazyformer_fairseq.benchmark.models.contenders import (
     has_transformers,
 )
 from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.costs.attention_flops import layers_of_blocks
 from lazyformer_fairseq.costs.flops import count_encoder_flops
-from lazyformer_fairseq.costs.sizes import EncoderSizes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 FAIRSEQ = "fairseq roberta_base"
 HUGGING_FACE = "HF BertModel, SDPA"
@@ -74,13 +74,11 @@ class Entry:
         encoder = self.contender.encoder
         encoder.lazy_backend = self.back_end
         with torch.set_grad_enabled(training):
-            backend = encoder.attention_context(
-                weight.new_zeros(1, 1, 1).expand(batch, time, encoder.embed_dim)
-            ).backend
-        has_dropout = training and encoder.attention_dropout > 0
+            back_end = encoder.context(weight.new_zeros(1, 1, 1).expand(batch, time, encoder.embed_dim)).back_end
+        has_dropout = training and encoder.options.attention_dropout > 0
 
         def used(layers: int) -> str:
-            name = backend(layers - 1)
+            name = back_end(layers - 1)
             return "unfused" if name == "recompute" and _torch_attention(weight.device, has_dropout) != name else name
 
         return used
@@ -94,7 +92,7 @@ def build_entries(settings: BenchSettings, precision: str) -> list[Entry]:
     """All encoders and their baselines, on the device and in the precision; says what has to be left out."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
-    layers = expand(row.sublayer_pattern).count("s")
+    layers = len(list(layers_of_blocks(row.sublayer_pattern)))
     widths = (row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads)
     sizes = EncoderSizes(VOCAB_SIZE, *widths, longest, relative_position_buckets=0)
     entries = [Entry(FAIRSEQ, FairseqRoberta(sizes, layers), "its own", 0, FAIRSEQ)]

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS
 from lazyformer_fairseq.benchmark.models.report import back_end_of, milliseconds
+from lazyformer_fairseq.files.whole import whole_file
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
 LOOKS = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), "os^DvP", strict=True))
@@ -193,7 +194,6 @@ def _nearest(cells: Sequence[dict[str, Any]], time: int) -> dict[str, Any]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, bbox_inches="tight", format="png")
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
     pyplot.close(figure)
-    unfinished.replace(path)

@@ -1,20 +1,17 @@
 """A row of the results: what was measured of an entry, and what that is beside each baseline."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lazyformer_fairseq.benchmark.models.contenders import predicted_words
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS, Entry
-from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
+from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS, Cell
 from lazyformer_fairseq.costs.attention_flops import layers_of_blocks
 from lazyformer_fairseq.costs.latency import Timing
 
-if TYPE_CHECKING:
-    from lazyformer_fairseq.benchmark.models.run import Cell
 
-
-def describe(entry: Entry, cell: "Cell", timing: Timing, memory: int, peak: float) -> dict[str, Any]:
+def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float) -> dict[str, Any]:
     """What was measured, and what follows from it.
 
     Args:

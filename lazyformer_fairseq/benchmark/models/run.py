@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -12,33 +11,13 @@ from lazyformer_fairseq.benchmark.models.causal_latency import measure_causal_mo
 from lazyformer_fairseq.benchmark.models.entries import Entry, build_entries
 from lazyformer_fairseq.benchmark.models.rows import add_speedups, describe
 from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
-from lazyformer_fairseq.benchmark.models.workloads import Update, bytes_of, encoder_training, inference
+from lazyformer_fairseq.benchmark.models.workloads import Cell, Update, bytes_of, encoder_training, inference
 from lazyformer_fairseq.costs.latency import measure
 from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.costs.peak_memory import peak_memory
 from lazyformer_fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What all models are measured at in turn.
-
-    Attributes:
-        workload: a key of WORKLOADS.
-        precision: a key of PRECISIONS.
-        time: T.
-        batch: B.
-    """
-
-    workload: str
-    precision: str
-    time: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"{self.workload}, n = {self.time}, batch {self.batch}, {self.precision}"
 
 
 def run_bench(settings: BenchSettings) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What is measured of a model: an update, the encoder alone in training, and inference."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,26 @@ WORKLOADS = {
     "encoder": ("encoder alone: forward and backward", True),
     "inference": ("encoder alone: inference", False),
 }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What all models are measured at in turn.
+
+    Attributes:
+        workload: a key of WORKLOADS.
+        precision: a key of PRECISIONS.
+        time: T.
+        batch: B.
+    """
+
+    workload: str
+    precision: str
+    time: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.workload}, n = {self.time}, batch {self.batch}, {self.precision}"
 
 
 class Update:

@@ -13,7 +13,7 @@ from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 
 RESULTS = "results.json"
 
@@ -39,7 +39,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
         **run_bench(settings),
     }
     text = tables(results)
-    with written_whole(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         write_json(unfinished / RESULTS, results)
         write_csv(results, unfinished / "results.csv")
         facts = {"command": f"`{results['command']}`", **results["machine"], **results["versions"]}

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Optional, Union
 
 import zstandard
 
-from lazyformer_fairseq.corpus.readers.bad_input import BadInput
+from lazyformer_fairseq.errors import UserError
 
 CHUNK = {"gz": 1 << 16, "bz2": 1 << 16, "zst": 1 << 12}  # read at once; 4 KiB of zst can stand for 128 MiB
 MOST_AT_ONCE = 1 << 24  # bytes of text; 50 bytes of bz2 can stand for 46 MB
@@ -27,6 +27,10 @@ DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "bz2": bz2.BZ2Decompressor,
     "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
+
+
+class BadInput(UserError):
+    """A file that cannot be read to its end; the message names the file, the place and the reason."""
 
 
 def compression(path: Union[str, Path]) -> Optional[str]:

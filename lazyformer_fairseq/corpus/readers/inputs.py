@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Optional
 
-from lazyformer_fairseq.corpus.readers import FORMATS, BadInput
 from lazyformer_fairseq.corpus.readers.blocks import BOM
-from lazyformer_fairseq.corpus.readers.book import GUTENBERG_START
-from lazyformer_fairseq.corpus.readers.compressed import open_decompressed
+from lazyformer_fairseq.corpus.readers.compressed import BadInput, open_decompressed
+from lazyformer_fairseq.corpus.readers.documents import FORMATS
+from lazyformer_fairseq.corpus.readers.formats.book import GUTENBERG_START
 from lazyformer_fairseq.errors import UserError
 
 HEAD_BYTES = 1 << 16
@@ -35,7 +35,7 @@ BINARY = [
 
 @dataclass(frozen=True)
 class InputFile:
-    """``size``: bytes on disk. ``format``: one of :data:`~lazyformer_fairseq.corpus.readers.FORMATS`."""
+    """``size``: bytes on disk. ``format``: one of :data:`~lazyformer_fairseq.corpus.readers.documents.FORMATS`."""
 
     path: str
     format: str

@@ -6,7 +6,9 @@ from typing import Literal, Optional
 
 from datatrove.data import Document, DocumentsPipeline
 
-from lazyformer_fairseq.corpus.readers import BadInput, Piece, Watch, read_piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.documents import read_piece
 from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 
 PROGRESS_BYTES = 1 << 18
@@ -15,8 +17,8 @@ PROGRESS_BYTES = 1 << 18
 class ReadDocuments(CorpusStep):
     """Reads the unit that has the number of the task.
 
-    A document's id is ``FILE:NUMBER`` (see :class:`~lazyformer_fairseq.corpus.readers.RawDocument`), its metadata
-    {"format": ...} and what the reader adds.
+    A document's id is ``FILE:NUMBER`` (see :class:`~lazyformer_fairseq.corpus.readers.documents.RawDocument`), its
+    metadata {"format": ...} and what the reader adds.
 
     Args:
         units: of each task, the pieces to read.

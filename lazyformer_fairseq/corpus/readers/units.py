@@ -2,17 +2,17 @@
 
 import bz2
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 import zstandard
 
-from lazyformer_fairseq.corpus.readers import READERS, BadInput, Piece, Watch
-from lazyformer_fairseq.corpus.readers.blocks import read_blocks
-from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, compression
+from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch, read_blocks
+from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, BadInput, compression
+from lazyformer_fairseq.corpus.readers.documents import READERS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile
+from lazyformer_fairseq.files.whole import whole_folder
 
 DAMAGE_FILE = "damage.txt"
 EXTENSIONS = {"mediawiki": "xml", "jsonl": "jsonl"}
@@ -67,23 +67,26 @@ def cut_file(
         progress: is called after each part with the bytes of ``file`` consumed so far.
     """
     if not folder.is_dir():
-        unfinished = folder.with_name(folder.name + ".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        watch = Watch()
-        try:
-            for number, lines in enumerate(_parts(file, part_bytes, watch)):
-                path = unfinished / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
-                with zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)) as part:
-                    for content in lines:
-                        part.write(content)
-                progress(watch.bytes_done)
-        except BadInput as error:
-            if bad_files == "stop":
-                raise
-            (unfinished / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
-        unfinished.rename(folder)
+        with whole_folder(folder, durable=False) as unfinished:
+            _write_parts(file, unfinished, part_bytes, bad_files, progress)
     return sorted(folder.glob("part-*"))
+
+
+def _write_parts(
+    file: InputFile, folder: Path, part_bytes: int, bad_files: str, progress: Callable[[int], None]
+) -> None:
+    watch = Watch()
+    try:
+        for number, lines in enumerate(_parts(file, part_bytes, watch)):
+            path = folder / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
+            with zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)) as part:
+                for content in lines:
+                    part.write(content)
+            progress(watch.bytes_done)
+    except BadInput as error:
+        if bad_files == "stop":
+            raise
+        (folder / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
 
 
 def _parts(file: InputFile, part_bytes: int, watch: Watch) -> Iterator[list[bytes]]:

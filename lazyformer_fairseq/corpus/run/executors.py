@@ -1,15 +1,12 @@
 """Runs the tasks of a stage: on this machine, on a Slurm cluster or on Ray, all by datatrove's executors."""
 
 import copy
-import errno
-import fcntl
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 import traceback
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -25,14 +22,16 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
+from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import held, hold
+from lazyformer_fairseq.files.whole import OUT_OF_SPACE
 
 # In every process: what goes wrong is said once, by the one that was started.
 loguru.logger.disable("datatrove")
 for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all that libraries say
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
-OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WORKERS_LOCK = "workers.lock"
 FAILED = "failed"  # folder of what went wrong, a file for each task that failed
 LOOK_AT_CLUSTER_EVERY = 5.0  # seconds
@@ -107,7 +106,7 @@ class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["lazyformer_fairseq.corpus.run.stages"])  # its imports are paid once
         _start_forkserver()
-        lock = str(Path(self.logging_dir.path).parent / WORKERS_LOCK)
+        lock = Path(self.logging_dir.path).parent / WORKERS_LOCK
         pool = ProcessPoolExecutor(min(self.workers, len(ranks)), context, _begin_worker, (lock,))
         try:
             futures = [pool.submit(self.run_task, rank) for rank in ranks]
@@ -183,7 +182,7 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
     try:
         import ray
     except ImportError:
-        raise UserError("--executor ray needs Ray: pip install 'lazyformer_fairseq[ray]'") from None
+        raise UserError("--executor ray needs Ray: pip install 'lazyformer_fairseq[cluster]'") from None
     from datatrove.executor.ray import RayPipelineExecutor
 
     if not ray.is_initialized():
@@ -200,8 +199,8 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
 def wait_for_workers(folder: Path) -> None:
     """Waits until the workers of a run that was killed have gone; they go by themselves within seconds."""
     folder.mkdir(exist_ok=True)
-    with (folder / WORKERS_LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(folder / WORKERS_LOCK):
+        pass
 
 
 def available_cores() -> int:
@@ -219,14 +218,7 @@ def _start_forkserver() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_worker(lock_file: str) -> None:
+def _begin_worker(lock_file: Path) -> None:
     """Ends the worker soon after the process that gave it work has gone, however that went."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who started us
-    lock = open(lock_file, "w")  # noqa: SIM115 (held as long as the process lives)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-
-    def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with_parent()
+    hold(lock_file, shared=True)

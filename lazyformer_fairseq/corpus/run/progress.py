@@ -1,6 +1,5 @@
 """How far the tasks of a stage are: told through files, so that it works across machines, shown as a bar."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,9 +22,7 @@ class TaskProgress:
         if (now := time.monotonic()) - self._last < REPORT_EVERY:
             return
         self._last = now
-        unfinished = self.folder / f".{rank:05d}"
-        unfinished.write_text(str(bytes_done))
-        os.replace(unfinished, self.folder / f"{rank:05d}")
+        (self.folder / f"{rank:05d}").write_text(str(bytes_done))
 
 
 @contextmanager

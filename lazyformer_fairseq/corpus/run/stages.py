@@ -29,23 +29,24 @@ from lazyformer_fairseq.corpus.cleaning.duplicates import KEEP, REASONS, find_du
 from lazyformer_fairseq.corpus.cleaning.fingerprint import Fingerprint
 from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
 from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup
-from lazyformer_fairseq.corpus.readers import Piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.read_documents import ReadDocuments
 from lazyformer_fairseq.corpus.readers.units import bytes_of, cut_file
 from lazyformer_fairseq.corpus.run.progress import TaskProgress
-from lazyformer_fairseq.corpus.run.work_folder import RESULT, write_json
+from lazyformer_fairseq.corpus.run.work_folder import RESULT
 from lazyformer_fairseq.corpus.sentences.split import SplitSentences
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 from lazyformer_fairseq.corpus.words.normalise import NormaliseWords
 from lazyformer_fairseq.corpus.words.piece_ids import write_ids
-from lazyformer_fairseq.corpus.words.store import StoreWords
+from lazyformer_fairseq.corpus.words.store_words import StoreWords
 from lazyformer_fairseq.corpus.words.vocabulary import FrequencyFilter, count_words, merge_counts
 from lazyformer_fairseq.corpus.words.word_store import WordStore
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
-from lazyformer_fairseq.files.rewritten import rewritten_file
-from lazyformer_fairseq.files.shards import join_parts
+from lazyformer_fairseq.files.indexed_format import join_parts
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.whole import whole_file
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ class WriteIds(StageStep):
             self.paths.ids(rank, "train"),
             self.paths.ids(rank, "valid"),
         )
-        write_json(self.paths.ids(rank, "json"), counts)
+        write_json(self.paths.ids(rank, "json"), counts, durable=False)
 
 
 class JoinShards(StageStep):
@@ -309,5 +310,5 @@ def documents_of_splits(
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Writes an .npy file whole or not at all."""
-    with rewritten_file(path) as unfinished, unfinished.open("wb") as file:
+    with whole_file(path, durable=False) as file:
         np.save(file, array, allow_pickle=False)

@@ -1,6 +1,5 @@
 """The folder of a corpus in the making: what makes a run that was stopped go on, and its result appear whole."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.rewritten import rewritten_file
+from lazyformer_fairseq.files.claims import claimed, differences
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import sync_content
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
@@ -45,18 +46,9 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     work = work_of(folder)
     if (work / PUBLISHED).exists() and not (work / RESULT).exists():
         shutil.rmtree(work)  # what publish() was stopped at
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        lock = (work / "lock").open("w")
-    except OSError as error:
-        raise UserError(f"{work}: cannot be written ({error.strerror}); choose another folder") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{work}: another run is at work there; wait for it or choose another folder") from None
+    with claimed(work):
         if (work / PLAN).exists():
-            _refuse_other_plan(json.loads((work / PLAN).read_text(encoding="utf-8")), plan, work)
+            _refuse_other_plan(read_json(work / PLAN), plan, work)
         else:
             write_json(work / PLAN, plan)
         yield work
@@ -70,26 +62,21 @@ def work_of(folder: Path) -> Path:
 def publish(work: Path, folder: Path) -> None:
     """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
     (work / PUBLISHED).touch()  # from now on a work folder without a result is rubbish, whole or not
+    sync_content(work / RESULT)
     if folder.is_dir():
         folder.rmdir()  # an empty one, see finished_manifest
     os.replace(work / RESULT, folder)
     shutil.rmtree(work)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file whole or not at all."""
-    with rewritten_file(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
     for group in ("settings", "versions"):
-        for name, value in plan[group].items():
-            if there[group].get(name) != value:
-                raise UserError(
-                    f"{folder} was begun with {name} = {there[group].get(name)!r}, not {value!r}; "
-                    "give the same, remove it, or choose another folder"
-                )
+        begun_with = {name: there[group].get(name) for name in plan[group]}
+        if differing := differences(begun_with, plan[group]):
+            raise UserError(
+                f"{folder} was begun with other {group} ({differing}); give the same, remove it, or choose another "
+                "folder"
+            )
     before = {(entry["path"], entry["format"]): entry["sha256"] for entry in there["inputs"]}
     now = {(entry["path"], entry["format"]): entry["sha256"] for entry in plan["inputs"]}
     if list(before.items()) != list(now.items()):

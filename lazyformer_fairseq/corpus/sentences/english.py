@@ -2,7 +2,7 @@
 
 :func:`mend` looks at every final mark before a space and asks, in this order: the next letter, the kind of mark, and
 the word before the mark, which may be an abbreviation. Where nothing here has an opinion, the sentencizer's stands.
-``tests/corpus/sentence_gold.txt`` measures the rules.
+``tests/corpus/sentences/sentence_gold.txt`` measures the rules.
 """
 
 import re

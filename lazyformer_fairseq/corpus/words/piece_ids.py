@@ -17,8 +17,8 @@ from lazyformer_fairseq.corpus.words.vocabulary import place_of, word_hashes
 from lazyformer_fairseq.corpus.words.word_store import SelectedWords, WordStore
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.files.rewritten import rewritten_file
-from lazyformer_fairseq.files.shards import write_index
+from lazyformer_fairseq.files.indexed_format import write_items
+from lazyformer_fairseq.files.whole import whole_file
 
 # Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
 LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
@@ -94,12 +94,9 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
     ids, sizes = pieces.items(selected)
     unigrams = np.bincount(ids, minlength=len(tokenizer.dictionary))
     unigrams[tokenizer.dictionary.eos()] = 0
-    with rewritten_file(Path(f"{prefix}.bin")) as file:
-        ids.tofile(file)
-    with rewritten_file(Path(f"{prefix}.unigrams.npz")) as file, open(file, "wb") as stream:
-        np.savez_compressed(stream, unigrams=unigrams)  # mostly small numbers, and as many files as units
-    with rewritten_file(Path(f"{prefix}.idx")) as file:
-        write_index(file, lambda: [sizes], ids.dtype.type)
+    with whole_file(f"{prefix}.unigrams.npz", durable=False) as file:
+        np.savez_compressed(file, unigrams=unigrams)  # mostly small numbers, and as many files as units
+    write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)
     return {
         "documents": len(sentences),

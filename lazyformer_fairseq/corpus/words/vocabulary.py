@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import BinaryIO, NamedTuple, Optional
 
 import numpy as np
 import xxhash
 
 from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStore, join_words, split_words
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.rewritten import rewritten_file, rewritten_folder
+from lazyformer_fairseq.files.whole import whole_file, whole_folder
 
 # Grows with the text as it should: of 9 million running words of Wikipedia and novels none is dropped (half a percent
 # occur once, most of them good English that BPE can spell: "cordially", "vapors"); of 3 thousand million, by the
@@ -101,7 +101,7 @@ def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
     hashes = word_hashes(vocabulary)
     order = np.argsort(hashes)
     order = order[counts[order] > 0]
-    with rewritten_folder(folder) as unfinished:
+    with whole_folder(folder, replace=True, durable=False) as unfinished:
         np.save(unfinished / "hashes.npy", hashes[order], allow_pickle=False)
         np.save(unfinished / "counts.npy", counts[order], allow_pickle=False)
         (unfinished / VOCABULARY_FILE).write_bytes(join_words([vocabulary[row] for row in order.tolist()]))
@@ -127,7 +127,7 @@ def merge_counts(
         UserError: there is no word; the disk is full.
     """
     spared = word_hashes(always_kept)
-    with rewritten_file(kept_file) as unfinished, _work_folder(kept_file) as work:
+    with whole_file(kept_file) as unfinished, _work_folder(kept_file) as work:
         ranges: list[Path] = []
         types_with_count: Counter[int] = Counter()
         for merged in _merged_ranges(folders, entries_at_once):
@@ -188,7 +188,7 @@ def _at_least(min_count: int, path: Path) -> np.ndarray:
     return merged[:, merged[1] >= min_count]
 
 
-def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: Path) -> tuple[int, int]:
+def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: BinaryIO) -> tuple[int, int]:
     """Writes the kept words' hashes; returns their number and how often they occur together."""
 
     def kept(path: Path) -> np.ndarray:
@@ -197,13 +197,12 @@ def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file
 
     types = sum(kept(path).shape[1] for path in ranges)
     tokens = 0
-    with open(file, "wb") as stream:  # piece by piece: the hashes of all words may be more than the memory
-        header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
-        np.lib.format.write_array_header_1_0(stream, header)
-        for path in ranges:
-            hashes, counts = kept(path)
-            np.ascontiguousarray(hashes).tofile(stream)
-            tokens += int(counts.sum())
+    header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for path in ranges:  # piece by piece: the hashes of all words may be more than the memory
+        hashes, counts = kept(path)
+        np.ascontiguousarray(hashes).tofile(file)
+        tokens += int(counts.sum())
     return types, tokens
 
 

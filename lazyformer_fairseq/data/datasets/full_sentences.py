@@ -5,11 +5,11 @@ import torch
 from fairseq.data import data_utils
 from torch import Tensor
 
-from lazyformer_fairseq.data.datasets.consecutive_items import read_items
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.datasets.packing import Blocks, pack_full_sentences
 from lazyformer_fairseq.data.datasets.sized import SizedDataset
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import read_items
 
 # Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end
 # anywhere in the last of them: 505 to 512 tokens are one shape, to compile or to choose a kernel for, not eight.

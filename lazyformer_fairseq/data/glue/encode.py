@@ -8,10 +8,10 @@ from typing import Optional
 import numpy as np
 from tqdm import tqdm
 
+from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.glue.tsv import SplitFile
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.child_process import end_with_parent
 
 WORD_START = "▁"  # sentencepiece's mark
 WORTH_A_PROCESS = 2000  # examples

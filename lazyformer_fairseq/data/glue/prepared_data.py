@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
-import torch
-from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder, best_fitting_int_dtype
+from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
 from lazyformer_fairseq.data.glue.encode import cut_input
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.items_check import check_items
+from lazyformer_fairseq.files.json_files import read_json
 
 FORMAT = "lazyformer glue task"
 FORMAT_VERSION = 1
@@ -73,11 +74,8 @@ class PreparedTask:
         """Raises a UserError where the folder is not what prepare writes, or of another version."""
         folder = Path(folder)
         path = folder / MANIFEST
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); run `lazyformer glue prepare`") from None
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        manifest = read_json(path, "run `lazyformer glue prepare`")
+        if manifest.get("format") != FORMAT:
             raise UserError(f"{path}: is not the manifest of a GLUE task; run `lazyformer glue prepare`")
         if manifest.get("format_version") != FORMAT_VERSION:
             raise UserError(
@@ -163,10 +161,8 @@ def _is_whole(manifest: dict[str, Any]) -> bool:
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
     """Writes SPLIT.bin, .idx and, where there are targets, theirs."""
     prefix = folder / split
-    builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=best_fitting_int_dtype(vocab_size))
-    for ids in examples.inputs:
-        builder.add_item(torch.from_numpy(ids))
-    builder.finalize(f"{prefix}.idx")
+    ids, sizes = np.concatenate(examples.inputs), np.array([len(ids) for ids in examples.inputs])
+    write_items(prefix, best_fitting_int_dtype(vocab_size), [(ids, sizes)], durable=False)
     if examples.targets is not None:
         np.save(folder / f"targets.{split}.npy", examples.targets)
 

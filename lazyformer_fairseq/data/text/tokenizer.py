@@ -25,7 +25,7 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
 from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 
 FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
@@ -134,7 +134,7 @@ class Tokenizer:
             "sha256": {name: _sha256(content) for name, content in contents.items()},
         }
         contents[SETTINGS_FILE] = (json.dumps(description, indent=2) + "\n").encode()
-        with written_whole(Path(folder)) as unfinished:
+        with whole_folder(Path(folder)) as unfinished:
             for name, content in contents.items():
                 (unfinished / name).write_bytes(content)
         return cls.load(folder)
@@ -151,7 +151,7 @@ class Tokenizer:
             (folder / name).read_bytes() == (self._folder / name).read_bytes() for name in names
         ):
             return
-        with written_whole(folder) as unfinished:
+        with whole_folder(folder) as unfinished:
             for name in names:
                 shutil.copyfile(self._folder / name, unfinished / name)
 

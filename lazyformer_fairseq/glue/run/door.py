@@ -11,7 +11,7 @@ import click
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription, find_task
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare.files import Preparation, find_tokenizer_folder, overview, prepare_tasks
+from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid

@@ -14,6 +14,7 @@ from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import differences
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.start_models import StartModel
 
@@ -89,11 +90,9 @@ class Run:
         if not path.is_file():
             return None
         result = read_json(path)
-        found = result.get("settings", {})
-        different = [name for name in self.settings if found.get(name) != self.settings[name]]
-        if different:
-            shown = ", ".join(f"{name} {found.get(name)} instead of {self.settings[name]}" for name in different)
-            raise UserError(f"{path}: is the result of another run ({shown}); remove it, or give another --output")
+        found = {name: result.get("settings", {}).get(name) for name in self.settings}
+        if differing := differences(found, self.settings):
+            raise UserError(f"{path}: is the result of another run ({differing}); remove it, or give another --output")
         return result
 
     def command(self, start: Path, cpu: bool) -> list[str]:

@@ -1,6 +1,5 @@
 """One fine-tuning run in this process: fairseq-train, then the metrics of its best epoch, then result.json."""
 
-import fcntl
 import logging
 import os
 import shlex
@@ -25,6 +24,7 @@ from omegaconf import DictConfig
 from lazyformer_fairseq.data.glue.metrics import METRICS
 from lazyformer_fairseq.data.glue.task_table import TaskDescription
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import held
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
@@ -49,7 +49,7 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     start_run(command_line=True)  # the process is this run's alone
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
-    with _held(run.folder / ".lock"), _output_to(run.folder / LOG):
+    with held(run.folder / ".lock"), _output_to(run.folder / LOG):
         if run.result() is None:
             _clear_unless_resumable(run)
             write_json(run.folder / SETTINGS, run.settings)
@@ -155,14 +155,6 @@ def _clear_unless_resumable(run: Run) -> None:
     for path in (*run.folder.glob("*.pt"), run.folder / SETTINGS):
         path.unlink(missing_ok=True)
     shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the file. The system lets go of it when a process dies, however it dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

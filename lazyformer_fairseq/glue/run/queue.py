@@ -4,7 +4,6 @@ A run is finished when its result.json is there. That file is written last and w
 its own: started again, it takes what is not finished.
 """
 
-import fcntl
 import math
 import os
 import re
@@ -12,14 +11,14 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
 
@@ -80,7 +79,7 @@ class RunQueue:
             UserError: a result of other settings is in the way, or another queue is at work on the folder.
             KeyboardInterrupt: after all processes were stopped.
         """
-        with _only_queue(self.grid.output):
+        with claimed(self.grid.output / "runs"):
             self._look_at_folders()
             self.grid.write()
             total = sum(run.work for run in self.grid.runs)
@@ -236,22 +235,3 @@ def _tail(log: Path) -> str:
 def last_line(log: Path) -> str:
     lines = _tail(log).strip().splitlines()
     return lines[-1][:500] if lines else "its log is empty"
-
-
-@contextmanager
-def _only_queue(output: Path) -> Iterator[None]:
-    folder = output / "runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".queue.lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise UserError(
-                f"{folder}: another `lazyformer glue run` is at work there ({file.read().strip() or 'unknown'}); "
-                "wait for it, or give another --output"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
-        yield

@@ -1,7 +1,7 @@
 """The checkpoints that fine-tuning starts from: read, checked against the prepared data, and described."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
@@ -9,7 +9,7 @@ import torch
 
 from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare.files import sha256_of
+from lazyformer_fairseq.glue.prepare import sha256_of
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
@@ -55,7 +55,14 @@ def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -
 def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
     state = load_safely(path)
     try:
-        options = {key: state["cfg"]["model"][key] for key in LazyFormerConfig.__dataclass_fields__ if key[0] != "_"}
+        given = state["cfg"]["model"]
+        given["sublayer_pattern"]  # no other kind of model has one
+        # An option that is younger than the checkpoint has its default, as fairseq has it.
+        options = {
+            field.name: given.get(field.name, field.default)
+            for field in fields(LazyFormerConfig)
+            if field.name != "_name"
+        }
         weights = state["model"]
         symbols = weights["dictionary_sha256"]
     except (KeyError, TypeError, AttributeError) as error:

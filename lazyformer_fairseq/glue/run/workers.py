@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Optional
 
-from lazyformer_fairseq.files.child_process import end_with_parent
+from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.glue.run.grid import Run
 
 

@@ -11,7 +11,6 @@ from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.latency import measure
 from lazyformer_fairseq.costs.model_latency import next_segment
 from lazyformer_fairseq.costs.parameters import count_parameters
-from lazyformer_fairseq.costs.sizes import CausalSizes
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
 from lazyformer_fairseq.language_modeling.evaluation.evaluate import load_model
@@ -34,7 +33,7 @@ def measure_costs(settings: ComparisonSettings, checkpoints: Mapping[str, Path])
     for name, checkpoint in checkpoints.items():
         model, task = load_model(checkpoint, Path(settings.data), settings.device, settings.precision)
         model.decoder.mem_len, model.decoder.clamp_len = mem_len, settings.clamp_len
-        sizes, pattern = CausalSizes.of(model.decoder), settings.patterns[name]
+        sizes, pattern = model.decoder.sizes, settings.patterns[name]
         costs[name] = {
             "parameters": count_parameters(pattern, sizes),
             "flops": count_flops(pattern, sizes, tgt_len, mem_len),

@@ -12,6 +12,8 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
+
 # Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
 LOOKS = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), "os^DvP", strict=True))
 
@@ -24,7 +26,9 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
         title: what was trained and evaluated.
     """
     figure, (by_latency, by_attention) = pyplot.subplots(1, 2, figsize=(10, 4.4), sharey=True, layout="constrained")
-    places = _places([model["sublayers"]["s"] for model in models.values()])
+    attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
+    letters = [kind.letter for kind in attention]
+    places = _places([sum(model["sublayers"].get(letter, 0) for letter in letters) for model in models.values()])
     for number, ((name, model), place) in enumerate(zip(models.items(), places, strict=True)):
         colour, mark = LOOKS[number % len(LOOKS)]
         look = {"color": colour, "marker": mark}
@@ -35,7 +39,8 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
     by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
     by_latency.set_ylabel("test perplexity (range of the seeds)")
     by_latency.set_xlim(left=0)
-    by_attention.set_xlabel("self-attention sublayers (s)")
+    names = " or ".join(f"{kind.name} sublayers ({kind.letter})" for kind in attention)
+    by_attention.set_xlabel(names)
     by_attention.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in (by_latency, by_attention):
         axis.grid(alpha=0.3)

@@ -8,11 +8,6 @@ from typing import Any
 from tabulate import tabulate
 
 HEADERS = (
-    "model",
-    "pattern",
-    "s",
-    "l",
-    "f",
     "parameters",
     "GFLOPs",
     "updates",
@@ -35,7 +30,7 @@ def markdown_table(models: Mapping[str, Mapping[str, Any]]) -> str:
         [
             name,
             f"`{model['pattern']}`",
-            *(str(model["sublayers"][kind]) for kind in "slf"),
+            *map(str, model["sublayers"].values()),
             f"{model['parameters']:,}",
             f"{model['flops'] / 1e9:.3g}",
             f"{model['updates']:,}",
@@ -46,8 +41,9 @@ def markdown_table(models: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         for name, model in models.items()
     ]
-    align = ("left", "left", *["right"] * (len(HEADERS) - 2))
-    return tabulate(rows, HEADERS, tablefmt="github", disable_numparse=True, colalign=align)
+    headers = ("model", "pattern", *_letters(models), *HEADERS)
+    align = ("left", "left", *["right"] * (len(headers) - 2))
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align)
 
 
 def write_csv(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
@@ -55,11 +51,16 @@ def write_csv(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     spread = [f"{column}{part}" for column in CSV_COLUMNS for part in ("", "_low", "_high")]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["model", "pattern", "s", "l", "f", "parameters", "flops", "updates", *spread])
+        writer.writerow(["model", "pattern", *_letters(models), "parameters", "flops", "updates", *spread])
         for name, model in models.items():
             fixed = (model["parameters"], model["flops"], model["updates"])
             values = (model[key][part] for key in CSV_COLUMNS.values() for part in ("median", "low", "high"))
-            writer.writerow([name, model["pattern"], *(model["sublayers"][kind] for kind in "slf"), *fixed, *values])
+            writer.writerow([name, model["pattern"], *model["sublayers"].values(), *fixed, *values])
+
+
+def _letters(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of the kinds that are counted, the same ones of each model."""
+    return list(next(iter(models.values()))["sublayers"])
 
 
 def _with_spread(of: Mapping[str, float]) -> str:

@@ -9,8 +9,9 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import write_text
 from lazyformer_fairseq.language_modeling.comparison.costs import measure_costs
 from lazyformer_fairseq.language_modeling.comparison.picture import draw
 from lazyformer_fairseq.language_modeling.comparison.report import markdown_table, write_csv
@@ -18,7 +19,7 @@ from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonS
 from lazyformer_fairseq.language_modeling.comparison.training import ModelTraining, planned_updates, train_in_turn
 from lazyformer_fairseq.language_modeling.evaluation.evaluate import evaluate
 from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
-from lazyformer_fairseq.patterns.grammar import KINDS, expand
+from lazyformer_fairseq.patterns.grammar import count_kinds
 
 SPLITS = ("valid", "test")
 
@@ -36,25 +37,23 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     Raises:
         UserError: the folder holds a comparison of other settings, or the data or a size does not fit.
     """
-    _claim(settings, folder)
-    updates = planned_updates(settings, folder / "updates.json")
-    _train_all(settings, updates, folder / "runs")
-    if not (folder / "costs.json").exists():
-        last_seed = settings.seeds[-1]
-        checkpoints = {
-            name: run_folder(folder / "runs", name, last_seed) / "checkpoint_last.pt" for name in settings.patterns
+    with claimed(folder):
+        plan, begun = folder / "updates.json", any(folder.glob("runs/*/checkpoint_last.pt"))
+        keep_settings(folder / "settings.json", settings.as_json(), "a comparison", begun, made_by_them=[plan])
+        updates = planned_updates(settings, plan)
+        _train_all(settings, updates, folder / "runs")
+        if not (folder / "costs.json").exists():
+            write_json(folder / "costs.json", measure_costs(settings, _last_checkpoints(settings, folder / "runs")))
+        results = {
+            "command": " ".join(command),
+            "machine": describe_machine(settings.device),
+            "versions": describe_versions(),
+            "settings": settings.as_json(),
+            "data": _describe_data(settings),
+            "models": _collect(settings, updates, folder),
         }
-        write_json(folder / "costs.json", measure_costs(settings, checkpoints))
-    results = {
-        "command": " ".join(command),
-        "machine": describe_machine(settings.device),
-        "versions": describe_versions(),
-        "settings": settings.as_json(),
-        "data": _describe_data(settings),
-        "models": _collect(settings, updates, folder),
-    }
-    write_json(folder / "results.json", results)
-    return write_report(results, folder)
+        write_json(folder / "results.json", results)
+        return write_report(results, folder)
 
 
 def write_report(results: Mapping[str, Any], folder: Path) -> str:
@@ -62,7 +61,7 @@ def write_report(results: Mapping[str, Any], folder: Path) -> str:
     models, settings = results["models"], results["settings"]
     trained = f"{settings['minutes']:g} minutes" if settings["minutes"] else f"{settings['updates']:,} updates"
     table = markdown_table(models)
-    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    write_text(folder / "table.md", table + "\n")
     write_csv(models, folder / "table.csv")
     title = f"width {settings['embed_dim']}, {trained}, {len(settings['seeds'])} seeds; {results['machine']['device']}"
     draw(models, title, folder / "comparison.png")
@@ -74,20 +73,9 @@ def run_folder(runs: Path, name: str, seed: int) -> Path:
     return runs / f"{name}-seed{seed}"
 
 
-def _claim(settings: ComparisonSettings, folder: Path) -> None:
-    """Keeps the settings in the folder. Before anything is trained nothing is lost with other ones."""
-    path = folder / "settings.json"
-    given = settings.as_json()
-    if path.exists() and any(folder.glob("runs/*/checkpoint_last.pt")):
-        kept = read_json(path)
-        differing = sorted(name for name in kept.keys() | given.keys() if kept.get(name) != given.get(name))
-        if differing:
-            changes = "; ".join(f"{name}: {kept.get(name)!r} there, {given.get(name)!r} now" for name in differing)
-            raise UserError(f"{folder} holds a comparison of other settings ({changes}); give them, or another folder")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "updates.json").unlink(missing_ok=True)
-    write_json(path, given)
+def _last_checkpoints(settings: ComparisonSettings, runs: Path) -> dict[str, Path]:
+    """By model, of the last seed."""
+    return {name: run_folder(runs, name, settings.seeds[-1]) / "checkpoint_last.pt" for name in settings.patterns}
 
 
 def _train_all(settings: ComparisonSettings, updates: Mapping[str, int], runs: Path) -> None:
@@ -135,10 +123,9 @@ def _collect(settings: ComparisonSettings, updates: Mapping[str, int], folder: P
         runs = {seed: read_json(run_folder(folder / "runs", name, seed) / "result.json") for seed in settings.seeds}
         seconds = np.concatenate([run.pop("seconds") for run in runs.values()])
         latencies = np.array(costs[name].pop("latency_seconds"))
-        letters = expand(pattern)
         models[name] = {
             "pattern": pattern,
-            "sublayers": {kind: letters.count(kind) for kind in KINDS},
+            "sublayers": count_kinds(pattern),
             **costs[name],
             "updates": updates[name],
             "milliseconds_per_update": _quartiles(1000 * seconds),

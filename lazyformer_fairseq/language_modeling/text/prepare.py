@@ -6,18 +6,20 @@ symbols that only fill it up to a multiple of 8.
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.shards import write_index
-from lazyformer_fairseq.files.whole_folder import refuse_filled_folder, written_whole
+from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.language_modeling.text.sources import (
     END_OF_LINE,
     SPLITS,
@@ -62,7 +64,7 @@ def prepare(
     """
     refuse_filled_folder(out)
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus, splits)
-    with written_whole(out) as folder, _progress_bar(text) as bar:
+    with whole_folder(out) as folder, _progress_bar(text) as bar:
         counts = text.count("train", bar.update)
         dictionary = _dictionary(counts)
         dictionary.save(str(folder / "dict.txt"))
@@ -96,16 +98,15 @@ def _dictionary(counts: Counter) -> Dictionary:
 
 def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: tqdm) -> dict[str, int]:
     """Writes ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
-    dtype = best_fitting_int_dtype(len(dictionary))
-    sizes, tokens, unknown = [], 0, 0
-    with open(f"{prefix}.bin", "wb") as stream:
-        for ids, sizes_of_block in text.encode(split, dictionary, bar.update):
-            ids.astype(dtype).tofile(stream)
-            sizes.append(sizes_of_block)
-            tokens += len(ids)
-            unknown += int((ids == dictionary.unk()).sum())
-    write_index(Path(f"{prefix}.idx"), lambda: sizes, dtype)
-    return {"tokens": tokens, "items": sum(map(len, sizes)), "unknown": unknown}
+    counts = Counter(tokens=0, items=0, unknown=0)
+
+    def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for ids, sizes in text.encode(split, dictionary, bar.update):
+            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
+            yield ids, sizes
+
+    write_items(prefix, best_fitting_int_dtype(len(dictionary)), counted(), durable=False)
+    return dict(counts)
 
 
 def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:

@@ -1,49 +1,68 @@
-"""How the attention of a lazy block is computed: four back ends with one interface, ``--lazy-backend``.
+"""How attention is computed: back ends with one interface, ``--lazy-backend``. One row each in :data:`BACK_ENDS`.
 
 | name | the ``s`` keeps | an ``l`` computes | memory |
 |---|---|---|---|
-| ``eager`` | its distribution | a product | n x n |
-| ``materialize`` | its distribution | a product; gradients of the block come together once | n x n |
-| ``recompute`` | Q and K | torch's fused attention | n (n x n with a bias that is not learned) |
-| ``fused`` | Q, K and a number a row | P anew, no maximum to find; gradients of the block come together once | n |
+| ``eager`` | its distribution | a product | T x K |
+| ``materialize`` | its distribution | a product; gradients of the block come together once | T x K |
+| ``recompute`` | Q and K | torch's fused attention | T (T x K with a bias that is not learned, and with positions) |
+| ``fused`` | Q, K and a number a row | P anew; gradients of the block come together once | T |
 
 All compute the same. An ``s`` that no ``l`` reads is a block of one layer.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import eager, fused, materialize, recompute
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class ReusableAttention(Protocol):
     """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
 
-    def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V, (B, N, T, D), after dropout on P with a mask of its own."""
 
 
+class BackEnd(NamedTuple):
+    """A row.
+
+    Attributes:
+        attend: as :func:`attend`, without the name.
+        has_dropout: whether it can thin the distribution out; where it is to and cannot, ``eager`` takes its place.
+        keeps_distribution: whether it takes memory T x K.
+    """
+
+    attend: Callable[..., tuple[Tensor, ReusableAttention]]
+    has_dropout: bool
+    keeps_distribution: bool
+
+
+BACK_ENDS = {
+    "eager": BackEnd(eager.attend, has_dropout=True, keeps_distribution=True),
+    "materialize": BackEnd(materialize.attend, has_dropout=False, keeps_distribution=True),
+    "recompute": BackEnd(recompute.attend, has_dropout=True, keeps_distribution=False),
+    "fused": BackEnd(fused.attend, has_dropout=False, keeps_distribution=False),
+}
+
+
 def attend(
-    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, dropout: float, readers: int, backend: str
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int, back_end: str
 ) -> tuple[Tensor, ReusableAttention]:
-    """softmax(QK^T / sqrt(D) + bias) V, and the distribution for those that read it.
+    """softmax(QK^T / sqrt(D) + what is added to scores) V, and the distribution for those that read it.
 
     Args:
         q_BNTD: queries.
-        k_BNTD: keys.
-        v_BNTD: values.
-        bias: of the scores.
+        k_BNKD: keys.
+        v_BNKD: values.
+        scores: what is added, and which keys a query may look at.
         dropout: on the distribution; what is handed on is from before it.
         readers: how many ``l`` will read it.
-        backend: one of :data:`choice.BACKENDS`. With dropout ``materialize`` is ``eager``; ``fused`` has none.
+        back_end: a name of :data:`BACK_ENDS`.
     """
-    if backend == "fused":
-        assert not dropout, "the encoder refuses it"
-        return fused.attend(q_BNTD, k_BNTD, v_BNTD, bias, readers)
-    if backend == "recompute":
-        return recompute.attend(q_BNTD, k_BNTD, v_BNTD, bias, dropout)
-    if backend == "materialize" and not dropout:
-        return materialize.attend(q_BNTD, k_BNTD, v_BNTD, bias, readers)
-    return eager.attend(q_BNTD, k_BNTD, v_BNTD, bias, dropout)
+    row = BACK_ENDS[back_end]
+    if dropout and not row.has_dropout:
+        row = BACK_ENDS["eager"]
+    return row.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, readers)

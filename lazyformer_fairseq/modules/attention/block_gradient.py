@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 
 
 class SharedAttention:
@@ -24,9 +24,9 @@ class SharedAttention:
     Args:
         kernels: the implementation.
         q_BNTD: its queries, without a gradient.
-        k_BNTD: its keys, likewise.
+        k_BNKD: its keys, likewise.
         saved: what the implementation keeps of P.
-        bias: of the scores.
+        scores: see :class:`Scores`; without a gradient.
         handles: a triple for each reader.
     """
 
@@ -34,36 +34,35 @@ class SharedAttention:
         self,
         kernels: BlockKernels,
         q_BNTD: Tensor,
-        k_BNTD: Tensor,
+        k_BNKD: Tensor,
         saved: Tensor,
-        bias: ScoreBias,
+        scores: Scores,
         handles: Iterator[tuple[Tensor, Tensor, Tensor]],
     ):
         self.kernels = kernels
         self.q_BNTD = q_BNTD
-        self.k_BNTD = k_BNTD
+        self.k_BNKD = k_BNKD
         self.saved = saved
-        self.bias = bias
+        self.scores = scores
         self.handles = handles
 
-    def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D). At most as many calls as readers were announced."""
         assert not dropout, "chosen for attention without dropout"
-        bias = _parts(self.bias)
-        return _Reuse.apply(self.kernels, v_BNTD, self.q_BNTD, self.k_BNTD, self.saved, *bias, *next(self.handles))
+        tensors, numbers = self.scores.flat()
+        fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
+        return _Reuse.apply(*fixed, v_BNKD, *next(self.handles), *tensors)
 
 
 def attend(
-    kernels: BlockKernels, q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, readers: int
+    kernels: BlockKernels, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, readers: int
 ) -> tuple[Tensor, SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout, by an implementation."""
-    output, saved, *handles = _Attend.apply(kernels, readers, q_BNTD, k_BNTD, v_BNTD, *_parts(bias))
+    tensors, numbers = scores.flat()
+    output, saved, *handles = _Attend.apply(kernels, readers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     triples = iter([tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)])
-    return output, SharedAttention(kernels, q_BNTD.detach(), k_BNTD.detach(), saved, bias, triples)
-
-
-def _parts(bias: ScoreBias) -> tuple[Optional[Tensor], Optional[Tensor], int, Optional[Tensor]]:
-    return bias.table_KN, bias.bucket_by_distance, bias.far, bias.lengths_B
+    constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers).scores()
+    return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
 
 
 class _Attend(torch.autograd.Function):
@@ -74,35 +73,34 @@ class _Attend(torch.autograd.Function):
         ctx: Any,
         kernels: BlockKernels,
         readers: int,
+        numbers: list[int],
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
+        *tensors: Optional[Tensor],
     ) -> tuple[Tensor, ...]:
-        output, saved = kernels.attend_forward(q, k, v, table, bucket_by_distance, far, lengths)
-        ctx.far = far
+        output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers).scores())
         ctx.kernels = kernels
-        ctx.save_for_backward(q, k, v, output, saved, table, bucket_by_distance, lengths)
+        ctx.numbers = numbers
+        ctx.save_for_backward(q, k, v, output, saved, *tensors)
         ctx.mark_non_differentiable(saved)
         ctx.set_materialize_grads(False)
-        handles = [handle for _ in range(readers) for handle in _handles(q)]
+        handles = [handle for _ in range(readers) for handle in _handles(q, k)]
         return output, saved, *handles
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_readers: Optional[Tensor]):
-        q, k, v, output, saved, table, bucket_by_distance, lengths = ctx.saved_tensors
+        q, k, v, output, saved, *tensors = ctx.saved_tensors
+        scores = FlatScores(tensors, ctx.numbers).scores()
         d_output = torch.zeros_like(output) if d_output is None else d_output
         read = [d for d in of_readers if d is not None]
         values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
         delta = torch.stack([_row_sums(d_output, output), *read[2::3]]).sum(0)
-        d_q, d_k, d_v, d_table = ctx.kernels.block_gradient(
-            q, k, values, d_outputs, delta, saved, table, bucket_by_distance, ctx.far, lengths
-        )
-        return None, None, d_q, d_k, d_v, d_table if ctx.needs_input_grad[5] else None, None, None, None
+        d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
+        needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
+        d_learned = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
+        return None, None, None, d_q, d_k, d_v, *d_learned, *[None] * (len(tensors) - len(d_learned))
 
 
 class _Reuse(torch.autograd.Function):
@@ -112,36 +110,35 @@ class _Reuse(torch.autograd.Function):
     def forward(
         ctx: Any,
         kernels: BlockKernels,
-        v: Tensor,
+        numbers: list[int],
         q: Tensor,
         k: Tensor,
         saved: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
-        *handles: Tensor,
+        v: Tensor,
+        *handles_and_tensors: Optional[Tensor],
     ) -> Tensor:
-        output = kernels.reuse_forward(q, k, v, saved, table, bucket_by_distance, far, lengths)
-        ctx.far = far
+        tensors = handles_and_tensors[3:]
+        output = kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers).scores())
         ctx.kernels = kernels
-        ctx.save_for_backward(v, q, k, saved, output, table, bucket_by_distance, lengths)
+        ctx.numbers = numbers
+        ctx.save_for_backward(q, k, saved, v, output, *tensors)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_output: Tensor):
-        v, q, k, saved, output, table, bucket_by_distance, lengths = ctx.saved_tensors
-        d_v = ctx.kernels.value_gradient(q, k, d_output, saved, table, bucket_by_distance, ctx.far, lengths)
-        return None, d_v, *[None] * 7, d_output, v, _row_sums(d_output, output)
+        q, k, saved, v, output, *tensors = ctx.saved_tensors
+        scores = FlatScores(tensors, ctx.numbers).scores()
+        d_v = ctx.kernels.value_gradient(q, k, d_output, saved, scores)
+        return *[None] * 5, d_v, d_output, v, _row_sums(d_output, output), *[None] * len(tensors)
 
 
-def _handles(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _handles(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Zeros of the shapes of dO, V and the row sums; each is one number in memory."""
     sums_dtype = torch.promote_types(q.dtype, torch.float32)
     return (
         q.new_zeros(()).expand(q.shape),
-        q.new_zeros(()).expand(q.shape),
+        q.new_zeros(()).expand(k.shape),
         q.new_zeros((), dtype=sums_dtype).expand(q.shape[:-1]),
     )
 

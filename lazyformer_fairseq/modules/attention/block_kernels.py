@@ -7,79 +7,64 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
+
 
 class BlockKernels(NamedTuple):
     """The four functions of an implementation.
 
-    In all of them q, k and values are (B, N, T, D); `table` (K, N), `bucket_by_distance` (2T - 1,), `far` and `lengths`
-    (B,) are :class:`~lazyformer_fairseq.modules.attention.scores.ScoreBias`'s, or None; `saved` is what the
-    implementation keeps of the distribution P.
+    In all of them q is (B, N, T, D), k and values (B, N, K, D); `saved` is what the implementation keeps of the
+    distribution P.
 
     Attributes:
-        attend_forward: (q, k, v, table, bucket_by_distance, far, lengths) -> (P V, saved).
-        reuse_forward: (q, k, v, saved, table, bucket_by_distance, far, lengths) -> P V.
-        value_gradient: (q, k, d_output, saved, table, bucket_by_distance, far, lengths) -> P^T dO.
-        block_gradient: (q, k, values, d_outputs, delta, saved, table, bucket_by_distance, far, lengths) -> dQ, dK, dV
-            of the first values, d table ((0,) without a table). `delta` (B, N, T) is the sum of rowsum(dO_i * O_i).
+        attend_forward: (q, k, v, scores) -> (P V, saved).
+        reuse_forward: (q, k, v, saved, scores) -> P V.
+        value_gradient: (q, k, d_output, saved, scores) -> P^T dO.
+        block_gradient: (q, k, values, d_outputs, delta, saved, scores) -> [dQ, dK, dV of the first values, and the
+            gradients of ``scores.learned``, (0,) where a part is missing]. `delta` (B, N, T) is the sum of
+            rowsum(dO_i * O_i).
     """
 
-    attend_forward: Callable
-    reuse_forward: Callable
-    value_gradient: Callable
-    block_gradient: Callable
+    attend_forward: Callable[[Tensor, Tensor, Tensor, Scores], tuple[Tensor, Tensor]]
+    reuse_forward: Callable[[Tensor, Tensor, Tensor, Tensor, Scores], Tensor]
+    value_gradient: Callable[[Tensor, Tensor, Tensor, Tensor, Scores], Tensor]
+    block_gradient: Callable[[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Scores], list[Tensor]]
 
 
-def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor], Tensor]) -> BlockKernels:
-    """The same functions as operators ``lazyformer::NAME_attend_forward`` and so on.
+def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor, Tensor], Tensor]) -> BlockKernels:
+    """The same functions as operators ``lazyformer::NAME_attend_forward`` and so on, which take flat scores.
 
     Args:
         name: of the implementation.
         kernels: its functions.
-        saved_like: an empty tensor as `saved` would be, from q.
+        saved_like: an empty tensor as `saved` would be, from q and k.
     """
 
-    def operator(function: str, implementation: Callable) -> Callable:
+    def operator(implementation: Callable, fake: Callable) -> Callable:
         @functools.wraps(implementation)
         def in_given_precision(*args):
             with torch.autocast(args[0].device.type, enabled=False):
                 return implementation(*args)
 
-        return torch.library.custom_op(f"lazyformer::{name}_{function}", mutates_args=())(in_given_precision)
+        made = torch.library.custom_op(f"lazyformer::{name}_{implementation.__name__}", mutates_args=())
+        made = made(in_given_precision)
+        made.register_fake(fake)
+        return lambda *args: made(*args[:-1], *args[-1].flat())
 
     def attend_forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
+        q: Tensor, k: Tensor, v: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
     ) -> tuple[Tensor, Tensor]:
-        return kernels.attend_forward(q, k, v, table, bucket_by_distance, far, lengths)
+        return kernels.attend_forward(q, k, v, FlatScores(tensors, numbers).scores())
 
     def reuse_forward(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        saved: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
+        q: Tensor, k: Tensor, v: Tensor, saved: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
     ) -> Tensor:
-        return kernels.reuse_forward(q, k, v, saved, table, bucket_by_distance, far, lengths)
+        return kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers).scores())
 
     def value_gradient(
-        q: Tensor,
-        k: Tensor,
-        d_output: Tensor,
-        saved: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
+        q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
     ) -> Tensor:
-        return kernels.value_gradient(q, k, d_output, saved, table, bucket_by_distance, far, lengths)
+        return kernels.value_gradient(q, k, d_output, saved, FlatScores(tensors, numbers).scores())
 
     def block_gradient(
         q: Tensor,
@@ -88,32 +73,30 @@ def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor]
         d_outputs: list[Tensor],
         delta: Tensor,
         saved: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        far: int,
-        lengths: Optional[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return kernels.block_gradient(q, k, values, d_outputs, delta, saved, table, bucket_by_distance, far, lengths)
+        tensors: list[Optional[Tensor]],
+        numbers: list[int],
+    ) -> list[Tensor]:
+        return kernels.block_gradient(q, k, values, d_outputs, delta, saved, FlatScores(tensors, numbers).scores())
 
-    operators = BlockKernels(
-        operator("attend_forward", attend_forward),
-        operator("reuse_forward", reuse_forward),
-        operator("value_gradient", value_gradient),
-        operator("block_gradient", block_gradient),
+    return BlockKernels(
+        operator(attend_forward, lambda q, k, v, *_: (empty_heads(q), saved_like(q, k))),
+        operator(reuse_forward, lambda q, *_: empty_heads(q)),
+        operator(value_gradient, lambda q, k, *_: empty_heads(k)),
+        operator(block_gradient, _fake_block_gradient),
     )
-    operators.attend_forward.register_fake(lambda q, k, v, *bias: (empty_output(v), saved_like(q)))
-    operators.reuse_forward.register_fake(lambda q, k, v, *rest: empty_output(v))
-    operators.value_gradient.register_fake(lambda q, k, d_output, *rest: empty_output(d_output))
-    operators.block_gradient.register_fake(_fake_block_gradient)
-    return operators
 
 
-def empty_output(v: Tensor) -> Tensor:
+def empty_heads(like: Tensor) -> Tensor:
     """(B, N, T, D) whose heads lie side by side in memory, so that merging them is a view."""
-    batch, heads, time, size = v.shape
-    return v.new_empty(batch, time, heads, size).transpose(1, 2)
+    batch, heads, time, size = like.shape
+    return like.new_empty(batch, time, heads, size).transpose(1, 2)
 
 
-def _fake_block_gradient(q, k, values, d_outputs, delta, saved, table, bucket_by_distance, far, lengths):
-    d_table = q.new_empty(0) if table is None else torch.empty_like(table)
-    return empty_output(q), empty_output(q), empty_output(q), d_table
+def empty_gradients(scores: Scores, q: Tensor) -> list[Tensor]:
+    """Of ``scores.learned``: uninitialised, (0,) where a part is missing."""
+    return [q.new_empty(0) if part is None else torch.empty_like(part) for part in scores.learned]
+
+
+def _fake_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):
+    learned = empty_gradients(FlatScores(tensors, numbers).scores(), q)
+    return [empty_heads(q), empty_heads(k), empty_heads(k), *learned]

@@ -1,23 +1,22 @@
 """Which back end computes an attention: the one that was asked for, or, for ``auto``, the fastest that was measured."""
 
 import functools
-import importlib.resources
-import json
 import logging
-import math
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.fused import has_triton
+from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention.fused import NOT_IN_TRITON, has_triton
+from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block, table_of
+from lazyformer_fairseq.modules.processor import device_kind
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-BACKENDS = ("eager", "materialize", "recompute", "fused")
-MEASURED = "measured.json"  # beside this file; `lazyformer bench backends` writes it
+BACKENDS = tuple(BACK_ENDS)
 # Of a device's memory, what the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
 LARGEST_FUSED_HEAD = 128
@@ -31,13 +30,13 @@ class Situation(NamedTuple):
         precision: of the activations.
         batch: B.
         heads: N.
-        time: T.
+        time: T, queries.
+        keys: K.
         head_size: D.
         is_training: whether there will be gradients.
-        is_biased: whether a relative bias is added to the scores.
-        is_padded: whether keys are masked.
+        features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
         has_dropout: whether the distribution goes through dropout.
-        blocks: ``s`` sublayers of the encoder.
+        blocks: sublayers of the network that make a distribution.
     """
 
     device: str
@@ -45,12 +44,17 @@ class Situation(NamedTuple):
     batch: int
     heads: int
     time: int
+    keys: int
     head_size: int
     is_training: bool
-    is_biased: bool
-    is_padded: bool
+    features: frozenset[str]
     has_dropout: bool
     blocks: int
+
+    @property
+    def learned(self) -> str:
+        """What of the scores has gradients in training."""
+        return "+".join(sorted(self.features & {"bias", "positions"})) or NOTHING_LEARNED
 
 
 def check_backend(name: str, attention_dropout: float) -> None:
@@ -71,53 +75,77 @@ def choose(name: str, situation: Situation, readers: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def choose_automatically(situation: Situation, readers: int) -> str:
-    """Chooses, and logs what and why, once for each situation."""
-    name, why = _fastest(situation, readers)
-    logger.info(
-        "lazy back end: %s for %s at %d tokens on %s (%s)",
-        name, f"blocks of {readers + 1}" if readers else "single layers", situation.time, situation.device, why,
-    )  # fmt: skip
+    """Chooses, and logs what and why."""
+    name, why = choose_with_reason(situation, readers)
+    _log_choice(name, why)
     return name
 
 
-def _fastest(situation: Situation, readers: int) -> tuple[str, str]:
-    """The back end and a reason."""
+@functools.cache  # many lengths and batches have the same reason
+def _log_choice(name: str, why: str) -> None:
+    logger.info("lazy back end: %s (%s)", name, why)
+
+
+def choose_with_reason(situation: Situation, readers: int) -> tuple[str, str]:
+    """The back end that ``auto`` takes for an ``s`` with so many readers, and the measurement that decides.
+
+    A run chooses from tables alone, never by a measurement of its own: so it rounds alike when it resumes, and on all
+    of its processes.
+    """
     if situation.has_dropout:
-        if readers and (situation.device == "cpu" or (situation.is_biased and situation.is_training)):
+        learns = situation.is_training and situation.learned != NOTHING_LEARNED
+        if readers and (situation.device == "cpu" or learns):
             return "eager", "attention dropout, which no fused kernel has"
         return "recompute", "attention dropout"
-    possible = [name for name in BACKENDS if _is_possible(name, situation, readers)]
-    like_this = (situation.device, situation.is_training, situation.is_biased)
-    rows = [
-        row
-        for row in measured_rows()
-        if (row["device"], row["training"], row["biased"]) == like_this
-        and not row["milliseconds"].keys().isdisjoint(possible)
-    ]
-    if not rows:  # then what has been used for long
-        trusted = ["eager", "recompute"] if situation.is_biased and situation.is_training else ["recompute"]
-        name = next(name for name in trusted if name in possible)
-        return name, f"`lazyformer bench backends` has measured none on {situation.device}"
-    nearest = min(rows, key=lambda row: _distance(row, situation.time, readers + 1))
-    times = {name: taken for name, taken in nearest["milliseconds"].items() if name in possible}
-    name = min(times, key=times.get)
-    return name, f"measured with blocks of {nearest['layers']} at {nearest['time']} tokens"
+    possible = [name for name in BACKENDS if _is_possible(name, situation)]
+    block, table = _block(situation, readers), table_of(device_kind(situation.device))
+    nearest = None if table is None else table.nearest(block, possible)
+    if nearest is None:  # torch's own
+        _say_that_nothing_was_measured(device_kind(situation.device))
+        return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
+    times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
+    return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
 
 
-def _distance(row: dict[str, Any], time: int, layers: int) -> float:
-    return abs(math.log2(row["time"] / time)) + abs(math.log2(row["layers"] / layers))
+def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:
+    """Fused attention; where something that torch does not fuse would be written out again and again, ``eager``."""
+    writes = bool(readers) if situation.learned == "positions" else situation.is_training
+    first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
+    return next(name for name in [*first, "recompute"] if name in possible)
 
 
-def _is_possible(name: str, situation: Situation, readers: int) -> bool:
+@functools.cache
+def _say_that_nothing_was_measured(kind: str) -> None:
+    logger.warning(
+        "no back end of lazy attention was measured on %s: torch's own is taken, which may not be the fastest; "
+        "`lazyformer bench backends` measures all, once for every later run",
+        kind,
+    )
+
+
+def _block(situation: Situation, readers: int) -> Block:
+    return Block(
+        training=situation.is_training,
+        learned=situation.learned,
+        padded="padding" in situation.features,
+        precision=str(situation.precision).removeprefix("torch."),
+        layers=readers + 1,
+        batch=situation.batch,
+        time=situation.time,
+        heads=situation.heads,
+        head_size=situation.head_size,
+    )
+
+
+def _is_possible(name: str, situation: Situation) -> bool:
     """Whether a back end can compute this, in the memory there is."""
-    if name == "fused":
-        if situation.device == "cuda":
-            return situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
-        return True
-    if name == "recompute":
+    if name == "fused" and situation.device == "cuda":
+        known = situation.features.isdisjoint(NOT_IN_TRITON)
+        return known and situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
+    if not BACK_ENDS[name].keeps_distribution:
         return True
     size = torch.empty((), dtype=situation.precision).element_size()
-    distributions = situation.batch * situation.heads * situation.time**2 * size
+    distributions = situation.batch * situation.heads * situation.time * situation.keys * size
     kept = situation.blocks if situation.is_training else 1
     return distributions * kept <= SHARE_OF_MEMORY * _memory(situation.device)
 
@@ -127,10 +155,3 @@ def _memory(device: str) -> int:
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@functools.cache
-def measured_rows() -> tuple[dict[str, Any], ...]:
-    """What ``lazyformer bench backends`` has measured, see :data:`MEASURED`; nothing where it has not run."""
-    file = importlib.resources.files(__package__) / MEASURED
-    return tuple(json.loads(file.read_text())["rows"]) if file.is_file() else ()

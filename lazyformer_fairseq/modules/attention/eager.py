@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class StoredDistribution:
@@ -25,25 +25,19 @@ class StoredDistribution:
         return torch.matmul(F.dropout(self.probabilities, dropout), v_BNKD)
 
 
-def distribution(q_BNTD: Tensor, k_BNKD: Tensor, bias: Optional[Tensor], dtype: torch.dtype) -> StoredDistribution:
-    """softmax(QK^T / sqrt(D) + bias), in single precision or better, kept as `dtype`.
-
-    Args:
-        q_BNTD: queries.
-        k_BNKD: keys.
-        bias: broadcastable to (B, N, T, K).
-        dtype: of the values to come.
-    """
-    scores = torch.matmul(q_BNTD / math.sqrt(q_BNTD.size(-1)), k_BNKD.transpose(-2, -1))
-    if bias is not None:
-        scores = scores + bias
-    at_least_single = torch.promote_types(scores.dtype, torch.float32)
-    return StoredDistribution(torch.softmax(scores, dim=-1, dtype=at_least_single).to(dtype))
-
-
 def attend(
-    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, dropout: float
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
 ) -> tuple[Tensor, StoredDistribution]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
-    stored = distribution(q_BNTD, k_BNTD, bias.dense(q_BNTD.size(-2), q_BNTD.dtype), v_BNTD.dtype)
-    return stored.attend(v_BNTD, dropout), stored
+    added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
+    stored = StoredDistribution(_distribution(q_BNTD, k_BNKD, added, v_BNKD.dtype))
+    return stored.attend(v_BNKD, dropout), stored
+
+
+def _distribution(q_BNTD: Tensor, k_BNKD: Tensor, added: Optional[Tensor], dtype: torch.dtype) -> Tensor:
+    """softmax(QK^T / sqrt(D) + added), computed in single precision or better."""
+    scores = torch.matmul(q_BNTD / math.sqrt(q_BNTD.size(-1)), k_BNKD.transpose(-2, -1))
+    if added is not None:
+        scores = scores + added
+    at_least_single = torch.promote_types(scores.dtype, torch.float32)
+    return torch.softmax(scores, dim=-1, dtype=at_least_single).to(dtype)

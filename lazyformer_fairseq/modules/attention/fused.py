@@ -10,15 +10,20 @@ from torch import Tensor
 from lazyformer_fairseq.modules.attention import block_gradient
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators
 from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
+
+# Features of scores (:attr:`Scores.features`) that the Triton kernels do not have: there the piecewise ones compute.
+NOT_IN_TRITON = {"causal", "positions"}
 
 
 def attend(
-    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, readers: int
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
-    kernels = _triton_kernels() if uses_triton(q_BNTD.device) else _KERNELS
-    return block_gradient.attend(kernels, q_BNTD, k_BNTD, v_BNTD, bias, readers)
+    assert not dropout, "it has none"
+    by_triton = uses_triton(q_BNTD.device) and not scores.features & NOT_IN_TRITON
+    kernels = _triton_kernels() if by_triton else _KERNELS
+    return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers)
 
 
 def uses_triton(device: torch.device) -> bool:
@@ -48,7 +53,7 @@ def _triton_kernels() -> BlockKernels:
             triton_kernels.value_gradient,
             triton_kernels.block_gradient,
         ),
-        saved_like=lambda q: q.new_empty(q.shape[:-1], dtype=torch.float32),
+        saved_like=lambda q, k: q.new_empty(q.shape[:-1], dtype=torch.float32),
     )
 
 
@@ -60,5 +65,5 @@ _KERNELS = as_operators(
         blockwise.value_gradient,
         blockwise.block_gradient,
     ),
-    saved_like=lambda q: q.new_empty(0),
+    saved_like=lambda q, k: q.new_empty(0),
 )

@@ -7,14 +7,15 @@ from torch import Tensor
 from lazyformer_fairseq.modules.attention import block_gradient
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators
 from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 def attend(
-    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, readers: int
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
-    return block_gradient.attend(_KERNELS, q_BNTD, k_BNTD, v_BNTD, bias, readers)
+    assert not dropout, "it has none"
+    return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, readers)
 
 
 _KERNELS = as_operators(
@@ -25,5 +26,5 @@ _KERNELS = as_operators(
         blockwise.value_gradient,
         blockwise.block_gradient,
     ),
-    saved_like=lambda q: q.new_empty(*q.shape[:2], q.size(2), q.size(2)),
+    saved_like=lambda q, k: q.new_empty(blockwise.stored_size(q, k)),
 )

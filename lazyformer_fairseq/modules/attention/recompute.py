@@ -1,10 +1,10 @@
-"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. Nothing n x n is kept."""
+"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. P is never kept."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention import fused
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class RecomputedAttention:
@@ -12,30 +12,35 @@ class RecomputedAttention:
 
     Args:
         q_BNTD: queries.
-        k_BNTD: keys.
-        bias: see :class:`ScoreBias`.
+        k_BNKD: keys.
+        scores: see :class:`Scores`.
     """
 
-    def __init__(self, q_BNTD: Tensor, k_BNTD: Tensor, bias: ScoreBias):
+    def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD
-        self.k_BNTD = k_BNTD
-        self.bias = bias
+        self.k_BNKD = k_BNKD
+        self.scores = scores
+        # Positions are written out once for all readers: they are no smaller than what torch adds to scores.
+        self._added = None if scores.position_queries_BNTD is None else self._dense()
 
-    def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
-        """softmax(QK^T / sqrt(D) + bias) V (B, N, T, D); each call draws its own dropout mask.
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """softmax(QK^T / sqrt(D) + what is added) V (B, N, T, D); each call draws its own dropout mask.
 
         torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless dropout,
-        which it has not, is asked for.
+        which it has not, is asked for. Transformer-XL's positions stay torch's: to it they are a dense bias.
         """
-        if self.bias.is_learning and not dropout:
-            return fused.attend(self.q_BNTD, self.k_BNTD, v_BNTD, self.bias, readers=0)[0]
-        bias = self.bias.dense(v_BNTD.size(-2), v_BNTD.dtype)
-        return F.scaled_dot_product_attention(self.q_BNTD, self.k_BNTD, v_BNTD, attn_mask=bias, dropout_p=dropout)
+        if self._added is None and self.scores.is_learning and not dropout:
+            return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, readers=0)[0]
+        added = self._dense() if self._added is None else self._added
+        return F.scaled_dot_product_attention(self.q_BNTD, self.k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
+
+    def _dense(self) -> Tensor | None:
+        return self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD)
 
 
 def attend(
-    q_BNTD: Tensor, k_BNTD: Tensor, v_BNTD: Tensor, bias: ScoreBias, dropout: float
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
 ) -> tuple[Tensor, RecomputedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
-    attention = RecomputedAttention(q_BNTD, k_BNTD, bias)
-    return attention.attend(v_BNTD, dropout), attention
+    attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
+    return attention.attend(v_BNKD, dropout), attention

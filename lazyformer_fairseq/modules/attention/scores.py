@@ -1,21 +1,28 @@
-"""What is added to the scores of self-attention, before it is written out: T5's relative bias, and -inf at padding."""
+"""What decides scores beside queries and keys, as one object: bias, padding, causality, relative positions."""
 
-from typing import Optional
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 
-class ScoreBias:
-    """The bias of one forward pass, shared by all ``s`` sublayers.
+class Scores:
+    """Of one attention over T queries and K keys: the queries are the last T of the K positions.
 
-    Kernels read its parts, of which none grows with n x n. :meth:`dense` writes it out for those that cannot.
+    Back ends read its parts, of which none grows with T x K; :meth:`dense` writes it out for those that cannot.
 
     Args:
         table_KN: learned bias by bucket and head; None where there is none.
-        bucket_by_distance: (2T - 1,) integers: entry T - 1 + (key - query) is the bucket; None without a table.
+        bucket_by_distance: (K + T - 1,) integers: entry K - 1 + (key - query) is the bucket; None without a table.
         far: all distances from here on share a bucket, on either side.
         lengths_B: keys from there on are padding, which stands on the right; None where nothing is padded.
+        is_causal: a query sees no key after itself.
+
+    Attributes:
+        position_queries_BNTD: of Transformer-XL's positions, (Q + v) / sqrt(D); None without such positions.
+        distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last is that of a key in the
+            future, which nobody may look at: with it, :func:`relative_shift` is a view.
     """
 
     def __init__(
@@ -24,43 +31,119 @@ class ScoreBias:
         bucket_by_distance: Optional[Tensor] = None,
         far: int = 0,
         lengths_B: Optional[Tensor] = None,
+        is_causal: bool = False,
     ):
         self.table_KN = table_KN
         self.bucket_by_distance = bucket_by_distance
         self.far = far
         self.lengths_B = lengths_B
+        self.is_causal = is_causal
+        self.position_queries_BNTD: Optional[Tensor] = None
+        self.distances_NKD: Optional[Tensor] = None
+        self._shared = self
         self._dense: Optional[Tensor] = None
+
+    def with_positions(self, position_queries_BNTD: Tensor, distances_NKD: Tensor) -> "Scores":
+        """The same with a sublayer's own positions; the rest is shared by all sublayers of a forward pass."""
+        own = Scores(self.table_KN, self.bucket_by_distance, self.far, self.lengths_B, self.is_causal)
+        own.position_queries_BNTD, own.distances_NKD, own._shared = position_queries_BNTD, distances_NKD, self
+        return own
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a back end must know to compute these: of "bias", "padding", "causal" and "positions"."""
+        parts = {
+            "bias": self.table_KN is not None,
+            "padding": self.lengths_B is not None,
+            "causal": self.is_causal,
+            "positions": self.position_queries_BNTD is not None,
+        }
+        return frozenset(name for name, is_there in parts.items() if is_there)
+
+    @property
+    def learned(self) -> tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+        """The parts that have gradients; a back end returns these in this order."""
+        return self.table_KN, self.position_queries_BNTD, self.distances_NKD
 
     @property
     def is_learning(self) -> bool:
-        """Whether the table will get a gradient in this pass."""
-        return self.table_KN is not None and self.table_KN.requires_grad and torch.is_grad_enabled()
+        """Whether any part will get a gradient in this pass."""
+        return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self.learned)
 
-    def dense(self, time: int, dtype: torch.dtype) -> Optional[Tensor]:
-        """(1 or B, 1 or N, T, T), written once a forward pass; None where nothing is added.
+    def flat(self) -> "FlatScores":
+        """For operators of torch's, whose arguments are tensors and numbers."""
+        return FlatScores([*self.learned, self.bucket_by_distance, self.lengths_B], [self.far, int(self.is_causal)])
+
+    def dense(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
+        """What is added to scores, broadcastable to (B, N, T, K); None where nothing is.
+
+        What sublayers share is written once a forward pass.
 
         Args:
             time: T.
-            dtype: of the scores.
+            keys: K.
+            like: a tensor of the scores' device and precision.
         """
-        if self._dense is None:
-            bias = None if self.table_KN is None else self._relative(time).to(dtype)
-            if self.lengths_B is not None:
-                is_padding = torch.arange(time, device=self.lengths_B.device) >= self.lengths_B[:, None]
-                at_padding = torch.zeros_like(is_padding, dtype=dtype).masked_fill(is_padding, float("-inf"))
-                at_padding = at_padding[:, None, None, :]
-                bias = at_padding if bias is None else bias + at_padding
-            self._dense = bias
-        return self._dense
+        shared = self._shared
+        if shared._dense is None:
+            shared._dense = shared._write(time, keys, like)
+        if self.position_queries_BNTD is None:
+            return shared._dense
+        by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
+        shifted = relative_shift(by_distance)
+        return shifted if shared._dense is None else shifted + shared._dense
 
-    def _relative(self, time: int) -> Tensor:
-        """(1, N, T, T): row the query, column the key.
+    def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
+        """Bias by distance, -inf at padding, -inf at the future."""
+        added = None if self.table_KN is None else self._by_distance(time, keys).to(like.dtype)
+        if self.lengths_B is not None:
+            is_padding = torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
+            at_padding = torch.zeros_like(is_padding, dtype=like.dtype).masked_fill(is_padding, float("-inf"))
+            at_padding = at_padding[:, None, None, :]
+            added = at_padding if added is None else added + at_padding
+        if self.is_causal:
+            at_future = torch.full((time, keys), float("-inf"), device=like.device, dtype=like.dtype)
+            at_future = at_future.triu(keys - time + 1)
+            added = at_future if added is None else added + at_future
+        return added
 
-        Row i is the window of T distances that starts at -i: sliding windows, the last one first. This looks each
-        distance up once, where indexing by a (T, T) matrix of buckets would look each pair up.
+    def _by_distance(self, time: int, keys: int) -> Tensor:
+        """(1, N, T, K): row the query, column the key.
+
+        Row i is the window of K distances that starts T - 1 - i behind the first: sliding windows, the last one first.
+        This looks each distance up once, where indexing by a (T, K) matrix of buckets would look each pair up.
         """
         by_distance = self.table_KN[self.bucket_by_distance].t()
         if torch.compiler.is_compiling():  # to which the size of windows is a constant: a graph for each T
-            tokens = torch.arange(time, device=by_distance.device)
-            return by_distance[:, time - 1 + tokens - tokens[:, None]].unsqueeze(0)
-        return by_distance.unfold(-1, time, 1).flip(-2).unsqueeze(0)
+            rows, columns = (torch.arange(size, device=by_distance.device) for size in (time, keys))
+            return by_distance[:, time - 1 + columns - rows[:, None]].unsqueeze(0)
+        return by_distance.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
+
+
+class FlatScores(NamedTuple):
+    """A :class:`Scores` as two lists."""
+
+    tensors: Sequence[Optional[Tensor]]
+    numbers: Sequence[int]
+
+    def scores(self) -> Scores:
+        """What it was made of."""
+        table, position_queries, distances, bucket_by_distance, lengths = self.tensors
+        far, is_causal = self.numbers
+        scores = Scores(table, bucket_by_distance, far, lengths, bool(is_causal))
+        return scores if position_queries is None else scores.with_positions(position_queries, distances)
+
+
+def relative_shift(by_distance: Tensor) -> Tensor:
+    """Scores by query and distance -> scores by query and key, a view.
+
+    Args:
+        by_distance: contiguous (..., T, K + 1), the distances K - 1, ..., 0, -1.
+
+    Returns:
+        (..., T, K): in row i and column j what `by_distance` has in row i for the distance between the i-th query and
+        the j-th key, K - T + i - j; where j is in the future, a number that means nothing.
+    """
+    time, keys = by_distance.size(-2), by_distance.size(-1) - 1
+    # Entry (i, j) is entry (i, T - 1 - i + j) of the input, and so number T - 1 + i K + j of its flat rows of K + 1.
+    return by_distance.flatten(-2)[..., time - 1 : time - 1 + time * keys].unflatten(-1, (time, keys))

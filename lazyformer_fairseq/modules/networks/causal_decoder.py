@@ -1,4 +1,4 @@
-"""The decoder of a causal language model: adaptive embeddings, then one loop over the sublayers of the pattern."""
+"""The decoder of a causal language model: adaptive embeddings, then the stack of the pattern."""
 
 from collections.abc import Callable, Sequence
 from typing import Optional
@@ -8,25 +8,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import ReusableAttention
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.adaptive_embedding import AdaptiveEmbedding, Band
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
-from lazyformer_fairseq.modules.sublayers.lazy_attention import LazyAttention
-from lazyformer_fairseq.modules.sublayers.relative_attention import (
-    RelativeAttention,
-    RelativePositions,
-    causal_mask,
-    encode_distances,
-)
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
-from lazyformer_fairseq.modules.sublayers.self_attention import check_heads
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads
+from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.relative_attention import RelativePositions, encode_distances
+from lazyformer_fairseq.patterns.kinds import CAUSAL
+from lazyformer_fairseq.patterns.sizes import CausalSizes
 
 
-class CausalDecoder(nn.Module):
+class CausalDecoder(Stack):
     """Transformer-XL with any pattern of sublayers (Dai et al., 2019; PAR Transformer, section 3.1).
 
     Dropout acts, as in Transformer-XL, on embeddings, on encoded distances, on every sublayer's output and on the
@@ -48,6 +43,7 @@ class CausalDecoder(nn.Module):
         activation_dropout: after the activation of the feed-forward sublayers.
         activation: of the feed-forward sublayers.
         normalize_before: pre-norm.
+        lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
 
     Attributes:
         mem_len, clamp_len: may be set between two forward passes; weights do not depend on them.
@@ -55,6 +51,9 @@ class CausalDecoder(nn.Module):
     Raises:
         ValueError: sizes that do not fit together, named (most as UserError).
     """
+
+    direction = CAUSAL
+    features = frozenset({"causal", "positions"})
 
     def __init__(
         self,
@@ -72,49 +71,48 @@ class CausalDecoder(nn.Module):
         activation_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = F.relu,
         normalize_before: bool = False,
+        lazy_backend: str = "auto",
     ):
-        super().__init__()
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
-        self.embed_dim = embed_dim
-        self.ffn_embed_dim = ffn_embed_dim
-        self.num_heads = num_heads
+        options = SublayerOptions(
+            embed_dim, ffn_embed_dim, num_heads, attention_dropout, activation_dropout, activation
+        )
+        super().__init__(pattern, options, dropout, normalize_before, lazy_backend)
         self.mem_len = mem_len
         self.clamp_len = clamp_len
-        self.dropout = dropout
-        self.attention_dropout = attention_dropout
-        self.activation_dropout = activation_dropout
-        self.activation = activation
-        self.normalize_before = normalize_before
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
-        self.sublayers = nn.ModuleList(self.build_sublayer(planned) for planned in plan(pattern))
+        self.sublayers = self.build_sublayers()
         if not any(sublayer.attends for sublayer in self.sublayers):
             # Nothing reads them; on several GPUs DDP waits for the gradient of every weight that wants one.
             self.content_bias.requires_grad_(False)
             self.position_bias.requires_grad_(False)
         self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
 
-    def build_sublayer(self, planned: PlannedSublayer) -> ResidualSublayer:
-        """One sublayer of the decoder's sizes with weights of its own: what ``sublayers`` is made of, or a search's."""
-        if planned.kind == "s":
-            inner = RelativeAttention(self.embed_dim, self.num_heads, self.attention_dropout, planned.is_read)
-        elif planned.kind == "l":
-            inner = LazyAttention(self.embed_dim, self.num_heads, self.attention_dropout, bias=False)
-        else:
-            inner = FeedForward(self.embed_dim, self.ffn_embed_dim, self.activation, self.activation_dropout)
-        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
-
-    def relative_positions(self, time: int, memory_length: int) -> RelativePositions:
-        """What the sublayers share in a forward pass of T queries over M remembered tokens and themselves."""
-        like, keys = self.content_bias, memory_length + time
-        encoded = encode_distances(keys, self.embed_dim, max(self.clamp_len, 0), like)
-        return RelativePositions(
-            F.dropout(encoded, self.dropout, self.training),
-            causal_mask(time, keys, like),
-            self.content_bias,
-            self.position_bias,
+    @property
+    def sizes(self) -> CausalSizes:
+        bands = self.embedding.bands
+        second = bands[min(1, len(bands) - 1)]
+        return CausalSizes(
+            sum(band.size for band in bands),
+            self.embed_dim,
+            self.options.ffn_embed_dim,
+            self.num_heads,
+            tuple(band.start for band in bands[1:]),
+            self.embed_dim // second.table.size(1),
+            self.normalize_before,
         )
+
+    def context(self, x_BTC: Tensor, memory_length: int = 0, padding_mask_BT: Optional[Tensor] = None) -> Context:
+        """T queries over M remembered tokens and themselves; streams have no padding."""
+        encoded = encode_distances(
+            memory_length + x_BTC.size(1), self.embed_dim, max(self.clamp_len, 0), self.content_bias
+        )
+        encoded = F.dropout(encoded, self.dropout, self.training)
+        scores = Scores(is_causal=True)
+        positions = RelativePositions(encoded, self.content_bias, self.position_bias)
+        return Context(scores, self.back_end(x_BTC, scores, memory_length), positions)
 
     def forward(
         self, tokens_BT: Tensor, memory: Optional[StreamMemory] = None, return_all: bool = False
@@ -132,18 +130,8 @@ class CausalDecoder(nn.Module):
         """
         x = F.dropout(self.embedding(tokens_BT), self.dropout, self.training)
         past = StreamMemory() if memory is None else memory
-        shared = self.relative_positions(tokens_BT.size(1), past.length)
-        inputs: list[Tensor] = []
-        all_states = [x] if return_all else []
-        distribution: Optional[ReusableAttention] = None
-        for sublayer in self.sublayers:
-            remembered = None
-            if sublayer.attends:
-                remembered = past.before(len(inputs), x)
-                inputs.append(x)
-            x, distribution = sublayer(x, distribution, shared, remembered)
-            if return_all:
-                all_states.append(x)
+        shared = self.context(x, past.length)
+        x, all_states, inputs = self.run(x, shared, return_all, past)
         if memory is not None:
             memory.remember(inputs, self.mem_len)
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)

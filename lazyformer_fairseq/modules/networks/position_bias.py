@@ -6,7 +6,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
@@ -49,8 +49,8 @@ class RelativePositionBias(nn.Module):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
-    def forward(self, time: int, lengths_B: Optional[Tensor] = None) -> ScoreBias:
+    def forward(self, time: int, lengths_B: Optional[Tensor] = None) -> Scores:
         """The bias for sequences of `time` tokens, of which `lengths_B` are not padding; None where all are text."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
-        return ScoreBias(self.table, bucket_by_distance, self.max_distance, lengths_B)
+        return Scores(self.table, bucket_by_distance, self.max_distance, lengths_B)

@@ -1,17 +1,20 @@
 """The ``f`` sublayer: two linear maps and an activation."""
 
-from collections.abc import Callable
-from typing import Any, Optional
+from collections.abc import Callable, Mapping
+from typing import Optional
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import Value
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class FeedForward(nn.Module):
-    """W2 activation(W1 x); 2 C W + W + C parameters.
+class FeedForward(Sublayer):
+    """W2 activation(W1 x).
 
     Args:
         embed_dim: C.
@@ -19,8 +22,6 @@ class FeedForward(nn.Module):
         activation: elementwise.
         dropout: after the activation.
     """
-
-    attends = False
 
     def __init__(
         self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
@@ -31,9 +32,22 @@ class FeedForward(nn.Module):
         self.fc1 = Linear(embed_dim, ffn_embed_dim)
         self.fc2 = Linear(ffn_embed_dim, embed_dim)
 
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "FeedForward":
+        return cls(options.embed_dim, options.ffn_embed_dim, options.activation, options.activation_dropout)
+
+    @classmethod
+    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+        """2 C W + W + C."""
+        c, w = sizes.embed_dim, sizes.ffn_embed_dim
+        return 2 * c * w + w + c
+
+    @classmethod
+    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+        return Flops(2 * batch * time * 2 * sizes.embed_dim * sizes.ffn_embed_dim)
+
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any
-    ) -> tuple[Tensor, Optional[ReusableAttention]]:
-        """Returns the output (B, T, C) and `distribution` unchanged, for a lazy sublayer further up."""
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
         hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
-        return self.fc2(hidden), distribution
+        return self.fc2(hidden), {}

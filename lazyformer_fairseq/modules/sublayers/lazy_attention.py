@@ -1,49 +1,63 @@
 """The ``l`` sublayer: attention with own values on a distribution computed below (LazyFormer, section 2, Figure 1)."""
 
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import ClassVar, Optional
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.self_attention import check_heads, merge_heads, split_heads, with_memory
+from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads, merge_heads, split_heads, with_memory
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Value
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class LazyAttention(nn.Module):
-    """P V with an output projection, P the distribution of the nearest ``s`` below; 2 C^2 + 2 C parameters.
+class LazyAttention(Sublayer):
+    """P V with an output projection, P the distribution of the nearest sublayer below that has one.
 
     Args:
         embed_dim: C.
         num_heads: N; must divide C (ValueError).
         dropout: on the distribution. P comes from before dropout and each sublayer draws a mask of its own.
-        bias: whether the two projections have biases; without, 2 C^2 parameters.
     """
 
     attends = True
+    has_bias: ClassVar[bool] = True  # of the two projections
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True):
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
         super().__init__()
         check_heads(embed_dim, num_heads)
         self.num_heads = num_heads
         self.dropout = dropout
-        self.v_proj = Linear(embed_dim, embed_dim, bias)
-        self.out_proj = Linear(embed_dim, embed_dim, bias)
+        self.v_proj = Linear(embed_dim, embed_dim, self.has_bias)
+        self.out_proj = Linear(embed_dim, embed_dim, self.has_bias)
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "LazyAttention":
+        return cls(options.embed_dim, options.num_heads, options.attention_dropout)
+
+    @classmethod
+    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+        """2 C^2, and 2 C of biases."""
+        c = sizes.embed_dim
+        return 2 * c * c + (2 * c if cls.has_bias else 0)
+
+    @classmethod
+    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+        c = sizes.embed_dim
+        return Flops(2 * batch * (keys + time) * c * c, 2 * batch * time * keys * c)
 
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: Any, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, ReusableAttention]:
-        """Attends with the weights that are there.
-
-        Args:
-            x_BTC: input.
-            distribution: of the nearest ``s`` below, from before dropout.
-            shared: unused: biases and masks are in `distribution` already.
-            memory_BMC: what `x_BTC` was in the previous segments; None where there are none (M = 0).
-
-        Returns:
-            The output (B, T, C), and `distribution` unchanged.
-        """
-        assert distribution is not None, "the plan puts an s below every l"
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
+        """Attends with the weights that are there: biases and masks are in the distribution already."""
         v = split_heads(self.v_proj(with_memory(memory_BMC, x_BTC)), self.num_heads)
         dropout = self.dropout if self.training else 0.0
-        return self.out_proj(merge_heads(distribution.attend(v, dropout))), distribution
+        return self.out_proj(merge_heads(below[DISTRIBUTION].attend(v, dropout))), {}
+
+
+class CausalLazyAttention(LazyAttention):
+    """As Transformer-XL's attention it has projections without biases."""
+
+    has_bias = False

@@ -1,51 +1,21 @@
 """The ``s`` sublayer of an encoder: multi-head self-attention that can hand its distribution on."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Optional
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import ReusableAttention, attend
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads, merge_heads, split_heads
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Value
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
-    """(B, T, C) -> (B, N, T, D)."""
-    return x_BTC.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-
-
-def merge_heads(x_BNTD: Tensor) -> Tensor:
-    """(B, N, T, D) -> (B, T, C)."""
-    return x_BNTD.transpose(1, 2).flatten(2)
-
-
-def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
-    """What there is to attend to, (B, M + T, C): the previous segments' inputs, if any, then this one's."""
-    return x_BTC if memory_BMC is None else torch.cat([memory_BMC, x_BTC], dim=1)
-
-
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Raises ValueError where heads do not divide the width."""
-    if num_heads < 1 or embed_dim % num_heads:
-        raise ValueError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")
-
-
-class AttentionContext(NamedTuple):
-    """What all sublayers of one forward pass of an Encoder share.
-
-    Attributes:
-        bias: of the scores.
-        backend: from the number of a distribution's readers to the name of the back end that computes it.
-    """
-
-    bias: ScoreBias
-    backend: Callable[[int], str]
-
-
-class SelfAttention(nn.Module):
-    """softmax(QK^T / sqrt(D) + bias) V with an output projection; 4 C^2 + 4 C parameters.
+class SelfAttention(Sublayer):
+    """softmax(QK^T / sqrt(D) + bias) V with an output projection.
 
     Args:
         embed_dim: C.
@@ -65,21 +35,27 @@ class SelfAttention(nn.Module):
         self.qkv_proj = Linear(embed_dim, 3 * embed_dim)
         self.out_proj = Linear(embed_dim, embed_dim)
 
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "SelfAttention":
+        readers = planned.readers.count(DISTRIBUTION)
+        return cls(options.embed_dim, options.num_heads, options.attention_dropout, readers)
+
+    @classmethod
+    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+        """4 C^2 + 4 C."""
+        return 4 * (sizes.embed_dim**2 + sizes.embed_dim)
+
+    @classmethod
+    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+        c = sizes.embed_dim
+        return Flops(2 * batch * time * 4 * c * c, 2 * (2 * batch * time * keys * c))
+
     def forward(
-        self, x_BTC: Tensor, distribution: Optional[ReusableAttention], shared: AttentionContext
-    ) -> tuple[Tensor, ReusableAttention]:
-        """Attends.
-
-        Args:
-            x_BTC: input.
-            distribution: of the sublayers below; replaced here.
-            shared: bias and back end of this forward pass.
-
-        Returns:
-            The output (B, T, C) and the distribution, from before dropout.
-        """
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
+        """Hands on its distribution, from before dropout."""
         q, k, v = (split_heads(part, self.num_heads) for part in self.qkv_proj(x_BTC).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        backend = shared.backend(self.readers)
-        attended, distribution = attend(q, k, v, shared.bias, dropout, self.readers, backend)
-        return self.out_proj(merge_heads(attended)), distribution
+        back_end = shared.back_end(self.readers)
+        attended, distribution = attend(q, k, v, shared.scores, dropout, self.readers, back_end)
+        return self.out_proj(merge_heads(attended)), {DISTRIBUTION: distribution}

@@ -14,7 +14,8 @@ from typing import Any, Optional
 from fairseq.distributed import utils as distributed_utils
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.checkpoints.files import DamagedCheckpointError, remove_leftovers
+from lazyformer_fairseq.files.whole import remove_leftovers
+from lazyformer_fairseq.reliability.checkpoints.files import DamagedCheckpointError
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.reliability.checkpoints.names import LAST, checkpoints_in
 

@@ -6,28 +6,20 @@ without it still load: stock fairseq's are zip archives too, where every record 
 1.6 have nothing that could be checked.
 """
 
-import errno
-import fcntl
 import hashlib
-import logging
 import os
 import re
-import secrets
 import shutil
 import struct
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Union
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import unfinished_name, whole_file
 
-logger = logging.getLogger(__name__)
-
-UNFINISHED = ".unfinished"
 PIECE = 2**22  # bytes read at a time
 
 _LABEL = b"lazyformer_fairseq sha256 "
@@ -89,62 +81,12 @@ def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
 
 def link(source: Union[str, Path], target: Union[str, Path]) -> None:
     """Gives a file another name, in place of what has that name now. Takes no room. Raises OSError."""
-    unfinished = _unfinished(Path(target).absolute())
+    unfinished = unfinished_name(Path(target).absolute())
     try:
         os.link(source, unfinished)
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def whole_file(path: Union[str, Path]) -> Iterator[BinaryIO]:
-    """Yields a file to write; it takes the name `path` when the block ends well, and survives a power cut from then on.
-
-    Until then it is a hidden sibling, locked so that :func:`remove_leftovers` knows it to be in use.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = Path(path).absolute()
-    unfinished = _unfinished(path)
-    try:
-        with unfinished.open("xb") as file:
-            with suppress(OSError):  # not every file system knows locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        _sync_folder(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _unfinished(path: Path) -> Path:
-    """A hidden sibling that :func:`remove_leftovers` knows."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """A name is kept by its folder: without this a power cut can take the rename back."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def remove_leftovers(folder: Union[str, Path]) -> None:
-    """Removes the unfinished files of killed processes from a folder; those that a process still holds stay."""
-    for path in Path(folder).glob(f".*{UNFINISHED}"):
-        with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-            logger.info("%s: removed, a killed process left it unfinished", path)
 
 
 def check(path: Union[str, Path]) -> None:

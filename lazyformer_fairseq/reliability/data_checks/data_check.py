@@ -1,7 +1,6 @@
 """Finds damaged and mismatched folders of binarised data before a run starts: see :func:`check_data`."""
 
 import itertools
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from fairseq.data.indexed_dataset import infer_dataset_impl
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.items_check import Counted, check_items
+from lazyformer_fairseq.files.json_files import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -155,12 +155,4 @@ def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
         UserError: its manifest is damaged.
     """
     path = corpus / "manifest.json"
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); copy the corpus again") from None
-    if not isinstance(manifest, dict):
-        raise UserError(f"{path}: holds no JSON object; copy the corpus again")
-    return manifest
+    return read_json(path, "copy the corpus again") if path.is_file() else None

@@ -1,31 +1,33 @@
 """What sublayers and whole models take on this machine."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from lazyformer_fairseq.costs.latency import Timing, measure
 from lazyformer_fairseq.costs.model_latency import measure_sublayers, next_segment
-from lazyformer_fairseq.search.latency.price import PriceList
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
+from lazyformer_fairseq.search.latency.price import READ, PriceList
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch, random_tokens
 
 ROUNDS = 30
 
 
 def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> PriceList:
-    """Median milliseconds of one sublayer of each kind, and of the model around them, at batch 1."""
-    candidates, baseline = search.settings.candidates, search.settings.baseline
-    model, network = search.build_model(baseline)
+    """Median milliseconds of one sublayer of each candidate, and of the model around them, at batch 1."""
+    model, network = search.build_model(search.settings.baseline)
     sizes = (search.latency_tokens, search.latency_memory)
-    kinds = [kind for kind in "slf" if kind in candidates or kind in baseline]
-    prices = _medians(measure_sublayers(network, [kind for kind in kinds if kind != "l"], *sizes, rounds=rounds))
-    if "l" in kinds:
-        read = _medians(measure_sublayers(network, "sl", *sizes, rounds=rounds))
-        prices |= {"l": read["l"], "s_read": read["s"]}
+    things: dict[str, PlannedSublayer] = {}
+    for name in search.settings.priced:
+        things[name] = alone = read_sublayer(name)
+        if alone.kind.hands_on:
+            things[name + READ] = replace(alone, readers=alone.kind.hands_on)
+    prices = _medians(measure_sublayers(network, things, *sizes, rounds=rounds))
     network.sublayers = nn.ModuleList()
     rest = measure({"rest": _forward(search, model)}, rounds, device=search.settings.device)
-    return PriceList(**{"s_read": prices.get("s", 0.0), **prices, **_medians(rest)})
+    return PriceList.of_json({**prices, **_medians(rest)})
 
 
 def measure_models(search: FairseqSearch, patterns: Mapping[str, str], rounds: int = ROUNDS) -> dict[str, Timing]:

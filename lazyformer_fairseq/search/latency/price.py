@@ -2,82 +2,100 @@
 
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
+from lazyformer_fairseq.patterns.kinds import kinds
+
+READ = "_read"  # behind the name of a sublayer that keeps what those above read
 
 
 @dataclass(frozen=True)
 class PriceList:
-    """Latency of one sublayer of each kind, milliseconds.
+    """Latency of single sublayers, milliseconds.
 
     Attributes:
-        s: self-attention whose distribution nobody reads.
-        f: feed-forward.
-        s_read: self-attention that keeps its distribution for an ``l``.
-        l: lazy attention.
+        sublayers: by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless given); what is
+            not there, such as identity, costs nothing.
         rest: of the model, embeddings and head.
     """
 
-    s: float = 0.0
-    f: float = 0.0
-    s_read: float = 0.0
-    l: float = 0.0  # noqa: E741  the kind's letter
+    sublayers: Mapping[str, float] = field(default_factory=dict)
     rest: float = 0.0
+
+    @classmethod
+    def of_json(cls, prices: Mapping[str, float]) -> "PriceList":
+        """From ``{"s": 1.2, "f": 0.7, "rest": 0.1}``."""
+        return cls({name: price for name, price in prices.items() if name != "rest"}, prices.get("rest", 0.0))
+
+    def as_json(self) -> dict[str, float]:
+        return {**self.sublayers, "rest": self.rest}
 
     def of(self, pattern: str) -> float:
         """Milliseconds of a model of this pattern."""
-        if not pattern:
-            return self.rest
-        kinds = ("s_read" if sublayer.is_read else sublayer.kind for sublayer in plan(pattern))
-        return self.rest + sum(getattr(self, kind) for kind in kinds)
+        planned = plan(pattern) if pattern else ()
+        return self.rest + sum(self._price(sublayer, sublayer.is_read) for sublayer in planned)
+
+    def _price(self, sublayer: PlannedSublayer, is_read: bool) -> float:
+        alone = self.sublayers.get(sublayer.text, 0.0)
+        return self.sublayers.get(sublayer.text + READ, alone) if is_read else alone
 
     def expected(self, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
         """Milliseconds a pattern drawn from these probabilities takes in the mean; differentiable.
 
-        Exact where layers are drawn independently of each other. Whether an ``s`` is read depends on the layers above:
-        ``read`` is the probability that of them an ``l`` comes before the next ``s``.
+        Exact where layers are drawn independently of each other and a kind hands one thing on. Whether an ``s`` is read
+        depends on the layers above: ``read[what]`` is the probability that of them one that reads it comes before the
+        next that hands it on.
         """
-        column = dict(zip(candidates, probabilities_LK.unbind(dim=-1), strict=True))
+        rows = [read_sublayer(name) for name in candidates]
         zero = probabilities_LK.new_zeros(())
-        total, read = zero + self.rest, zero
-        for layer in reversed(range(len(probabilities_LK))):
-            chance = {name: column[name][layer] if name in column else zero for name in ("s", "l", "f")}
-            total = total + chance["f"] * self.f + chance["l"] * self.l
-            total = total + chance["s"] * (self.s + read * (self.s_read - self.s))
-            read = chance["l"] + (1 - chance["l"] - chance["s"]) * read
+        total = zero + self.rest
+        read = {what: zero for row in rows for what in (*row.kind.hands_on, row.kind.reads) if what}
+        for layer in reversed(probabilities_LK.unbind()):
+            for row, chance in zip(rows, layer.unbind(), strict=True):
+                is_read = 1 - math.prod((1 - read[what] for what in row.kind.hands_on), start=zero + 1)
+                alone, kept = self._price(row, False), self._price(row, True)
+                total = total + chance * (alone + is_read * (kept - alone))
+            for what, before in read.items():
+                reads = _sum_where(layer, [row.kind.reads == what for row in rows])
+                renews = _sum_where(layer, [what in row.kind.hands_on for row in rows])
+                read[what] = reads + (1 - reads - renews) * before
         return total
 
-    def as_json(self) -> dict[str, float]:
-        return asdict(self)
+
+def _sum_where(chances_K: Tensor, is_meant: Sequence[bool]) -> Tensor:
+    return chances_K[torch.tensor(is_meant, device=chances_K.device)].sum()
 
 
-def read_price_list(path: Path, kinds: Collection[str]) -> PriceList:
-    """Reads ``{"s": 1.2, "f": 0.7}``: milliseconds by kind; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
+def read_price_list(path: Path, sublayers: Collection[str]) -> PriceList:
+    """Reads ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
 
     Raises:
-        UserError: the file is no such object, lacks a kind, or has an unknown name or a price below 0.
+        UserError: the file is no such object, lacks a sublayer, or has an unknown name or a price below 0.
     """
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
-    known = list(PriceList.__dataclass_fields__)
+    plain = [kind.letter for kind in kinds() if not kind.is_identity]
+    names = dict.fromkeys([*plain, *sublayers])
+    known = [*names, *(name + READ for name in names if read_sublayer(name).kind.hands_on), "rest"]
     if not isinstance(content, dict) or not set(content) <= set(known):
         raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
     for name, value in content.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise UserError(f"{path}: {name} is {value!r}, must be milliseconds, 0 or more")
-    for kind in kinds:
-        if kind not in content:
-            raise UserError(f"{path}: has no price of {kind}, which the candidates or the baseline have")
-    return PriceList(**{"s_read": content.get("s", 0.0), **content})
+    for name in sublayers:
+        if name not in content:
+            raise UserError(f"{path}: has no price of {name}, which the candidates or the baseline have")
+    return PriceList.of_json(content)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,18 @@ from tabulate import tabulate
 from lazyformer_fairseq.costs.latency import Timing, measure
 from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import kinds
 from lazyformer_fairseq.search.settings import SearchSettings
-from lazyformer_fairseq.search.supernet.choices import CANDIDATES
+from lazyformer_fairseq.search.supernet.choices import candidate_name
 from lazyformer_fairseq.search.supernet.data_parts import Part
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.supernet.training import SupernetTraining, update_weights, weights_optimizer
 
 ROUNDS = 20
-WITHOUT_LAZY = tuple(name for name in CANDIDATES if name != "l")
+# All kinds without settings, and those of them that read nothing of others.
+CANDIDATES = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds())
+WITHOUT_READERS = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds() if not kind.reads)
 
 
 def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS) -> str:
@@ -27,7 +31,8 @@ def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS) -> 
     """
     fairseq = FairseqSearch(settings)
     things = {"baseline": _baseline_update(fairseq)}
-    for name, candidates in {"s, f, identity": WITHOUT_LAZY, "s, l, f, identity": CANDIDATES}.items():
+    for candidates in (WITHOUT_READERS, CANDIDATES):
+        name = ", ".join(candidates)
         for kind in ("weights", "architecture"):
             things[f"{name}: {kind}"] = _supernet_update(fairseq, candidates, kind == "architecture")
     timings = measure(things, rounds, device=settings.device, description="updates")
@@ -74,7 +79,7 @@ def _table(timings: dict[str, Timing], architecture_share: float) -> str:
         [name, *(f"{1000 * value:.1f}" for value in (timing.median, *timing.quartiles)), timing.median / baseline]
         for name, timing in timings.items()
     ]
-    for name in ("s, f, identity", "s, l, f, identity"):
+    for name in (", ".join(WITHOUT_READERS), ", ".join(CANDIDATES)):
         weights, architecture = (timings[f"{name}: {kind}"].median for kind in ("weights", "architecture"))
         mean = (1 - architecture_share) * weights + architecture_share * architecture
         rows.append([f"{name}: mean of an epoch with both", f"{1000 * mean:.1f}", "", "", mean / baseline])

@@ -2,51 +2,57 @@
 
 from collections.abc import Sequence
 
-from lazyformer_fairseq.search.supernet.choices import IDENTITY
+from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
 
 def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:
     """The most probable candidate of each layer (PAR Transformer, section 2.1), the lowest layer first.
 
-    An ``l`` without an ``s`` chosen below would have nothing to read: such a layer takes its next most probable one.
+    One that has nothing below to read is passed over: such a layer takes its next most probable one.
     """
+    kinds = {name: read_sublayer(name).kind for name in candidates}
     chosen: list[str] = []
+    handed_on: set[str] = set()
     for row in probabilities:
         possible = [
             (probability, -number, name)
             for number, (name, probability) in enumerate(zip(candidates, row, strict=True))
-            if name != "l" or "s" in chosen
+            if kinds[name].reads is None or kinds[name].reads in handed_on
         ]
         chosen.append(max(possible)[2])
+        handed_on.update(kinds[chosen[-1]].hands_on)
     return chosen
 
 
 def letters(chosen: Sequence[str]) -> str:
-    """One letter a sublayer; identity layers drop out."""
-    return "".join(name for name in chosen if name != IDENTITY)
+    """The pattern written out; identity layers drop out."""
+    return "".join(name for name in chosen if not read_sublayer(name).kind.is_identity)
 
 
 def by_layer(chosen: Sequence[str]) -> str:
-    """One character a layer, ``-`` for identity."""
-    return "".join("-" if name == IDENTITY else name for name in chosen)
+    """The same with a ``-`` for each identity layer, so that the n-th sublayer is the n-th layer."""
+    return "".join(read_sublayer(name).text for name in chosen)
 
 
 def compact(pattern: str) -> str:
-    """Letters as a short pattern with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
+    """A pattern that is written out, with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
 
-    Of equally short ones that whose groups start with ``s``, as the paper writes them.
+    Of equally short ones that whose groups start with a sublayer that hands something on, as the paper writes them.
     """
-    best: list[tuple[int, int, str]] = [(0, 0, "")]  # of the first n letters: length, odd groups, text
-    for end in range(1, len(pattern) + 1):
+    parts = split_sublayers(pattern)
+    best: list[tuple[int, int, str]] = [(0, 0, "")]  # of the first n sublayers: length, odd groups, text
+    for end in range(1, len(parts) + 1):
         length, odd, text = best[end - 1]
-        plain = text + pattern[end - 1] if not text or text[-1].isalpha() else f"{text} {pattern[end - 1]}"
-        ways = [(length + 1, odd, plain)]
+        joins = not text or text[-1].isalpha() or text[-1] in "]-"
+        ways = [(length + 1, odd, text + parts[end - 1] if joins else f"{text} {parts[end - 1]}")]
         for size in range(1, end // 2 + 1):
-            group, times = pattern[end - size : end], 1
-            while pattern[max(end - size * (times + 1), 0) : end - size * times] == group:
+            group, times = parts[end - size : end], 1
+            while parts[max(end - size * (times + 1), 0) : end - size * times] == group:
                 times += 1
                 length, odd, text = best[end - size * times]
+                starts_oddly = not read_sublayer(group[0]).kind.hands_on
                 # A repeat counts as one character: x10 is no longer than x9.
-                ways.append((length + size + 4, odd + (group[0] != "s"), f"{text} ({group})x{times}".lstrip()))
+                repeat = f"{text} ({''.join(group)})x{times}".lstrip()
+                ways.append((length + size + 4, odd + starts_oddly, repeat))
         best.append(min(ways))
     return best[-1][2]

@@ -12,11 +12,12 @@ import numpy as np
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-NAMES = {"s": "self-attention", "l": "lazy attention", "f": "feed-forward", "identity": "identity"}
-LETTERS = {"s": "s", "l": "l", "f": "f", "identity": "-"}
-# Okabe and Ito's, which colour-blind readers tell apart.
-COLOURS = {"s": "#D55E00", "l": "#CC79A7", "f": "#0072B2", "identity": "0.5"}
+from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
+from lazyformer_fairseq.patterns.kinds import kinds
+
 STAGES = {"weights": ("o", "#0072B2", "on the weights' data"), "architecture": ("s", "#D55E00", "on held-apart data")}
+LINES = ("--", ":", "-.")  # of one kind with several settings
 
 
 def draw_probabilities(probabilities: Sequence[Sequence[float]], candidates: Sequence[str], path: Path) -> None:
@@ -32,7 +33,7 @@ def draw_probabilities(probabilities: Sequence[Sequence[float]], candidates: Seq
     figure, axis = pyplot.subplots(figsize=(max(5.0, 0.32 * layers + 2.5), 0.5 * len(candidates) + 1.4))
     image = axis.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
-    axis.set_yticks(range(len(candidates)), [NAMES[name] for name in candidates])
+    axis.set_yticks(range(len(candidates)), [_label(name) for name in candidates])
     axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
     axis.set_xlabel("layer, the lowest first")
     figure.colorbar(image, label="probability", pad=0.02)
@@ -56,10 +57,11 @@ def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, pat
     axes[1, 0].set_ylabel("latency, ms")
     axes[1, 0].set_ylim(bottom=0)
     axes[1, 0].legend(fontsize=8)
-    for name, letter in LETTERS.items():
-        counts = [row["by_layer"].count(letter) for row in history]
-        if any(counts):
-            axes[1, 1].step(updates, counts, where="post", color=COLOURS[name], label=NAMES[name])
+    layers = [split_sublayers(row["by_layer"]) for row in history]
+    for number, name in enumerate(sorted({name for row in layers for name in row}, key=_place)):
+        counts = [row.count(name) for row in layers]
+        style = {"color": read_sublayer(name).kind.colour, "linestyle": "-" if len(name) == 1 else LINES[number % 3]}
+        axes[1, 1].step(updates, counts, where="post", label=_label(name), **style)
     axes[1, 1].set_ylabel("layers that prefer it")
     axes[1, 1].set_ylim(bottom=0)
     axes[1, 1].legend(fontsize=8)
@@ -68,6 +70,17 @@ def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, pat
     for axis in axes[1]:
         axis.set_xlabel("updates")
     _save(figure, path)
+
+
+def _label(name: str) -> str:
+    """``self-attention``, and its settings if it has any."""
+    sublayer = read_sublayer(name)
+    return sublayer.kind.name + sublayer.text[1:]
+
+
+def _place(name: str) -> tuple[int, str]:
+    """By the table of kinds."""
+    return kinds().index(read_sublayer(name).kind), name
 
 
 def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
@@ -80,7 +93,6 @@ def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    figure.savefig(unfinished, dpi=150, bbox_inches="tight", format="png")
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
     pyplot.close(figure)
-    unfinished.replace(path)

@@ -1,32 +1,50 @@
 """What the search chooses: for every layer a distribution over candidates, and the noise it is explored with."""
 
 import math
+import re
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
+from lazyformer_fairseq.patterns.kinds import kinds
 
-IDENTITY = "identity"
-CANDIDATES = ("s", "l", "f", IDENTITY)
+
+def candidate_name(sublayer: PlannedSublayer) -> str:
+    """As ``--candidates`` has it: letter and settings; ``identity`` by its name, as a dash is easily overlooked."""
+    return sublayer.kind.name if sublayer.kind.is_identity else sublayer.text
 
 
 def read_candidates(text: str) -> tuple[str, ...]:
-    """``"s,f,identity"`` as the candidates, in the order of :data:`CANDIDATES`.
+    """``"s,f,identity"`` as the candidates, in the order of the table of kinds; commas in brackets divide nothing.
 
     Raises:
-        UserError: for an unknown one, fewer than two, and an ``l`` without an ``s`` whose distribution it could read.
+        UserError: for an unknown one, fewer than two, and one that reads without another that hands on what it reads.
     """
-    given = [name.strip() for name in text.split(",") if name.strip()]
-    for name in given:
-        if name not in CANDIDATES:
-            raise UserError(f"--candidates {text}: unknown {name!r}; choose from {', '.join(CANDIDATES)}")
-    if "l" in given and "s" not in given:
-        raise UserError(f"--candidates {text}: l reuses the distribution of an s below it; add s")
-    if len(set(given)) < 2:
+    given = [_read(name.strip(), text) for name in re.split(r",(?![^\[]*\])", text) if name.strip()]
+    handed_on = {what for candidate in given for what in candidate.kind.hands_on}
+    for candidate in given:
+        if candidate.kind.reads and candidate.kind.reads not in handed_on:
+            givers = " or ".join(kind.letter for kind in kinds() if candidate.kind.reads in kind.hands_on)
+            raise UserError(
+                f"--candidates {text}: {candidate.text} reuses the {candidate.kind.reads} of an {givers} below it; "
+                f"add {givers}"
+            )
+    in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
+    names = tuple(dict.fromkeys(candidate_name(candidate) for candidate in in_order))
+    if len(names) < 2:
         raise UserError(f"--candidates {text}: with fewer than two there is nothing to choose")
-    return tuple(name for name in CANDIDATES if name in given)
+    return names
+
+
+def _read(name: str, text: str) -> PlannedSublayer:
+    try:
+        return read_sublayer(name)
+    except UserError as error:
+        known = ", ".join(candidate_name(PlannedSublayer(kind)) for kind in kinds())
+        raise UserError(f"--candidates {text}: unknown {name!r}; choose from {known}\n{error}") from None
 
 
 class Choices(nn.Module):
@@ -39,7 +57,7 @@ class Choices(nn.Module):
     Attributes:
         candidates: as given.
         logits: the parameter, (L, K).
-        allowed: (L, K); False for ``l`` in the first layer, which has no distribution to read: its weight is exactly 0.
+        allowed: (L, K); False in the first layer for what reads, as there is nothing to read: its weight is exactly 0.
         temperature: of the Gumbel-softmax; the search lowers it.
     """
 
@@ -48,8 +66,7 @@ class Choices(nn.Module):
         self.candidates = candidates
         self.logits = nn.Parameter(torch.zeros(layers, len(candidates)))
         allowed = torch.ones(layers, len(candidates), dtype=torch.bool)
-        if "l" in candidates:
-            allowed[0, candidates.index("l")] = False
+        allowed[0] = torch.tensor([read_sublayer(name).kind.reads is None for name in candidates])
         self.register_buffer("allowed", allowed, persistent=False)
         self.temperature = 1.0
 

@@ -11,15 +11,12 @@ from fairseq.tasks import setup_task
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.choices import Choices
 from lazyformer_fairseq.search.supernet.data_parts import Part, two_parts_of_blocks, two_parts_of_text
 from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
-
-Network = Encoder | CausalDecoder
 
 # Task, criterion, and the model whose architectures fit.
 TASKS = {
@@ -84,12 +81,12 @@ class FairseqSearch:
         self.task = setup_task(self.cfg.task)
         self.criterion = self.task.build_criterion(self.cfg.criterion)
 
-    def build_model(self, pattern: str) -> tuple[nn.Module, Network]:
-        """A fresh seeded model of any pattern, on the search's device, and its part that loops over sublayers."""
+    def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
+        """A fresh seeded model of any pattern, on the search's device, and its stack."""
         utils.set_torch_seed(self.settings.seed)
         self.cfg.model.sublayer_pattern = pattern
         model = self.task.build_model(self.cfg.model).to(self.settings.device)
-        return model, next(module for module in model.modules() if isinstance(module, Network))
+        return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def build_supernet(self, candidates: tuple[str, ...]) -> Supernet:
         """A supernet of as many layers as the baseline has."""
@@ -141,7 +138,7 @@ class FairseqSearch:
 
 def sublayers_of(cfg: Any) -> int:
     """How many the architecture has by its own pattern."""
-    return len(expand(cfg.model.sublayer_pattern))
+    return len(plan(cfg.model.sublayer_pattern))
 
 
 def random_tokens(vocab_size: int, rows: int, length: int, device: str) -> Tensor:

@@ -1,5 +1,6 @@
 """The supernet: the model itself, every sublayer a weighted sum of candidates (PAR Transformer, section 2.1)."""
 
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import torch
@@ -7,33 +8,48 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
-from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.search.supernet.choices import IDENTITY, Choices
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn
+from lazyformer_fairseq.patterns.grammar import read_sublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.search.supernet.choices import Choices
 
 
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
     """The pattern of a model that holds the candidates of all layers one after the other.
 
-    A layer is its ``l`` (not in the first), its ``s``, its ``f``. So each ``l`` reads the ``s`` of the layer below, and
-    an ``s`` keeps its distribution just where a layer above has an ``l`` that may read it.
+    In a layer those that read come first (there are none in the first layer): so each reads of the layer below, and a
+    sublayer keeps what it hands on just where a layer above may read it.
 
     Raises:
         UserError: there are no layers.
     """
     if layers < 1:
         raise UserError(f"--sublayers {layers}: a search needs at least one layer")
-    above = "".join(kind for kind in "lsf" if kind in candidates)
-    return above.replace("l", "") + above * (layers - 1)
+    above = [read_sublayer(name) for name in in_building_order(candidates)]
+    first = [sublayer for sublayer in above if not sublayer.kind.reads]
+    return "".join(sublayer.text for sublayer in first + above * (layers - 1))
+
+
+def in_building_order(candidates: Iterable[str]) -> list[str]:
+    """Identity, then what reads, then the others, each in the order given."""
+
+    def place(name: str) -> int:
+        kind = read_sublayer(name).kind
+        return 0 if kind.is_identity else 1 if kind.reads else 2
+
+    return sorted(candidates, key=place)
 
 
 class Mixture(nn.Module):
     """One layer: the sum of its candidates' outputs, each times its weight (equation 4).
 
     With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s is what its own
-    ``s`` has computed and P_(i-1) came from below. Of the first layer P_s is all there is. Its rows sum to 1.
+    ``s`` has computed and P_(i-1) came from below. Of the first layer P_s is all there is. Of several candidates that
+    compute one, P_s is their mean by weight, and m_s the sum of their weights. Rows sum to 1.
 
     Args:
-        sublayers: its candidates by kind, without identity, which needs no module.
+        sublayers: its candidates by name.
         candidates: of all layers: the order of :attr:`weights`.
 
     Attributes:
@@ -44,32 +60,41 @@ class Mixture(nn.Module):
 
     def __init__(self, sublayers: dict[str, nn.Module], candidates: tuple[str, ...]):
         super().__init__()
-        self.sublayers = nn.ModuleDict(sublayers)
+        self.names = tuple(sublayers)
+        self.sublayers = nn.ModuleDict({_key(name): sublayer for name, sublayer in sublayers.items()})
         self.candidates = candidates
+        self.carries = any(read_sublayer(name).kind.reads == DISTRIBUTION for name in candidates)
         self.attends = any(sublayer.attends for sublayer in sublayers.values())
         self.weights: Optional[Tensor] = None
 
     def forward(
-        self,
-        x_BTC: Tensor,
-        distribution: Optional[StoredDistribution],
-        shared: Any,
-        memory_BMC: Optional[Tensor] = None,
-    ) -> tuple[Tensor, Optional[StoredDistribution]]:
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
         """As a :class:`~lazyformer_fairseq.modules.sublayers.residual.ResidualSublayer`'s."""
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
-        mixed = x_BTC * weight[IDENTITY] if IDENTITY in weight else None
-        carried = distribution
-        for kind, sublayer in self.sublayers.items():
-            y_BTC, own = sublayer(x_BTC, distribution, shared, memory_BMC)
-            mixed = y_BTC * weight[kind] if mixed is None else torch.addcmul(mixed, y_BTC, weight[kind])
-            if kind == "s" and "l" in self.candidates and own is not None:
-                carried = own if distribution is None else _between(distribution, own, weight["s"])
-        return mixed, carried
+        mixed: Optional[Tensor] = None
+        own: list[tuple[Tensor, Tensor]] = []
+        for name in self.names:
+            y_BTC, handed_on = self.sublayers[_key(name)](x_BTC, below, shared, memory_BMC)
+            mixed = y_BTC * weight[name] if mixed is None else torch.addcmul(mixed, y_BTC, weight[name])
+            if self.carries and DISTRIBUTION in handed_on:
+                own.append((handed_on[DISTRIBUTION].probabilities, weight[name]))
+        return mixed, {DISTRIBUTION: _carried(below.get(DISTRIBUTION), own)} if own else {}
 
 
-def _between(below: StoredDistribution, own: StoredDistribution, weight: Tensor) -> StoredDistribution:
-    return StoredDistribution(torch.lerp(below.probabilities, own.probabilities, weight))
+def _key(name: str) -> str:
+    """A module's name has no dots."""
+    return name.replace(".", "_")
+
+
+def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor]]) -> StoredDistribution:
+    probabilities, weight = own[0]
+    if len(own) > 1:
+        weight = torch.stack([share for _, share in own]).sum()
+        probabilities = sum(each * (share / weight) for each, share in own)
+    if below is None:
+        return StoredDistribution(probabilities)
+    return StoredDistribution(torch.lerp(below.probabilities, probabilities, weight))
 
 
 class Supernet(nn.Module):
@@ -77,17 +102,17 @@ class Supernet(nn.Module):
 
     Args:
         model: the fairseq model.
-        network: the part of it that loops over ``sublayers``; they are replaced.
+        network: its stack, whose ``sublayers`` are replaced.
         choices: of as many layers as the pattern was made for.
     """
 
-    def __init__(self, model: nn.Module, network: nn.Module, choices: Choices):
+    def __init__(self, model: nn.Module, network: Stack, choices: Choices):
         super().__init__()
         self.model = model
         self.choices = choices
         self.mixtures = _into_layers(network.sublayers, choices)
         network.sublayers = nn.ModuleList(self.mixtures)
-        if isinstance(network, Encoder) and "l" in choices.candidates:
+        if any(mixture.carries for mixture in self.mixtures):
             network.lazy_backend = "eager"  # distributions are mixed, so they have to be there
 
     def forward(self, *args, **kwargs) -> Any:
@@ -108,8 +133,8 @@ def _into_layers(sublayers: nn.ModuleList, choices: Choices) -> list[Mixture]:
     parts = iter(sublayers)
     mixtures = []
     for allowed in choices.allowed.tolist():
-        kinds = [name for name, may in zip(choices.candidates, allowed, strict=True) if may and name != IDENTITY]
-        in_order = [kind for kind in "lsf" if kind in kinds]
-        mixtures.append(Mixture({kind: next(parts) for kind in in_order}, choices.candidates))
+        names = [name for name, may in zip(choices.candidates, allowed, strict=True) if may]
+        layer = {name: next(parts) for name in in_building_order(names)}
+        mixtures.append(Mixture(layer, choices.candidates))
     assert next(parts, None) is None
     return mixtures

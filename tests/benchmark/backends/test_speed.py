@@ -1,6 +1,5 @@
 """`lazyformer bench backends`: the table that `--lazy-backend auto` reads."""
 
-import json
 import math
 
 import pytest
@@ -11,72 +10,91 @@ from lazyformer_fairseq.benchmark.backends import speed as backend_speed
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.measured import Block, add_rows, read_table, table_of, user_file
+from lazyformer_fairseq.modules.processor import device_kind
 
 
-def run(output, options: str = "--lengths 8 --layers 1,2 --tokens 8 --rounds 2 --device cpu"):
-    command = ["bench", "backends", *options.split(), "--output", str(output)]
-    return CliRunner().invoke(main, command, catch_exceptions=False)
+@pytest.fixture(autouse=True)
+def own_file(tmp_path, monkeypatch):
+    """Where the command writes if it is not told; nothing is known of it."""
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    table_of.cache_clear()
+    yield user_file()
+    table_of.cache_clear()
 
 
-def test_each_block_is_measured_on_each_back_end(tmp_path):
+def run(*options: object, sizes: str = "--lengths 8 --layers 1,2"):
+    small = f"bench backends {sizes} --batches 2 --heads 2x4 --rounds 2 --device cpu"
+    return CliRunner().invoke(main, [*small.split(), *map(str, options)], catch_exceptions=False)
+
+
+def blocks(*layers: int, precision: str = "float32") -> list[Block]:
+    return backend_speed.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
+
+
+def test_each_block_is_measured_on_each_back_end(own_file):
+    printed = run().output
+    table = read_table(own_file, device_kind("cpu"))
+    assert list(table.rows) == sorted(blocks(1, 2)) and len(table.rows) == 2 * 5 * 2
+    assert all(set(row) == set(BACKENDS) and min(row.values()) > 0 for row in table.rows.values())
+    assert {"threads", "torch"} <= table.origin.keys()
+    assert printed.count(" *") >= len(table.rows) and str(own_file) in printed
+
+
+def test_batches_are_no_larger_than_asked_for():
+    found = backend_speed.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
+    assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
+    assert {block.batch for block in found if block.padded} == {4}
+    with pytest.raises(UserError, match="from 1 on"):
+        backend_speed.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
+
+
+def test_it_shows_which_measurement_decides(own_file):
+    before = run("--show").output
+    assert "not measured yet" in before and "torch's own" in before and not own_file.exists()
+    fastest = {block: {"eager": 2.0, "fused": 1.0 if block.layers == 1 else 3.0} for block in blocks(1, 2)}
+    add_rows(own_file, device_kind("cpu"), {}, fastest)
+    table_of.cache_clear()
+    after = run("--show", sizes="--lengths 16 --layers 1,3").output
+    assert f"{device_kind('cpu')}: as {own_file} has it" in after
+    lines = [line for line in after.splitlines() if "2 x 16" in line]
+    assert len(lines) == 2 * 5 * 2
+    for line in lines:
+        if "single layers" in line:
+            assert "| fused" in line and "single layers, 2 x 8 tokens, 2 heads of 4: fused 1, eager 2 ms" in line
+        else:
+            assert "| eager" in line and "blocks of 2, 2 x 8 tokens, 2 heads of 4: eager 2, fused 3 ms" in line
+
+
+def test_another_file_may_be_named(tmp_path, own_file):
     path = tmp_path / "new" / "measured.json"
-    printed = run(path).output
-    table = json.loads(path.read_text())
-    blocks = [(row["training"], row["biased"], row["layers"], row["time"]) for row in table["rows"]]
-    assert sorted(blocks) == sorted((t, b, m, 8) for t in (True, False) for b in (True, False) for m in (1, 2))
-    for row in table["rows"]:
-        assert row["device"] == "cpu" and set(row["milliseconds"]) == set(BACKENDS)
-        assert min(row["milliseconds"].values()) > 0
-    assert {"machine", "versions", "precision"} <= table["measured_on"]["cpu"].keys()
-    assert printed.count(" *") >= len(blocks) and str(path) in printed
+    assert str(path) in run("--output", path).output
+    assert read_table(path, device_kind("cpu")).rows and not own_file.exists()
 
 
-def test_rows_of_another_device_stay(tmp_path):
-    path = tmp_path / "measured.json"
-    gpu = {"device": "cuda", "training": True, "biased": True, "layers": 2, "time": 8, "milliseconds": {"fused": 1.0}}
-    path.write_text(json.dumps({"measured_on": {"cuda": {"machine": "a GPU"}}, "rows": [gpu]}))
-    for _ in range(2):
-        run(path)
-    table = json.loads(path.read_text())
-    assert table["rows"][0] == gpu and len(table["rows"]) == 1 + 8
-    assert set(table["measured_on"]) == {"cuda", "cpu"}
-
-
-def test_blocks_measured_before_on_this_machine_stay(tmp_path):
-    path = tmp_path / "measured.json"
-    run(path, "--lengths 8 --layers 1 --tokens 8 --rounds 2 --device cpu")
-    run(path, "--lengths 16,8 --layers 1 --tokens 8 --rounds 2 --device cpu")
-    table = json.loads(path.read_text())
-    assert sorted(row["time"] for row in table["rows"]) == 4 * [8] + 4 * [16]
-    table["measured_on"]["cpu"]["machine"] = {"device": "another processor"}
-    path.write_text(json.dumps(table))
-    run(path, "--lengths 8 --layers 2 --tokens 8 --rounds 2 --device cpu")
-    assert {(row["layers"], row["time"]) for row in json.loads(path.read_text())["rows"]} == {(2, 8)}
-
-
-def test_stopped_it_writes_what_it_has(tmp_path, monkeypatch):
-    right, blocks = backend_speed.measure, []
+def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
+    right, begun = backend_speed.measure, []
 
     def measure(*arguments, **more):
-        blocks.append(more["description"])
-        if len(blocks) == 4:
+        begun.append(more["description"])
+        if len(begun) == 4:
             raise KeyboardInterrupt
         return right(*arguments, **more)
 
     monkeypatch.setattr(backend_speed, "measure", measure)
-    stopped = run(tmp_path / "measured.json")
-    assert stopped.exit_code == 130 and "stopped after 3 of 8 blocks" in stopped.output
-    assert len(json.loads((tmp_path / "measured.json").read_text())["rows"]) == 3
+    stopped = run()
+    assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
+    assert len(read_table(own_file, device_kind("cpu")).rows) == 3
 
 
-def test_stopped_in_the_first_block_it_writes_nothing(tmp_path, monkeypatch):
+def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
     def measure(*arguments, **more):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(backend_speed, "measure", measure)
-    stopped = run(tmp_path / "measured.json")
+    stopped = run()
     assert stopped.exit_code == 130 and "nothing was written" in stopped.output
-    assert not (tmp_path / "measured.json").exists()
+    assert not own_file.exists()
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
@@ -88,9 +106,9 @@ def test_what_does_not_fit_is_said(monkeypatch):
         return right(q, k, v, bias, dropout, readers, name)
 
     monkeypatch.setattr(backend_speed, "attend", attend)
-    measured = backend_speed.measure_back_ends([8], [1], "cpu", torch.float32, 8, rounds=1)
-    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"eager"} for row in measured["rows"])
-    assert backend_speed.table(measured["rows"]).count("left out") == 4
+    rows = backend_speed.measure_back_ends(blocks(1), "cpu", rounds=1)
+    assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
+    assert backend_speed.table(rows).count("left out") == 10
 
 
 def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
@@ -101,8 +119,8 @@ def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
         return output * {"fused": 1.01, "recompute": math.nan}.get(name, 1.0), reusable
 
     monkeypatch.setattr(backend_speed, "attend", attend)
-    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.float32, 8, rounds=1)
-    assert all(set(row["milliseconds"]) == {"eager", "materialize"} for row in measured["rows"])
+    rows = backend_speed.measure_back_ends(blocks(2), "cpu", rounds=1)
+    assert all(set(row) == {"eager", "materialize"} for row in rows.values())
     assert "fused is off by 0.01 of its size: left out" in caplog.text
 
 
@@ -115,8 +133,8 @@ def test_what_fails_is_left_out(monkeypatch, caplog):
         return right(q, k, v, bias, dropout, readers, name)
 
     monkeypatch.setattr(backend_speed, "attend", attend)
-    measured = backend_speed.measure_back_ends([8], [1], "cpu", torch.float32, 8, rounds=1)
-    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"fused"} for row in measured["rows"])
+    rows = backend_speed.measure_back_ends(blocks(1), "cpu", rounds=1)
+    assert all(set(row) == set(BACKENDS) - {"fused"} for row in rows.values())
     assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
 
 
@@ -127,15 +145,16 @@ def test_half_precision_is_compared_with_single(monkeypatch):
         output, reusable = right(q, k, v, bias, dropout, readers, name)
         return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
 
-    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.bfloat16, 8, rounds=1)
-    assert all(set(row["milliseconds"]) == set(BACKENDS) for row in measured["rows"])
+    rows = backend_speed.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    assert all(set(row) == set(BACKENDS) for row in rows.values())
     monkeypatch.setattr(backend_speed, "attend", attend)
-    measured = backend_speed.measure_back_ends([8], [2], "cpu", torch.bfloat16, 8, rounds=1)
-    assert all(set(row["milliseconds"]) == set(BACKENDS) - {"eager"} for row in measured["rows"])
+    rows = backend_speed.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
 
 
-def test_a_damaged_file_is_named(tmp_path):
-    path = tmp_path / "measured.json"
-    path.write_text("{")
-    with pytest.raises(UserError, match="measured.json"):
-        run(path)
+def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypatch):
+    own_file.parent.mkdir()
+    own_file.write_text("{")
+    monkeypatch.setattr(backend_speed, "measure_back_ends", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="backends.json"):
+        run()

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup
-from lazyformer_fairseq.corpus.readers import Piece, read_piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.documents import read_piece
 from lazyformer_fairseq.errors import UserError
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lazyformer_fairseq.corpus.readers import BadInput, Piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
 from lazyformer_fairseq.corpus.readers.read_documents import ReadDocuments
 from lazyformer_fairseq.corpus.step import TaskNotes
 

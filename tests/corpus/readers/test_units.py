@@ -9,7 +9,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.readers import READERS, BadInput, Piece, read_piece
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.documents import READERS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.units import DAMAGE_FILE, bytes_of, cut_file, must_be_cut, plan_units
 

@@ -1,6 +1,6 @@
 """Sentence boundaries: the rules against a gold set, and the quick sentencizer against spaCy's own.
 
-``python tests/corpus/test_sentences.py`` prints how good the rules are on the gold set.
+``python tests/corpus/sentences/test_ends.py`` prints how good the rules are on the gold set.
 """
 
 import json

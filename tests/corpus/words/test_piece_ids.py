@@ -16,12 +16,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, length_histogram, load_unigrams, write_ids
-from lazyformer_fairseq.corpus.words.store import StoreWords
+from lazyformer_fairseq.corpus.words.store_words import StoreWords
 from lazyformer_fairseq.corpus.words.vocabulary import word_hashes
 from lazyformer_fairseq.corpus.words.word_store import WordStore
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.files.shards import join_parts
+from lazyformer_fairseq.files.indexed_format import join_parts
 
 EOS, UNK = 2, 3
 TEXTS = [

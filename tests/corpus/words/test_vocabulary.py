@@ -8,7 +8,7 @@ from datatrove.data import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.words.store import StoreWords
+from lazyformer_fairseq.corpus.words.store_words import StoreWords
 from lazyformer_fairseq.corpus.words.vocabulary import FrequencyFilter, count_words, merge_counts, place_of, word_hashes
 from lazyformer_fairseq.corpus.words.word_store import WordStore
 from lazyformer_fairseq.errors import UserError

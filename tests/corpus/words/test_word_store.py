@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.step import TaskNotes
-from lazyformer_fairseq.corpus.words.store import StoreWords
+from lazyformer_fairseq.corpus.words.store_words import StoreWords
 from lazyformer_fairseq.corpus.words.word_store import WordStore
-from lazyformer_fairseq.files.rewritten import rewritten_file
+from lazyformer_fairseq.files.whole import whole_file
 
 WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
 TEXT = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=5).map("\n".join)
@@ -72,7 +72,7 @@ def test_bytes_depend_on_the_documents_alone(tmp_path):
     documents = [document(f"word{n % 7} stands\nnear {n}", n) for n in range(50)]
     (tmp_path / "again" / "00000").mkdir(parents=True)
     (tmp_path / "again" / "00000" / "words.npy").write_bytes(b"of a run that was stopped")
-    (tmp_path / "again" / ".00000.unfinished").mkdir()
+    (tmp_path / "again" / ".00000.0011aabb.unfinished").mkdir()
     write(tmp_path / "once", documents)
     write(tmp_path / "again", documents)
     assert contents(tmp_path / "once" / "00000") == contents(tmp_path / "again" / "00000")
@@ -102,7 +102,7 @@ def test_a_failure_leaves_nothing(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path):
-    with pytest.raises(OSError) as caught, rewritten_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
+    with pytest.raises(OSError) as caught, whole_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
         np.zeros(100_000).tofile(full)
     assert caught.value.filename == str(tmp_path / "words.npy")
     assert caught.value.strerror == "No space left on device"

@@ -86,7 +86,6 @@ def test_any_setting_is_equal_to_sacremoses(text, language, way):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @settings(max_examples=20_000)
 @given(texts, st.sampled_from(["en", "de", "fr"]) | st.sampled_from(sorted(KNOWN_LANGUAGES)), st.sampled_from(WAYS))
 def test_many_texts_of_any_language(text, language, way):
@@ -144,7 +143,6 @@ def test_a_sample_of_real_lines(real_data):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_every_real_line(real_data):
     lines = [field for line in lines_of(real_data) for field in (line.split("\t") if "\t" in line else [line])]
     assert len(lines) > 300_000
@@ -154,7 +152,6 @@ def test_every_real_line(real_data):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_memory_is_bounded():
     """Endless new gaps of the longest kind that is kept."""
     words = moses_words("en", False, False)

@@ -82,7 +82,7 @@ def test_what_decides_a_result_must_match_it(grid):
     run.folder.mkdir(parents=True)
     (run.folder / "result.json").write_text(json.dumps({"settings": run.settings}))
     assert run.result() == {"settings": run.settings}
-    with pytest.raises(UserError, match="result of another run \\(epochs 10 instead of 3\\)"):
+    with pytest.raises(UserError, match="result of another run \\(epochs is 10 there, 3 here\\)"):
         grid("CoLA", epochs=3).runs[0].result()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
@@ -113,6 +113,13 @@ def test_a_model_is_described(prepared, start_checkpoint):
     (model,) = load_start_models(checkpoints, prepared["CoLA"].tokenizer_folder)
     assert (model.name, model.updates, model.max_positions) == ("model", 1, 64)
     assert model.parameters > 10_000
+
+
+def test_options_younger_than_a_checkpoint_have_their_defaults():
+    old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
+    (model,) = load_start_models({"old": old / "checkpoint_last.pt"}, old / "tokenizer")
+    assert ("--lazy-backend", "auto") in zip(model.options, model.options[1:], strict=False)
+    assert "--compile" not in model.options
 
 
 def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, data_folder, tmp_path):

@@ -1,6 +1,7 @@
 """The queue: order, retries, what is kept, what is left alone; and runs in processes of their own."""
 
 import json
+import os
 from pathlib import Path
 
 import fairseq_cli.train
@@ -9,7 +10,7 @@ import torch
 
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.run import queue as run_queue
+from lazyformer_fairseq.files.claims import claimed
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
 from lazyformer_fairseq.glue.run.one_run import constant_answer, fine_tune
@@ -165,7 +166,10 @@ def test_a_score_that_is_no_number_is_never_the_best(grid):
 
 
 def test_two_queues_on_a_folder_are_refused(grid):
-    with run_queue._only_queue(grid("CoLA").output), pytest.raises(UserError, match="another `lazyformer glue run`"):
+    with (
+        claimed(grid("CoLA").output / "runs"),
+        pytest.raises(UserError, match=rf"at work there \(process {os.getpid()} on"),
+    ):
         RunQueue(grid("CoLA"), FakeExecutor()).run()
     RunQueue(grid("CoLA"), FakeExecutor()).run()
 

@@ -124,7 +124,7 @@ def test_parameters_are_those_of_the_trained_model(finished):
 
 
 def test_other_settings_are_refused_by_name(finished, data):
-    with pytest.raises(UserError, match=r"other settings \(rate: 0.003 there, 0.002 now\)"):
+    with pytest.raises(UserError, match=r"other settings \(rate is 0.003 there, 0.002 here\)"):
         compare(tiny(data, rate=0.002), finished, [])
 
 

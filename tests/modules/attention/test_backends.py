@@ -14,7 +14,7 @@ from lazyformer_fairseq.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
-from lazyformer_fairseq.modules.attention.scores import ScoreBias
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 BUCKETS, FAR = 8, 6
@@ -38,11 +38,11 @@ class Block:
     def leaves(self) -> list[torch.Tensor]:
         return [*self.inputs, *([] if self.table is None else [self.table])]
 
-    def score_bias(self, table):
+    def scores(self, table) -> Scores:
         if table is None:
-            return ScoreBias(lengths_B=self.lengths)
+            return Scores(lengths_B=self.lengths)
         relative = self.bias(self.inputs[0].size(-2), self.lengths)
-        return ScoreBias(table, relative.bucket_by_distance, relative.far, self.lengths)
+        return Scores(table, relative.bucket_by_distance, relative.far, self.lengths)
 
     def by_plain_softmax(self) -> list[torch.Tensor]:
         q, k, *values = self.inputs
@@ -65,7 +65,7 @@ class Block:
             .split(q.size(-1), -1)
         )  # fmt: skip
         table = None if self.table is None else leaves[-1]
-        output, reusable = attend(q, k, first, self.score_bias(table), 0.0, len(values) - 1, backend)
+        output, reusable = attend(q, k, first, self.scores(table), 0.0, len(values) - 1, backend)
         return self.with_gradients([output, *(reusable.attend(v, 0.0) for v in values[1:])], leaves)
 
     def with_gradients(self, outputs, leaves) -> list[torch.Tensor]:
@@ -116,7 +116,7 @@ def test_the_gradient_of_the_bias_is_the_same_each_time(backend):
 def test_a_graph_may_be_kept_run_twice_and_run_in_part(backend):
     block = Block(3, 2, 2, 9, 4, biased=True, padded=False, seed=3)
     q, k, *values = block.inputs
-    output, reusable = attend(q, k, values[0], block.score_bias(block.table), 0.0, 2, backend)
+    output, reusable = attend(q, k, values[0], block.scores(block.table), 0.0, 2, backend)
     second, third = (reusable.attend(v, 0.0) for v in values[1:])
     weights = block.weights
     parts = [(part * weight).sum() for part, weight in zip((output, second, third), weights, strict=True)]
@@ -190,7 +190,7 @@ def test_each_reader_and_no_more_than_announced():
     block = Block(2, 1, 1, 5, 4, False, False, 1)
     q, k, first, second = block.inputs
     for backend, readers in itertools.product(("materialize", "fused"), (0, 1)):
-        _, reusable = attend(q, k, first, ScoreBias(), 0.0, readers, backend)
+        _, reusable = attend(q, k, first, Scores(), 0.0, readers, backend)
         for _ in range(readers):
             reusable.attend(second, 0.0)
         with pytest.raises(StopIteration):

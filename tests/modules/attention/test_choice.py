@@ -1,36 +1,39 @@
-import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
 from lazyformer_fairseq.modules.attention import choice
 from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose, choose_automatically
+from lazyformer_fairseq.modules.attention.measured import Block, Table
 
 CPU = Situation(
-    device="cpu", precision=torch.float32, batch=1, heads=12, time=512, head_size=64, is_training=True, is_biased=False,
-    is_padded=False, has_dropout=False, blocks=6,
+    device="cpu", precision=torch.float32, batch=1, heads=12, time=512, keys=512, head_size=64, is_training=True,
+    features=frozenset(), has_dropout=False, blocks=6,
 )  # fmt: skip
 
 
-def row(time, layers, fastest, device="cpu", training=True, biased=False):
-    milliseconds = {name: 1.0 if name == fastest else 2.0 for name in BACKENDS}
-    return {
-        "device": device, "training": training, "biased": biased, "layers": layers, "time": time,
-        "milliseconds": milliseconds,
-    }  # fmt: skip
+def row(time, layers, fastest, training=True, learned="nothing", padded=False, batch=1, precision="float32"):
+    block = Block(training, learned, padded, precision, layers, batch, time, heads=12, head_size=64)
+    return block, {name: 1.0 if name == fastest else 2.0 for name in BACKENDS}
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    rows = [
-        row(128, 1, "recompute"), row(128, 2, "materialize"), row(4096, 2, "fused"), row(512, 2, "eager", biased=True),
-        row(512, 2, "recompute", training=False),
-    ]  # fmt: skip
-    choose_automatically.cache_clear()
-    monkeypatch.setattr(choice, "measured_rows", lambda: tuple(rows))
+    """What was measured on processors; nothing was on GPUs. Clear it, or add to it."""
+    rows = dict([
+        row(128, 1, "recompute"), row(128, 2, "materialize"), row(4096, 2, "fused"),
+        row(512, 2, "eager", learned="bias"),
+        row(512, 2, "recompute", training=False), row(512, 2, "eager", batch=32), row(128, 2, "eager", padded=True),
+        row(512, 2, "eager", precision="bfloat16"),
+    ])  # fmt: skip
+    kinds = {"kind of cpu": Table(Path("measured.json"), {}, rows)}
+    choice.choose_automatically.cache_clear()
+    monkeypatch.setattr(choice, "device_kind", lambda device: f"kind of {device}")
+    monkeypatch.setattr(choice, "table_of", kinds.get)
     yield rows
-    choose_automatically.cache_clear()
+    choice.choose_automatically.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -40,12 +43,17 @@ def measured(monkeypatch):
         ({}, 0, "recompute"),
         ({"time": 2048}, 1, "fused"),
         ({"time": 2048}, 5, "fused"),
-        ({"is_biased": True}, 1, "eager"),
+        ({"features": frozenset({"bias"})}, 1, "eager"),
         ({"is_training": False}, 1, "recompute"),
+        ({"batch": 8}, 1, "eager"),
+        ({"batch": 8, "heads": 6}, 1, "eager"),
+        ({"features": frozenset({"padding"})}, 1, "eager"),
+        ({"precision": torch.bfloat16}, 1, "eager"),
+        ({"precision": torch.float16}, 1, "eager"),  # the sizes decide where a precision was not measured
         ({"has_dropout": True}, 1, "eager"),  # nothing fused has it on a processor
         ({"has_dropout": True}, 0, "recompute"),
         ({"device": "cuda", "has_dropout": True}, 1, "recompute"),
-        ({"device": "cuda", "has_dropout": True, "is_biased": True}, 1, "eager"),
+        ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "eager"),
     ],
 )
 def test_the_nearest_measured_row_decides(measured, changes, readers, expected):
@@ -54,29 +62,37 @@ def test_the_nearest_measured_row_decides(measured, changes, readers, expected):
 
 
 def test_what_does_not_fit_into_memory_is_not_chosen(measured):
-    measured[:] = [row(128, 2, "materialize")]
+    measured.clear()
+    measured.update([row(128, 2, "materialize")])
     assert choose_automatically(CPU, 1) == "materialize"
     assert choose_automatically(CPU._replace(batch=10_000), 1) in {"recompute", "fused"}
     # At inference a block's distribution is gone when the next one comes.
     memory = choice._memory("cpu")
     batch = int(choice.SHARE_OF_MEMORY * memory / (12 * 512 * 512 * 4) / 2)
-    measured.append(row(128, 2, "materialize", training=False))
+    measured.update([row(128, 2, "materialize", training=False)])
     assert choose_automatically(CPU._replace(batch=batch), 1) != "materialize"
     assert choose_automatically(CPU._replace(batch=batch, is_training=False), 1) == "materialize"
 
 
-def test_a_device_that_was_not_measured_gets_what_has_been_used_for_long(measured, monkeypatch, caplog):
+def test_a_device_that_was_not_measured_gets_torchs_own_and_says_so_once(measured, monkeypatch, caplog):
     cuda = CPU._replace(device="cuda")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
+    choice._say_that_nothing_was_measured.cache_clear()
     assert choose_automatically(cuda, 1) == "recompute"
-    assert choose_automatically(cuda._replace(is_biased=True), 1) == "eager"
-    assert choose_automatically(cuda._replace(is_biased=True, is_training=False), 1) == "recompute"
-    assert choose_automatically(cuda._replace(is_biased=True, time=2**20), 1) == "recompute"  # nothing else fits
+    assert choose_automatically(cuda._replace(features=frozenset({"bias"})), 1) == "eager"
+    assert choose_automatically(cuda._replace(features=frozenset({"bias"}), is_training=False), 1) == "recompute"
+    assert (
+        choose_automatically(cuda._replace(features=frozenset({"bias"}), time=2**20, keys=2**20), 1) == "recompute"
+    )  # nothing else fits
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "on kind of cuda" in warnings[0] and "lazyformer bench backends" in warnings[0]
 
 
 def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
-    measured[:] = [row(512, 2, "fused", device="cuda")]
+    measured.clear()
+    measured.update([row(512, 2, "fused")])
     cuda = CPU._replace(device="cuda")
+    monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     for has_triton in (True, False):
         monkeypatch.setattr(choice, "has_triton", lambda found=has_triton: found)
@@ -85,20 +101,12 @@ def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
         assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
 
 
-def test_the_choice_is_logged_once_with_its_reason(measured, caplog):
+def test_a_choice_is_logged_once_with_its_reason(measured, caplog):
+    choice._log_choice.cache_clear()
     with caplog.at_level(logging.INFO, logger=choice.logger.name):
-        for _ in range(3):
-            choose_automatically(CPU, 1)
+        for time in (100, 100, 110):
+            choose_automatically(CPU._replace(time=time), 1)
     assert [record.getMessage() for record in caplog.records] == [
-        "lazy back end: materialize for blocks of 2 at 512 tokens on cpu (measured with blocks of 2 at 128 tokens)"
+        "lazy back end: materialize (training, float32, blocks of 2, 1 x 128 tokens, 12 heads of 64: "
+        "materialize 1, eager 2, fused 2, recompute 2 ms)"
     ]
-
-
-def test_the_shipped_measurements_are_whole():
-    choice.measured_rows.cache_clear()
-    rows = choice.measured_rows()
-    assert any(found["device"] == "cpu" for found in rows)
-    for found in rows:
-        assert set(found["milliseconds"]) <= set(BACKENDS) and len(found["milliseconds"]) >= 2
-        assert found["layers"] >= 1 and found["time"] >= 1
-    assert json.dumps(rows)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL
 
 VOCABULARY = 50
 PATTERNS = ["(sf)x2", "(sfff)x1 (f)x2", "sflfl", "sslf ls", "fsf", "ff"]
@@ -129,11 +130,11 @@ def test_no_token_sees_a_later_one(pattern, normalize_before):
 # --- its parts --------------------------------------------------------------------------------------------------------
 
 
-def test_only_a_distribution_that_is_read_is_written():
-    decoder = make_decoder("sf sflf s")
+def test_recompute_runs_torchs_attention_for_every_sublayer_that_attends():
+    decoder = make_decoder("sf sflf s", lazy_backend="recompute")
     with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
         decoder(random_tokens(1, 5))
-    assert fused.call_count == 2
+    assert fused.call_count == 4
 
 
 def test_sublayers_are_those_that_build_sublayer_makes():
@@ -143,7 +144,7 @@ def test_sublayers_are_those_that_build_sublayer_makes():
         assert {name: w.shape for name, w in again.named_parameters()} == {
             name: w.shape for name, w in built.named_parameters()
         }
-        assert again.attends == built.attends == (planned.kind != "f")
+        assert again.attends == built.attends == planned.kind.module(CAUSAL).attends
 
 
 def test_the_loop_runs_whatever_stands_in_for_a_sublayer():
@@ -156,12 +157,12 @@ def test_the_loop_runs_whatever_stands_in_for_a_sublayer():
             super().__init__()
             self.part = part
 
-        def forward(self, x, distribution, shared, memory=None):
-            y, distribution = self.part(x, distribution, shared, memory)
-            return (x + y) / 2, distribution
+        def forward(self, x, below, shared, memory=None):
+            y, handed_on = self.part(x, below, shared, memory)
+            return (x + y) / 2, handed_on
 
     decoder, tokens, memory = make_decoder("sf"), random_tokens(2, 6), StreamMemory()
-    part = decoder.build_sublayer(PlannedSublayer("s")).double().eval()
+    part = decoder.build_sublayer(plan("s")[0]).double().eval()
     decoder.sublayers = nn.ModuleList([Half(part), *decoder.sublayers])
     whole, _ = decoder(tokens)
     parts = [decoder(segment, memory)[0] for segment in tokens.split(4, dim=1)]

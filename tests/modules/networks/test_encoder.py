@@ -1,4 +1,5 @@
 from argparse import Namespace
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -10,9 +11,10 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
-from lazyformer_fairseq.modules.networks import encoder as encoder_module
+from lazyformer_fairseq.modules.networks import stack
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 PAD, VOCABULARY = 1, 50
 
@@ -213,7 +215,8 @@ def test_each_sublayer_draws_its_own_attention_dropout_of_the_undropped_distribu
         encoder(random_tokens(2, 9))
     dropped = [call.args[0] for call in dropout.call_args_list if call.args[0].dim() == 4]
     assert len(dropped) == 3
-    for distribution in (*dropped, *(stored.probabilities for stored in handed_on)):
+    [stored] = [given[DISTRIBUTION] for given in handed_on if given]
+    for distribution in (*dropped, stored.probabilities):
         assert distribution is dropped[0]
     torch.testing.assert_close(dropped[0].sum(-1), torch.ones(2, 2, 9))
 
@@ -250,11 +253,12 @@ def test_the_encoder_compiles_to_one_graph(backend, padded, monkeypatch):
     tokens = with_padding(random_tokens(2, 9))
     mask = tokens.eq(PAD) if padded else None
     torch.compiler.reset()  # of other parametrisations of this test, else a limit is reached
-    loop = torch.compile(encoder_module._run, fullgraph=True, backend="aot_eager")  # fullgraph: raises at a graph break
-    monkeypatch.setattr(encoder_module, "compiled", lambda function: loop)
+    loop = torch.compile(stack._run, fullgraph=True, backend="aot_eager")  # fullgraph: raises at a graph break
+    monkeypatch.setattr(stack, "compiled", lambda function: loop)
     encoder.compiles = True
     encoder(tokens, mask)[0].sum().backward()
-    encoder.dropout = encoder.attention_dropout = 0.0
+    encoder.dropout = 0.0
+    encoder.options = replace(encoder.options, attention_dropout=0.0)
     for sublayer in encoder.sublayers:
         sublayer.dropout = sublayer.inner.dropout = 0.0
     by_graph, _ = encoder(tokens, mask)

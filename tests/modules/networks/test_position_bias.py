@@ -47,7 +47,7 @@ def test_bias_and_gradient_equal_a_lookup_by_pair(time):
 
     naive = bias.table[pairs].permute(2, 0, 1)[None]
     (naive_gradient,) = torch.autograd.grad((naive * weight).sum(), bias.table)
-    found = bias(time).dense(time, torch.double)
+    found = bias(time).dense(time, time, bias.table)
     (gradient,) = torch.autograd.grad((found * weight).sum(), bias.table)
     torch.testing.assert_close(found, naive)
     torch.testing.assert_close(gradient, naive_gradient)

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 import torch
 
+from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
+from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.modules.sublayers.relative_attention import (
     RelativeAttention,
     RelativePositions,
-    causal_mask,
     encode_distances,
-    relative_shift,
 )
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 WIDTH = 8
 
@@ -83,8 +86,9 @@ def naive_output(distribution: np.ndarray, context: np.ndarray, w_v: np.ndarray,
 @pytest.mark.parametrize("time, memory_length, clamp_len", [(5, 0, 0), (1, 7, 0), (5, 3, 0), (4, 9, 6), (5, 9, -1)])
 def test_attention_equals_the_naive_reference(time, memory_length, clamp_len, heads, precision, tolerance):
     decoder = random_weights(make_decoder(heads, clamp_len))
-    attention = random_weights(RelativeAttention(WIDTH, heads, keeps_distribution=True))
-    lazy = random_weights(decoder.build_sublayer(PlannedSublayer("l", reads=0)).inner)
+    decoder.lazy_backend = "eager"
+    attention = random_weights(RelativeAttention(WIDTH, heads, readers=1))
+    lazy = random_weights(decoder.build_sublayer(plan("sl")[1]).inner)
     x, memory = segment_and_memory(time, memory_length)
     another_x, another_memory = x.flip(-1), memory.flip(-1)  # what an l above sees is another layer's
     expected = []
@@ -99,25 +103,26 @@ def test_attention_equals_the_naive_reference(time, memory_length, clamp_len, he
 
     for module in (decoder, attention, lazy):
         module.to(precision)
-    shared = decoder.relative_positions(time, memory_length)
-    y, distribution = attention(x.to(precision), None, shared, memory.to(precision) if memory_length else None)
-    lazy_y, handed_on = lazy(
-        another_x.to(precision), distribution, shared, another_memory.to(precision) if memory_length else None
+    shared = decoder.context(x.to(precision), memory_length)
+    y, handed_on = attention(x.to(precision), {}, shared, memory.to(precision) if memory_length else None)
+    lazy_y, nothing = lazy(
+        another_x.to(precision), handed_on, shared, another_memory.to(precision) if memory_length else None
     )
-    assert handed_on is distribution
-    for ours, theirs in zip((y, distribution.probabilities, lazy_y), zip(*expected, strict=True), strict=True):
+    assert not nothing
+    probabilities = handed_on[DISTRIBUTION].probabilities
+    for ours, theirs in zip((y, probabilities, lazy_y), zip(*expected, strict=True), strict=True):
         np.testing.assert_allclose(ours.detach().numpy(), np.stack(theirs), atol=tolerance, rtol=0)
 
 
 def test_a_pre_norm_sublayer_normalises_memory_like_its_input():
     decoder = random_weights(make_decoder(2, normalize_before=True))
     x, memory = segment_and_memory(4, 3)
-    shared = decoder.relative_positions(4, 3)
-    for planned in (PlannedSublayer("s", readers=1), PlannedSublayer("l", reads=0)):
+    shared = decoder.context(x, 3)
+    for planned in plan("sl"):
         sublayer = random_weights(decoder.build_sublayer(planned))
-        norm, distribution = sublayer.layer_norm, StoredDistribution(torch.rand(2, 2, 4, 7, dtype=torch.double))
-        y, _ = sublayer.inner(norm(x), distribution, shared, norm(memory))
-        torch.testing.assert_close(sublayer(x, distribution, shared, memory)[0], x + y)
+        norm, below = sublayer.layer_norm, {DISTRIBUTION: StoredDistribution(torch.rand(2, 2, 4, 7).double())}
+        y, _ = sublayer.inner(norm(x), below, shared, norm(memory))
+        torch.testing.assert_close(sublayer(x, below, shared, memory)[0], x + y)
 
 
 # --- its parts --------------------------------------------------------------------------------------------------------
@@ -137,7 +142,7 @@ def test_the_relative_shift_puts_each_distance_where_query_and_key_are_that_far_
 
 
 def test_the_mask_hides_the_future_of_each_query_and_nothing_else():
-    hidden = causal_mask(3, 5, torch.zeros(())).isneginf()
+    hidden = Scores(is_causal=True).dense(3, 5, torch.zeros(())).isneginf()
     assert hidden.int().tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]]
 
 
@@ -147,30 +152,56 @@ def test_distances_in_half_precision_are_those_of_single_precision_rounded():
         assert torch.equal(encode_distances(5000, 8, 0, torch.zeros((), dtype=half)), wanted.to(half))
 
 
-def test_the_fast_way_equals_the_explicit_one_forward_and_gradients():
+@pytest.mark.parametrize("pieces", [2**21, 7])  # 7: a piece is a row
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("back_end", [name for name in BACKENDS if name != "eager"])
+@pytest.mark.parametrize("time, memory_length", [(5, 4), (4, 0), (1, 6), (6, 2)])
+def test_each_back_end_equals_eager_forward_and_gradients(time, memory_length, back_end, layers, pieces, monkeypatch):
+    monkeypatch.setattr(blockwise, "PIECE_ELEMENTS", pieces)
     decoder = random_weights(make_decoder(2))
-    attention = random_weights(RelativeAttention(WIDTH, 2))
+    attention = random_weights(RelativeAttention(WIDTH, 2, readers=layers - 1))
+    values = torch.randn(layers - 1, 2, 2, memory_length + time, WIDTH // 2, dtype=torch.double)
     results = []
-    for keeps in (False, True):
-        attention.keeps_distribution = keeps
-        x, memory = (part.clone().requires_grad_() for part in segment_and_memory(5, 4))
-        y, distribution = attention(x, None, decoder.relative_positions(5, 4), memory)
-        assert (distribution is not None) == keeps
-        leaves = [x, memory, decoder.content_bias, decoder.position_bias, *attention.parameters()]
-        weighting = torch.linspace(-1, 1, y.numel(), dtype=torch.double).view_as(y)
-        results.append((y, *torch.autograd.grad((y * weighting).sum(), leaves)))
-    for fast, explicit in zip(*results, strict=True):
-        assert fast.abs().max() > 1e-3
-        torch.testing.assert_close(fast, explicit, atol=1e-12, rtol=1e-10)
+    for name in ("eager", back_end):
+        decoder.lazy_backend = name
+        x, memory = (part.clone().requires_grad_() for part in segment_and_memory(time, memory_length))
+        of_readers = [value.clone().requires_grad_() for value in values]
+        y, handed_on = attention(x, {}, decoder.context(x, memory_length), memory if memory_length else None)
+        outputs = [y, *(handed_on[DISTRIBUTION].attend(value, 0.0) for value in of_readers)]
+        leaves = [x, decoder.content_bias, decoder.position_bias, *attention.parameters(), *of_readers]
+        leaves += [memory] if memory_length else []
+        loss = sum((out * torch.linspace(-1, 1, out.numel()).double().view_as(out)).sum() for out in outputs)
+        results.append((*outputs, *torch.autograd.grad(loss, leaves)))
+    for explicit, other in zip(*results, strict=True):
+        assert explicit.abs().max() > 1e-3
+        torch.testing.assert_close(other, explicit, atol=1e-12, rtol=1e-10)
+
+
+def test_a_lazy_block_writes_no_distribution_where_fused_runs():
+    """Of 2 x 2 heads, 64 queries and 128 keys a distribution has 32,768 numbers; a piece of it far fewer."""
+    decoder, (x, memory) = random_weights(make_decoder(2)), segment_and_memory(64, 64)
+    decoder.lazy_backend = "fused"
+    attention = random_weights(RelativeAttention(WIDTH, 2, readers=1))
+    kept = []
+
+    def note(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _, handed_on = attention(x, {}, decoder.context(x, 64), memory)
+        handed_on[DISTRIBUTION].attend(torch.randn(2, 2, 128, 4, dtype=torch.double, requires_grad=True), 0.0)
+    assert kept and max(kept) < 2 * 2 * 64 * 128
 
 
 def test_gradients_are_those_of_finite_differences():
-    attention = random_weights(RelativeAttention(4, 2, keeps_distribution=True))
-    encoded, mask = encode_distances(5, 4, 0, torch.zeros((), dtype=torch.double)), causal_mask(3, 5, torch.zeros(()))
+    attention = random_weights(RelativeAttention(4, 2, readers=1))
+    encoded = encode_distances(5, 4, 0, torch.zeros((), dtype=torch.double))
 
     def attend(x, memory, u, v):
-        y, distribution = attention(x, None, RelativePositions(encoded, mask.double(), u, v), memory)
-        return y, distribution.probabilities
+        shared = Context(Scores(is_causal=True), lambda readers: "eager", RelativePositions(encoded, u, v))
+        y, handed_on = attention(x, {}, shared, memory)
+        return y, handed_on[DISTRIBUTION].probabilities
 
     shapes = ((1, 3, 4), (1, 2, 4), (2, 2), (2, 2))
     inputs = [torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in shapes]
@@ -192,6 +223,6 @@ def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
             return result
 
     with Sizes():
-        attention(x, None, decoder.relative_positions(time, memory_length), memory)[0].sum().backward()
+        attention(x, {}, decoder.context(x, memory_length), memory)[0].sum().backward()
     keys = memory_length + time
     assert max(sizes) <= 2 * heads * time * (keys + 1) < time * keys * WIDTH  # 2 of the batch

@@ -10,8 +10,9 @@ from helpers import write_toy_glue
 from reliability.damaged_files import flip_a_bit, options, truncate
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import UNFINISHED
 from lazyformer_fairseq.reliability.checkpoints.choice import choose
-from lazyformer_fairseq.reliability.checkpoints.files import UNFINISHED, save
+from lazyformer_fairseq.reliability.checkpoints.files import save
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.reliability.command_line import find_user_error
 

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import UNFINISHED, remove_leftovers, whole_file
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
 from lazyformer_fairseq.reliability.checkpoints.files import DamagedCheckpointError, check, save
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
@@ -196,13 +197,13 @@ def test_where_there_is_no_room_the_old_file_stays(tmp_path, saved, limit):
 
 
 def test_leftovers_of_the_dead_go_and_those_in_use_stay(tmp_path):
-    dead = tmp_path / f".checkpoint_last.pt.0011aabb{checkpoint_files.UNFINISHED}"
+    dead = tmp_path / f".checkpoint_last.pt.0011aabb{UNFINISHED}"
     dead.touch()
     foreign = [tmp_path / name for name in (".hidden", "checkpoint_last.pt.tmp", "x.unfinished")]
     for path in foreign:
         path.touch()
-    with checkpoint_files.whole_file(tmp_path / "used.pt") as file:
-        checkpoint_files.remove_leftovers(tmp_path)
+    with whole_file(tmp_path / "used.pt") as file:
+        remove_leftovers(tmp_path)
         file.write(b"content")
         assert not dead.exists() and all(path.exists() for path in foreign)
     assert (tmp_path / "used.pt").read_bytes() == b"content"
@@ -219,7 +220,7 @@ def test_a_name_given_by_a_link_leaves_nothing_when_killed(tmp_path):
     ):
         checkpoint_files.link(tmp_path / "source.pt", tmp_path / "checkpoint_last.pt")
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 3
-    checkpoint_files.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_last.pt", "source.pt"]
     checkpoint_files.link(tmp_path / "source.pt", tmp_path / "checkpoint_last.pt")
     assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "source.pt")
@@ -244,10 +245,10 @@ def test_a_file_system_that_syncs_no_folders(tmp_path):
 
 
 def test_a_file_system_without_locks(tmp_path, saved):
-    leftover = tmp_path / f".checkpoint.pt.0011aabb{checkpoint_files.UNFINISHED}"
+    leftover = tmp_path / f".checkpoint.pt.0011aabb{UNFINISHED}"
     leftover.touch()
     with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")):
         save(STATE, tmp_path / "checkpoint.pt")
-        checkpoint_files.remove_leftovers(tmp_path)
+        remove_leftovers(tmp_path)
     check(tmp_path / "checkpoint.pt")
     assert leftover.exists(), "nobody can know whether it is in use"

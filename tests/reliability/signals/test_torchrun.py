@@ -119,7 +119,6 @@ def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.reliability
-@pytest.mark.timeout(1800)
 def test_killed_again_and_again(pretrain, tmp_path, record_counts):
     assert finish(pretrain("--gpus 2 --max-update 20", "whole"))[0] == 0
     run = pretrain("--gpus 2 --max-update 20 --max-restarts 5")

@@ -8,9 +8,9 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList, read_price_list
-from lazyformer_fairseq.search.supernet.choices import CANDIDATES
 
-PRICES = PriceList(s=3.0, f=1.0, s_read=5.0, l=2.0, rest=0.5)
+CANDIDATES = ("s", "l", "f", "identity")
+PRICES = PriceList({"s": 3.0, "f": 1.0, "s_read": 5.0, "l": 2.0}, rest=0.5)
 
 
 def naive_latency(chosen):
@@ -19,9 +19,9 @@ def naive_latency(chosen):
     for number, name in enumerate(chosen):
         above = [other for other in chosen[number + 1 :] if other in ("s", "l")]
         if name == "s":
-            total += PRICES.s_read if above[:1] == ["l"] else PRICES.s
+            total += PRICES.sublayers["s_read" if above[:1] == ["l"] else "s"]
         elif name != "identity":
-            total += getattr(PRICES, name)
+            total += PRICES.sublayers[name]
     return total
 
 
@@ -57,7 +57,8 @@ def test_nothing_is_paid_under_the_budget():
 def test_a_price_list_by_hand(tmp_path):
     path = tmp_path / "prices.json"
     path.write_text('{"s": 2, "f": 1.5}')
-    assert read_price_list(path, ("s", "f")) == PriceList(s=2, f=1.5, s_read=2)
+    assert read_price_list(path, ("s", "f")) == PriceList({"s": 2, "f": 1.5})
+    assert read_price_list(path, ("s", "f")).of("sflf s".replace("l", "f")) == 2 * 2 + 3 * 1.5
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, in
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.search.supernet.choices import CANDIDATES, Choices
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.search.supernet.choices import Choices
 from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
 
+CANDIDATES = ("s", "l", "f", "identity")
 LAYERS = 3
 WITHOUT_LAZY = ("s", "f", "identity")
 
@@ -40,8 +42,9 @@ def naive(supernet, rows, x, shared):
             if name == "identity":
                 total = total + weight * x
             elif name in mixture.sublayers:
-                y, own = mixture.sublayers[name](x, None if carried is None else StoredDistribution(carried), shared)
-                kept = own.probabilities if name == "s" and "l" in names and own is not None else kept
+                below = {} if carried is None else {DISTRIBUTION: StoredDistribution(carried)}
+                y, own = mixture.sublayers[name](x, below, shared)
+                kept = own[DISTRIBUTION].probabilities if name == "s" and "l" in names else kept
                 total = total + weight * y
         if "l" in names and kept is not None:
             m = row[names.index("s")]
@@ -63,7 +66,7 @@ def test_outputs_and_gradients_are_those_of_equation_4(candidates, normalize_bef
 
     x = network.embed_tokens(tokens) + network.embed_positions.weight[:5]
     x = x if normalize_before else network.embedding_layer_norm(x)
-    expected, _ = naive(supernet, rows, x, network.attention_context(x))
+    expected, _ = naive(supernet, rows, x, network.context(x))
     expected = network.final_layer_norm(expected) if normalize_before else expected
     assert found.allclose(expected, atol=1e-6)
     weighted = torch.randn_like(found)
@@ -108,7 +111,7 @@ def test_carried_distributions_are_distributions(kind, seed):
     supernet.choices.temperature = (5.0, 0.5, 0.05)[seed]
     carried = []
     for mixture in supernet.mixtures:
-        mixture.register_forward_hook(lambda module, inputs, output: carried.append(output[1]))
+        mixture.register_forward_hook(lambda module, inputs, output: carried.append(output[1][DISTRIBUTION]))
     memory = {"memory": StreamMemory()} if kind is CausalDecoder else {}
     for _ in range(2):  # the second segment has memory
         supernet(torch.randint(2, 11, (2, 4)), **memory)
@@ -148,8 +151,8 @@ def test_only_one_side_learns(architecture):
 
 
 def test_the_pattern_of_a_supernet_has_an_s_read_just_where_an_l_is_above():
-    assert supernet_pattern(WITHOUT_LAZY, 2) == "sfsf"
-    assert supernet_pattern(CANDIDATES, 3) == "sflsflsf"
+    assert supernet_pattern(WITHOUT_LAZY, 2) == "-sf-sf"
+    assert supernet_pattern(CANDIDATES, 3) == "-sf-lsf-lsf"
     assert [sublayer.reads for sublayer in plan("sflsflsf")] == [None, None, 0, None, None, 3, None, None]
     with pytest.raises(UserError, match="--sublayers 0"):
         supernet_pattern(CANDIDATES, 0)

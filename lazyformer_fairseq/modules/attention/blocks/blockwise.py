@@ -1,240 +1,313 @@
-"""Attention piece by piece: a few heads or rows of the distribution at a time, as many as a processor's cache holds.
+"""Attention piece by piece: some sequences, heads or rows of the distribution at a time, as many as a cache holds.
 
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`, in torch. With
-``stored`` the distribution is kept (back end ``materialize``), without it each function computes it anew, and memory
+``store`` the distribution is kept (back end ``materialize``), without it each function computes it anew, and memory
 grows with n alone (back end ``fused`` on a CPU). A GPU takes the whole distribution as one piece.
 
-Where there is a relative bias, a piece has its rows in reverse order, the last query first. Then the bias of a piece is
-a view of the biases by distance (row i is the window of T distances that starts at i), and its gradient is the sum
-along another view.
+What depends on distances is a view of something smaller. Where there is a relative bias, a piece has its rows in
+reverse order, the last query first: then row i of the bias is the window of K distances that starts at i, and its
+gradient is the sum along another view. Transformer-XL's positions give scores by query and distance, of which the
+scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention.scores.relative_shift`). Keys that lie
+in the future of all of a piece's queries are not computed.
 """
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.block_kernels import empty_output
+from lazyformer_fairseq.modules.attention.block_kernels import empty_gradients, empty_heads
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
+from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 
 # Of a processor's piece: 8 MiB in single precision. 2^20 and 2^22 came out slower at 2,048 tokens, alike at 512.
 PIECE_ELEMENTS = 2**21
+# Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and are
+# worth copying heads side by side.
+WORTH_A_PIECE = 2**17
 
 
 class Piece(NamedTuple):
-    """A part of the distribution, (sequences, heads, rows)."""
+    """A part of the distribution, (sequences, heads, rows); no query of it sees a key beyond `keys`."""
 
     sequences: slice
     heads: slice
     rows: slice
+    keys: int
+
+    @property
+    def queries(self) -> tuple[slice, slice, slice]:
+        return self.sequences, self.heads, self.rows
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(sequences x heads, rows, keys)."""
+        sequences, heads, rows = (part.stop - part.start for part in self.queries)
+        return sequences * heads, rows, self.keys
+
+
+def stored_size(q: Tensor, k: Tensor) -> int:
+    """Numbers that a stored distribution takes; causal ones leave some unused."""
+    batch, heads, time, _ = q.shape
+    return batch * heads * time * k.size(-2)
 
 
 class _Distribution:
-    """P by pieces: read where it is stored, else computed.
+    """P by pieces: read where it is stored, else computed."""
 
-    Attributes:
-        is_reversed: whether the rows of a piece are.
-    """
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        table: Optional[Tensor],
-        bucket_by_distance: Optional[Tensor],
-        lengths: Optional[Tensor],
-        stored: Optional[Tensor] = None,
-    ):
+    def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
         self.q = q
         self.k = k
-        self.time = q.size(-2)
+        self.time, self.keys = q.size(-2), k.size(-2)
         self.scale = 1 / math.sqrt(q.size(-1))
-        self.by_distance = None if table is None else table[bucket_by_distance].t().contiguous().to(q.dtype)
-        self.is_reversed = table is not None
-        self.lengths = lengths
-        self.stored = stored
+        self.scores = scores
+        self.stored = stored if stored is None or stored.numel() else None
+        self.added = _added_by_distance(scores, q, k)
+        self.is_reversed = isinstance(self.added, _Bias)
 
-    def pieces(self) -> Iterator[Piece]:
-        """All of them."""
+    def pieces(self) -> Iterator[tuple[Piece, Optional[Tensor]]]:
+        """All of them, each with its part of what is stored."""
+        start = 0
+        for piece in self._pieces():
+            end = start + math.prod(piece.shape)
+            yield piece, None if self.stored is None else self.stored[start:end].view(piece.shape)
+            start = end
+
+    def _pieces(self) -> Iterator[Piece]:
         batch, heads, time, _ = self.q.shape
         if self.q.device.type != "cpu":
-            yield Piece(slice(0, batch), slice(0, heads), slice(0, time))
+            yield Piece(slice(0, batch), slice(0, heads), slice(0, time), self.keys)
             return
-        rows = min(time, max(1, PIECE_ELEMENTS // time))
-        several = max(1, PIECE_ELEMENTS // (time * rows)) if rows == time else 1
-        for sequence in range(batch):
+        rows = min(time, max(1, PIECE_ELEMENTS // self.keys))
+        size = rows * self.keys  # of a head's part of a piece
+        at_once = max(1, WORTH_A_PIECE // (heads * size)) if rows == time else 1
+        several = min(heads, max(1, PIECE_ELEMENTS // size)) if rows == time else 1
+        for sequence in range(0, batch, at_once):
             for head in range(0, heads, several):
                 for row in range(0, time, rows):
+                    last = min(time, row + rows)
                     yield Piece(
-                        slice(sequence, sequence + 1),
+                        slice(sequence, min(batch, sequence + at_once)),
                         slice(head, min(heads, head + several)),
-                        slice(row, min(time, row + rows)),
+                        slice(row, last),
+                        self.keys - time + last if self.scores.is_causal else self.keys,
                     )
 
     def rows(self, x: Tensor, piece: Piece) -> Tensor:
         """Of x (B, N, T, ...) those of a piece, (sequences x heads, rows, ...), in the order that they have there."""
-        x = x[piece].flatten(0, 1)
+        x = x[piece.queries].flatten(0, 1)
         return x.flip(1) if self.is_reversed else x
 
     def put_rows(self, out: Tensor, piece: Piece, rows: Tensor) -> None:
         """Writes what :meth:`rows` would read."""
         rows = rows.flip(1) if self.is_reversed else rows
-        out[piece] = rows.view_as(out[piece])
+        out[piece.queries] = rows.view_as(out[piece.queries])
 
     def queries(self, piece: Piece) -> Tensor:
         """Q / sqrt(D), in the piece's order."""
         return self.rows(self.q, piece) * self.scale
 
+    def read(self, piece: Piece, stored: Optional[Tensor]) -> Tensor:
+        """P of a piece, (sequences x heads, rows, keys), as it is stored or else computed."""
+        return self.compute(piece) if stored is None else stored
+
     def compute(self, piece: Piece, out: Optional[Tensor] = None) -> Tensor:
-        """P of a piece, (sequences x heads, rows, T), into `out` if given."""
+        """P of a piece, into `out` if given."""
         q, k = self.queries(piece), _columns(self.k, piece).transpose(1, 2)
-        out = kept_memory.scratch("probabilities", (*q.shape[:2], self.time), q) if out is None else out
-        if self.by_distance is None:
+        out = kept_memory.scratch("probabilities", piece.shape, q) if out is None else out
+        if self.added is None:
             torch.bmm(q, k, out=out)
         else:
-            windows = self.by_distance[piece.heads].unfold(-1, self.time, 1)[:, self.distances(piece.rows)]
-            out.unflatten(0, (-1, windows.size(0))).copy_(windows)
+            added = self.added.view(piece)
+            out.unflatten(0, (-1, added.size(0))).copy_(added)
             torch.baddbmm(out, q, k, out=out)
-        self._mask_padding(out, piece.sequences)
+        self._mask_padding(out, piece)
+        self._mask_future(out, piece)
         # Half precision goes through single inside; torch.exp with a row's log-sum-exp is 5 times slower on some CPUs.
         return torch.softmax(out, -1, out=out)
 
-    def read(self, piece: Piece) -> Tensor:
-        """As :meth:`compute`, from where it is stored if it is."""
-        return self.compute(piece) if self.stored is None else self.stored[piece].flatten(0, 1)
-
-    def distances(self, rows: slice) -> slice:
-        """At which of the 2T - 1 distances the windows of these rows begin, the last row's first."""
-        return slice(self.time - rows.stop, self.time - rows.start)
-
-    def _mask_padding(self, scores: Tensor, sequences: slice) -> None:
-        """-inf at keys that are padding. A processor's piece is of one sequence, whose length costs nothing to read."""
-        if self.lengths is None:
+    def _mask_padding(self, scores: Tensor, piece: Piece) -> None:
+        """-inf at keys that are padding. A length of one sequence costs nothing to read on a processor."""
+        if self.scores.lengths_B is None:
             return
-        lengths = self.lengths[sequences]
-        if self.q.device.type == "cpu":
+        lengths = self.scores.lengths_B[piece.sequences]
+        if self.q.device.type == "cpu" and len(lengths) == 1:
             scores[..., int(lengths) :] = float("-inf")
         else:
-            is_padding = torch.arange(self.time, device=lengths.device) >= lengths[:, None]
+            is_padding = torch.arange(piece.keys, device=lengths.device) >= lengths[:, None]
             scores.unflatten(0, (lengths.size(0), -1)).masked_fill_(is_padding[:, None, None], float("-inf"))
 
+    def _mask_future(self, scores: Tensor, piece: Piece) -> None:
+        """-inf at keys after the query."""
+        if not self.scores.is_causal:
+            return
+        first = self.keys - self.time + piece.rows.start  # the key at the place of the piece's first query
+        is_future = torch.ones(piece.shape[1], piece.keys - first, dtype=torch.bool, device=scores.device).triu(1)
+        scores[..., first:].masked_fill_(is_future.flip(0) if self.is_reversed else is_future, float("-inf"))
 
-def attend_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
-    store: bool,
-) -> tuple[Tensor, Tensor]:
-    """Output (B, N, T, D), and P (B, N, T, T) in the pieces' order if it is to be stored, else nothing (0,)."""
-    distribution = _Distribution(q, k, table, bucket_by_distance, lengths)
-    time = distribution.time
-    stored = kept_memory.empty((*q.shape[:2], time, time), q) if store else q.new_empty(0)
-    output = empty_output(v)
-    for piece in distribution.pieces():
-        probabilities = distribution.compute(piece, stored[piece].flatten(0, 1) if store else None)
-        distribution.put_rows(output, piece, torch.bmm(probabilities, _columns(v, piece)))
+
+class _Bias:
+    """A learned bias by distance. A piece's is a view: row i, the last query first, is the window that starts at i."""
+
+    def __init__(self, scores: Scores, q: Tensor, k: Tensor):
+        self.table, self.bucket_by_distance = scores.table_KN, scores.bucket_by_distance
+        self.by_distance = self.table[self.bucket_by_distance].t().contiguous().to(q.dtype)
+        self.time = q.size(-2)
+        self.gradient: Optional[Tensor] = None
+
+    def view(self, piece: Piece) -> Tensor:
+        """(heads, rows, keys), for every sequence alike."""
+        return self.by_distance[piece.heads].unfold(-1, piece.keys, 1)[:, self._windows(piece)]
+
+    def _windows(self, piece: Piece) -> slice:
+        """At which of the K + T - 1 distances the windows of the rows begin."""
+        return slice(self.time - piece.rows.stop, self.time - piece.rows.start)
+
+    def room(self, piece: Piece, like: Tensor) -> Tensor:
+        """Scratch memory for dS of a piece; a row has room for a row of zeros behind it, see _sum_along_diagonals."""
+        groups, rows, keys = piece.shape
+        self.padded = kept_memory.scratch("scores", (groups, rows, keys + rows), like)
+        return self.padded[..., :keys]
+
+    def add_gradient(self, piece: Piece) -> None:
+        """Of the dS that was written into :meth:`room`."""
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.by_distance, dtype=_sum_dtype(self.by_distance))
+        self.padded[..., piece.keys :] = 0
+        total = self.gradient[piece.heads]
+        sums = _sum_along_diagonals(self.padded).unflatten(0, (-1, total.size(0))).sum(0)
+        first = self._windows(piece).start
+        total[:, first : first + sums.size(-1)] += sums
+
+    def gradients(self) -> list[Tensor]:
+        """Of ``scores.learned``."""
+        d_table = torch.zeros_like(self.table, dtype=self.gradient.dtype)
+        d_table.index_add_(0, self.bucket_by_distance, self.gradient.t())
+        return [d_table.to(self.table.dtype), self.table.new_empty(0), self.table.new_empty(0)]
+
+
+class _Positions:
+    """Transformer-XL's positions: scores by query and distance, of which those by query and key are a view."""
+
+    def __init__(self, scores: Scores, q: Tensor, k: Tensor):
+        self.position_queries, self.all_distances = scores.position_queries_BNTD, scores.distances_NKD
+        self.keys = k.size(-2)
+        self.d_queries = torch.empty_like(self.position_queries)
+        self.d_distances = torch.zeros_like(self.all_distances)
+
+    def _queries(self, piece: Piece) -> Tensor:
+        return self.position_queries[piece.queries].flatten(0, 1)
+
+    def _distances(self, piece: Piece) -> Tensor:
+        """Those that a piece has, (sequences x heads, keys + 1, D)."""
+        found = self.all_distances[piece.heads, self.keys - piece.keys :]
+        return found.repeat(piece.sequences.stop - piece.sequences.start, 1, 1)
+
+    def view(self, piece: Piece) -> Tensor:
+        """(sequences x heads, rows, keys)."""
+        groups, rows, keys = piece.shape
+        by_distance = kept_memory.scratch("by_distance", (groups, rows, keys + 1), self.position_queries)
+        torch.bmm(self._queries(piece), self._distances(piece).transpose(1, 2), out=by_distance)
+        return relative_shift(by_distance)
+
+    def room(self, piece: Piece, like: Tensor) -> Tensor:
+        """Scratch memory for dS of a piece, which is a view of what it is by distance."""
+        groups, rows, keys = piece.shape
+        self.by_distance = kept_memory.scratch("scores", (groups, rows, keys + 1), like)
+        flat = self.by_distance.flatten(1)
+        flat[:, : rows - 1] = 0
+        flat[:, rows - 1 + rows * keys :] = 0
+        return relative_shift(self.by_distance)
+
+    def add_gradient(self, piece: Piece) -> None:
+        """Of the dS that was written into :meth:`room`."""
+        d_queries = torch.bmm(self.by_distance, self._distances(piece))
+        self.d_queries[piece.queries] = d_queries.view_as(self.d_queries[piece.queries])
+        total = self.d_distances[piece.heads, self.keys - piece.keys :]
+        product = torch.bmm(self.by_distance.transpose(1, 2), self._queries(piece))
+        total += product.unflatten(0, (-1, total.size(0))).sum(0)
+
+    def gradients(self) -> list[Tensor]:
+        """Of ``scores.learned``."""
+        return [self.d_queries.new_empty(0), self.d_queries, self.d_distances]
+
+
+def _added_by_distance(scores: Scores, q: Tensor, k: Tensor) -> Union[_Bias, _Positions, None]:
+    """What scores have beside products of queries and keys; at most one of the two."""
+    if scores.table_KN is not None:
+        return _Bias(scores, q, k)
+    return None if scores.position_queries_BNTD is None else _Positions(scores, q, k)
+
+
+def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores, store: bool) -> tuple[Tensor, Tensor]:
+    """Output (B, N, T, D), and P piece by piece if it is to be stored, else nothing (0,)."""
+    stored = kept_memory.empty((stored_size(q, k),), q) if store else q.new_empty(0)
+    distribution = _Distribution(q, k, scores, stored)
+    output = empty_heads(q)
+    for piece, part in distribution.pieces():
+        distribution.put_rows(output, piece, torch.bmm(distribution.compute(piece, part), _columns(v, piece)))
     return output, stored
 
 
-def reuse_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    saved: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
-) -> Tensor:
+def reuse_forward(q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores) -> Tensor:
     """P V (B, N, T, D)."""
-    distribution = _Distribution(q, k, table, bucket_by_distance, lengths, saved if saved.numel() else None)
-    output = empty_output(v)
-    for piece in distribution.pieces():
-        distribution.put_rows(output, piece, torch.bmm(distribution.read(piece), _columns(v, piece)))
+    distribution = _Distribution(q, k, scores, saved)
+    output = empty_heads(q)
+    for piece, part in distribution.pieces():
+        distribution.put_rows(output, piece, torch.bmm(distribution.read(piece, part), _columns(v, piece)))
     return output
 
 
-def value_gradient(
-    q: Tensor,
-    k: Tensor,
-    d_output: Tensor,
-    saved: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
-) -> Tensor:
-    """P^T dO (B, N, T, D)."""
-    distribution = _Distribution(q, k, table, bucket_by_distance, lengths, saved if saved.numel() else None)
-    d_v = empty_output(d_output)
-    for piece in distribution.pieces():
-        _add_product(d_v, piece, distribution.read(piece), distribution.rows(d_output, piece))
+def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores: Scores) -> Tensor:
+    """P^T dO (B, N, K, D)."""
+    distribution = _Distribution(q, k, scores, saved)
+    d_v = empty_heads(k)
+    for piece, part in distribution.pieces():
+        _add_product(d_v, piece, distribution.read(piece, part), distribution.rows(d_output, piece))
     return d_v
 
 
 def block_gradient(
-    q: Tensor,
-    k: Tensor,
-    values: list[Tensor],
-    d_outputs: list[Tensor],
-    delta: Tensor,
-    saved: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV of the first values, and d table ((0,) without one): one pass for all layers that share P.
+    q: Tensor, k: Tensor, values: list[Tensor], d_outputs: list[Tensor], delta: Tensor, saved: Tensor, scores: Scores
+) -> list[Tensor]:
+    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for all layers that share P.
 
     dS = P * (sum of dO_i V_i^T - delta); the sum is one product, as the heads of all values stand side by side.
     """
-    distribution = _Distribution(q, k, table, bucket_by_distance, lengths, saved if saved.numel() else None)
-    d_q, d_k, d_v = empty_output(q), empty_output(q), empty_output(q)
-    d_by_distance = None if table is None else torch.zeros_like(distribution.by_distance, dtype=_sum_dtype(q))
-    for piece in distribution.pieces():
-        probabilities = distribution.read(piece)
+    distribution = _Distribution(q, k, scores, saved)
+    added = distribution.added
+    d_q, d_k, d_v = empty_heads(q), empty_heads(k), empty_heads(k)
+    for piece, part in distribution.pieces():
+        probabilities = distribution.read(piece, part)
         of_rows = [distribution.rows(d_output, piece) for d_output in d_outputs]
         _add_product(d_v, piece, probabilities, of_rows[0])
-        # A row of scores has room for a row of zeros behind it, see _sum_along_diagonals.
-        room = 0 if table is None else of_rows[0].size(1)
-        padded = kept_memory.scratch("scores", (*probabilities.shape[:2], distribution.time + room), q)
-        d_scores = padded[..., : distribution.time]
+        d_scores = kept_memory.scratch("scores", piece.shape, q) if added is None else added.room(piece, q)
         torch.bmm(_side_by_side(of_rows), _side_by_side([_columns(v, piece) for v in values]).mT, out=d_scores)
         d_scores.sub_(distribution.rows(delta, piece).unsqueeze(-1)).mul_(probabilities)
         distribution.put_rows(d_q, piece, torch.bmm(d_scores, _columns(k, piece)).mul_(distribution.scale))
         _add_product(d_k, piece, d_scores, distribution.queries(piece))
-        if d_by_distance is not None:
-            padded[..., distribution.time :] = 0
-            sums = _sum_along_diagonals(padded).unflatten(0, (-1, d_by_distance[piece.heads].size(0))).sum(0)
-            first = distribution.distances(piece.rows).start
-            d_by_distance[piece.heads, first : first + sums.size(-1)] += sums
-    d_table = q.new_empty(0)
-    if d_by_distance is not None:
-        d_table = torch.zeros_like(table, dtype=d_by_distance.dtype)
-        d_table = d_table.index_add_(0, bucket_by_distance, d_by_distance.t()).to(table.dtype)
-    return d_q, d_k, d_v, d_table
+        if added is not None:
+            added.add_gradient(piece)
+    return [d_q, d_k, d_v, *(empty_gradients(scores, q) if added is None else added.gradients())]
 
 
 def _columns(x: Tensor, piece: Piece) -> Tensor:
-    """Of x (B, N, T, D) the sequences and heads of a piece as one dimension; a view where there is one sequence."""
-    return x[piece.sequences, piece.heads].flatten(0, 1)
+    """Of x (B, N, K, D) a piece's, (sequences x heads, keys, D); a view where there is one sequence."""
+    return x[piece.sequences, piece.heads, : piece.keys].flatten(0, 1)
 
 
 def _add_product(total: Tensor, piece: Piece, probabilities: Tensor, rows: Tensor) -> None:
     """total += P^T rows, where the piece's heads are; its first rows begin the sum."""
     product = torch.bmm(probabilities.transpose(1, 2), rows)
     heads = total[piece.sequences, piece.heads]
-    product = product.view_as(heads)
+    seen = heads[..., : piece.keys, :]
     if piece.rows.start:
-        heads.add_(product)
+        seen.add_(product.view_as(seen))
     else:
-        heads.copy_(product)
+        seen.copy_(product.view_as(seen))
+        heads[..., piece.keys :, :] = 0
 
 
 def _side_by_side(tensors: list[Tensor]) -> Tensor:
@@ -246,9 +319,9 @@ def _sum_dtype(like: Tensor) -> torch.dtype:
 
 
 def _sum_along_diagonals(padded: Tensor) -> Tensor:
-    """(H, R, T + R), each row followed by R zeros -> (H, T + R - 1): entry d the sum of all (i, j) with i + j = d.
+    """(H, R, K + R), each row followed by R zeros -> (H, K + R - 1): entry d the sum of all (i, j) with i + j = d.
 
-    Entry (i, j) is number i (T + R) + j, and so entry (i, i + j) of rows that are one shorter.
+    Entry (i, j) is number i (K + R) + j, and so entry (i, i + j) of rows that are one shorter.
     """
     heads, rows, width = padded.shape
     return padded.flatten(1)[:, : rows * (width - 1)].view(heads, rows, width - 1).sum(1, dtype=_sum_dtype(padded))

@@ -7,12 +7,12 @@ D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any st
 """
 
 import math
-from typing import Optional
 
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.block_kernels import empty_output
+from lazyformer_fairseq.modules.attention.block_kernels import empty_heads
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton.backward import (
     key_side_kernel,
     query_side_kernel,
@@ -28,15 +28,12 @@ def attend_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
+    scores: Scores,
 ) -> tuple[Tensor, Tensor]:
     """(P V, log-sum-exp) of an ``s``: (B, N, T, D) and (B, N, T)."""
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    bias = NearBias.of(table, bucket_by_distance, far, q)
-    return _forward(q, k, v, lse, bias, lengths, reuses=False), lse
+    bias = NearBias.of(scores, q)
+    return _forward(q, k, v, lse, bias, scores, reuses=False), lse
 
 
 def reuse_forward(
@@ -44,14 +41,11 @@ def reuse_forward(
     k: Tensor,
     v: Tensor,
     lse: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
+    scores: Scores,
 ) -> Tensor:
     """P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
-    bias = NearBias.of(table, bucket_by_distance, far, q)
-    return _forward(q, k, v, lse, bias, lengths, reuses=True)
+    bias = NearBias.of(scores, q)
+    return _forward(q, k, v, lse, bias, scores, reuses=True)
 
 
 def value_gradient(
@@ -59,14 +53,11 @@ def value_gradient(
     k: Tensor,
     d_output: Tensor,
     lse: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
+    scores: Scores,
 ) -> Tensor:
     """dV = P^T dO (B, N, T, D) of an ``l``."""
-    bias = NearBias.of(table, bucket_by_distance, far, q)
-    dv = empty_output(d_output)
+    bias = NearBias.of(scores, q)
+    dv = empty_heads(k)
     launch(
         value_gradient_kernel,
         "BLOCK_K",
@@ -74,7 +65,7 @@ def value_gradient(
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
         tiles=tiles_for("value_gradient", q),
         lse=lse,
-        lengths=lengths,
+        lengths=scores.lengths_B,
         bias=bias.rows,
         reach=bias.reach,
     )
@@ -88,35 +79,29 @@ def block_gradient(
     d_outputs: list[Tensor],
     delta: Tensor,
     lse: Tensor,
-    table: Optional[Tensor],
-    bucket_by_distance: Optional[Tensor],
-    far: int,
-    lengths: Optional[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dK, dV of the first values, and d table ((0,) without one): one pass for an ``s`` and all its readers.
+    scores: Scores,
+) -> list[Tensor]:
+    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its readers.
 
     Programs add to dQ in float32, in any order. Under ``torch.use_deterministic_algorithms(True)`` a kernel of its own
     computes dQ, always alike, for m + 1 products more. Everything else is always summed in the same order.
     """
     if len(values) > MOST_LAYERS:  # all gradients are linear in (dO_i, delta)
         first, rest = slice(MOST_LAYERS), slice(MOST_LAYERS, None)
-        with_delta = block_gradient(
-            q, k, values[first], d_outputs[first], delta, lse, table, bucket_by_distance, far, lengths
-        )
-        without = block_gradient(
-            q, k, values[rest], d_outputs[rest], torch.zeros_like(delta), lse, table, bucket_by_distance, far, lengths
-        )
-        return with_delta[0] + without[0], with_delta[1] + without[1], with_delta[2], with_delta[3] + without[3]
+        d_q, d_k, d_v, d_table, *others = block_gradient(q, k, values[first], d_outputs[first], delta, lse, scores)
+        more = block_gradient(q, k, values[rest], d_outputs[rest], torch.zeros_like(delta), lse, scores)
+        return [d_q + more[0], d_k + more[1], d_v, d_table + more[3], *others]
     alike = torch.are_deterministic_algorithms_enabled()
     batch, heads, time, _ = q.shape
-    bias = NearBias.of(table, bucket_by_distance, far, q)
+    bias = NearBias.of(scores, q)
     band = bias.band_like(q)
     slots = math.ceil(time / FEWEST_KEYS)
     far_sums = None if band is None else q.new_zeros(batch, heads, slots, 2, dtype=torch.float32)
-    dq = empty_output(q) if alike else empty_output(q.new_empty(()).float().expand(q.shape)).zero_()
-    dk, dv = empty_output(q), empty_output(q)
+    dq = empty_heads(q) if alike else empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
+    dk, dv = empty_heads(q), empty_heads(q)
     read = dict(q=_rows(q), k=_rows(k), values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
-    shared = dict(lse=lse, delta=delta.contiguous(), lengths=lengths, bias=bias.rows, reach=bias.reach, M=len(values))
+    shared = dict(lse=lse, delta=delta.contiguous(), lengths=scores.lengths_B, M=len(values))
+    shared |= dict(bias=bias.rows, reach=bias.reach)
     launch(
         key_side_kernel,
         "BLOCK_K",
@@ -133,14 +118,12 @@ def block_gradient(
     if alike:
         tiles = tiles_for("query_side", q, len(values))
         launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), tiles=tiles, **shared)
-    d_table = q.new_empty(0) if band is None else bias.table_gradient(band, far_sums, table)
-    return dq.to(q.dtype), dk, dv, d_table
+    d_table = q.new_empty(0) if band is None else bias.table_gradient(band, far_sums, scores.table_KN)
+    return [dq.to(q.dtype), dk, dv, d_table, q.new_empty(0), q.new_empty(0)]
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, lse: Tensor, bias: NearBias, lengths: Optional[Tensor], reuses: bool
-) -> Tensor:
-    output = empty_output(v)
+def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, bias: NearBias, scores: Scores, reuses: bool) -> Tensor:
+    output = empty_heads(q)
     launch(
         forward_kernel,
         "BLOCK_Q",
@@ -148,7 +131,7 @@ def _forward(
         strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
         tiles=tiles_for("reuse" if reuses else "attend", q),
         lse=lse,
-        lengths=lengths,
+        lengths=scores.lengths_B,
         bias=bias.rows,
         reach=bias.reach,
         REUSES=reuses,

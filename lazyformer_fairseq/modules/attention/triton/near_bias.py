@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton.shared import LOG2_E
 
 
@@ -25,14 +26,13 @@ class NearBias(NamedTuple):
     buckets: Optional[Tensor]
 
     @classmethod
-    def of(
-        cls, table_KN: Optional[Tensor], bucket_by_distance: Optional[Tensor], far: int, q_BNTD: Tensor
-    ) -> "NearBias":
-        """From the parts of a ScoreBias, for these queries."""
-        if table_KN is None:
+    def of(cls, scores: Scores, q_BNTD: Tensor) -> "NearBias":
+        """For these queries."""
+        table_KN, bucket_by_distance = scores.table_KN, scores.bucket_by_distance
+        if table_KN is None or bucket_by_distance is None:
             return cls(None, 0, None)
         heads, time = q_BNTD.shape[1:3]
-        reach = min(far, time - 1)
+        reach = min(scores.far, time - 1)
         width = 2 * reach + 1
         dtype = torch.float32 if q_BNTD.dtype == torch.float32 else torch.float16
         rows = table_KN.new_empty(heads, width, dtype=dtype)

@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
 from lazyformer_fairseq.modules.attention.triton import launch as triton_launch
 from lazyformer_fairseq.modules.attention.triton import near_bias as triton_near_bias
@@ -95,14 +96,15 @@ def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
     )
     of_layers = [torch.zeros(batch, time, heads, size, dtype=dtype).transpose(1, 2) for _ in range(layers)]
     sums = torch.zeros(batch, heads, time)
-    bias = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64), 128, torch.full((batch,), time)
+    table, by_distance = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64)
+    scores = Scores(table, by_distance, 128, torch.full((batch,), time))
     if layers == 1:
-        triton_kernels.attend_forward(q, k, v, *bias)
-        triton_kernels.reuse_forward(q, k, v, sums, *bias)
-        triton_kernels.value_gradient(q, k, v, sums, *bias)
+        triton_kernels.attend_forward(q, k, v, scores)
+        triton_kernels.reuse_forward(q, k, v, sums, scores)
+        triton_kernels.value_gradient(q, k, v, sums, scores)
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
-        triton_kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, *bias)
+        triton_kernels.block_gradient(q, k, [v, *of_layers[1:]], of_layers, sums, sums, scores)
     torch.use_deterministic_algorithms(False)
 
 

@@ -1,7 +1,6 @@
 """The Triton kernels against a dense reference in float64; ``test_kernels.py`` runs this in the interpreter."""
 
 import math
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
+from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.position_bias import relative_position_bucket
@@ -52,9 +52,9 @@ class Block:
         self._compute(time)
 
     @property
-    def bias(self) -> tuple[Optional[Tensor], Optional[Tensor], int, Optional[Tensor]]:
+    def scores(self) -> Scores:
         """As the kernels take it."""
-        return self.table, self.buckets, MAX_DISTANCE, self.lengths
+        return Scores(self.table, self.buckets, MAX_DISTANCE, self.lengths)
 
     def _compute(self, time: int) -> None:
         q, k = self.q.double().requires_grad_(), self.k.double().requires_grad_()
@@ -121,12 +121,12 @@ def assert_close(computed: Tensor, expected: Tensor, dtype: torch.dtype, name: s
 @given(BLOCKS)
 def test_forward(block: Block):
     dtype = block.q.dtype
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], dtype, "output of s")
     assert_close(lse, block.lse, dtype, "log-sum-exp")
     assert output.transpose(1, 2).is_contiguous()
     for v, expected in zip(block.values[1:], block.outputs[1:], strict=True):
-        read = triton_kernels.reuse_forward(block.q, block.k, v, lse, *block.bias)
+        read = triton_kernels.reuse_forward(block.q, block.k, v, lse, block.scores)
         assert_close(read, expected, dtype, "output of l")
 
 
@@ -134,7 +134,7 @@ def test_forward(block: Block):
 @given(BLOCKS)
 def test_value_gradient(block: Block):
     lse = block.lse.float()
-    dv = triton_kernels.value_gradient(block.q, block.k, block.d_outputs[-1], lse, *block.bias)
+    dv = triton_kernels.value_gradient(block.q, block.k, block.d_outputs[-1], lse, block.scores)
     assert_close(dv, block.dv[-1], block.q.dtype, "dV of l")
 
 
@@ -143,8 +143,8 @@ def test_value_gradient(block: Block):
 @example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0), False)
 def test_block_gradient(block: Block, deterministic: bool):
     torch.use_deterministic_algorithms(deterministic)
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), *block.bias
-    *gradients, d_table = triton_kernels.block_gradient(*arguments)
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), block.scores
+    *gradients, d_table = triton_kernels.block_gradient(*arguments)[:4]
     torch.use_deterministic_algorithms(False)
     for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
         # dP - delta is the difference of numbers around sqrt(D), and zero where there is one key.
@@ -153,23 +153,23 @@ def test_block_gradient(block: Block, deterministic: bool):
         assert d_table.shape == (0,)
     else:
         assert_close(d_table, block.d_table, block.q.dtype, "d table", least=1.0)
-        assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[-1])
+        assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[3])
 
 
 def test_more_layers_than_fit_beside_each_other():
     block = Block(batch=1, heads=1, time=9, size=32, layers=8, dtype=torch.float32, biased=True, padded=True)
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), *block.bias
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), block.scores
     expected = block.dq, block.dk, block.dv[0], block.d_table
-    for computed, exact in zip(triton_kernels.block_gradient(*arguments), expected, strict=True):
+    for computed, exact in zip(triton_kernels.block_gradient(*arguments)[:4], expected, strict=True):
         assert_close(computed, exact, torch.float32, "gradient")
 
 
 def test_one_token():
     block = Block(batch=2, heads=1, time=1, size=32, layers=2, dtype=torch.float32, biased=True, padded=False)
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], torch.float32, "output")
-    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, lse, *block.bias
-    dq, dk, dv, d_table = triton_kernels.block_gradient(*arguments)
+    arguments = block.q, block.k, block.values, block.d_outputs, block.delta, lse, block.scores
+    dq, dk, dv, d_table, *_ = triton_kernels.block_gradient(*arguments)
     assert_close(dv, block.dv[0], torch.float32, "dV")
     for gradient in (dq, dk, d_table):  # a distribution over one token cannot change
         assert gradient.abs().max() < 1e-5
@@ -180,8 +180,8 @@ def test_large_scores_neither_overflow_nor_vanish():
     block = Block(batch=1, heads=1, time=40, size=32, layers=2, dtype=torch.float32, biased=False, padded=True)
     block.q = block.q * 5000
     block._compute(40)
-    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
-    read = triton_kernels.reuse_forward(block.q, block.k, block.values[1], lse, *block.bias)
+    output, lse = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
+    read = triton_kernels.reuse_forward(block.q, block.k, block.values[1], lse, block.scores)
     assert block.lse.abs().max() > 1000
     assert (output - block.outputs[0]).abs().max() < 1e-2
     assert (read - block.outputs[1]).abs().max() < 1e-2
@@ -192,7 +192,7 @@ def test_far_distances_are_told_apart_by_sign():
     block = Block(batch=1, heads=2, time=70, size=32, layers=1, dtype=torch.float32, biased=True, padded=False)
     block.table[BUCKETS // 2 - 1], block.table[BUCKETS - 1] = 3.0, -3.0
     block._compute(70)
-    output, _ = triton_kernels.attend_forward(block.q, block.k, block.values[0], *block.bias)
+    output, _ = triton_kernels.attend_forward(block.q, block.k, block.values[0], block.scores)
     assert_close(output, block.outputs[0], torch.float32, "output")
 
 

@@ -1,0 +1,206 @@
+"""Builds a corpus: plans, runs the stages, and puts the result in its place."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Union
+
+from tqdm import tqdm
+
+from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
+from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
+from lazyformer_fairseq.corpus.report.manifest import describe, stage_totals, timing, versions
+from lazyformer_fairseq.corpus.report.page import write_report
+from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
+from lazyformer_fairseq.corpus.run.progress import progress_bar
+from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
+from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
+from lazyformer_fairseq.corpus.sentences.split import load_splitter
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.whole import remove_leftovers
+
+MEGABYTE, GIGABYTE = 10**6, 10**9
+UNITS_OF_SMALL_INPUT = 64
+MOST_LINES = 10
+# Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards")
+DOCUMENT_IS = {
+    "mediawiki": "a page",
+    "wikiextractor": "a <doc>",
+    "jsonl": "a line",
+    "text": "what stands between blank lines (books: say book:PATH)",
+    "wikitext": "an article",
+    "book": "a file",
+}
+SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
+
+
+def build_corpus(
+    inputs: Sequence[str],
+    folder: Union[str, Path],
+    settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
+    executor: ExecutorSettings = ExecutorSettings(),  # noqa: B008 (frozen)
+) -> dict[str, Any]:
+    """Makes ``folder`` of raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
+
+    Stopped at any moment, it goes on when it is called again with the same arguments; the bytes written are the same
+    (but for ``timing`` in the manifest), whatever the executor and the number of workers.
+
+    Args:
+        inputs: files or folders, each with ``FORMAT:`` before it or without.
+
+    Returns:
+        the manifest.
+
+    Raises:
+        UserError: an input, the folder or a setting is not as it must be, or what stopped a task.
+    """
+    folder = Path(folder)
+    left_out: list[str] = []
+    files = find_inputs(inputs, settings.bad_files, left_out)
+    _tell(left_out, files)
+    if settings.spacy_model:
+        load_splitter(settings.spacy_model)  # one that cannot do the work is named now, not by a worker
+    plan = {
+        "settings": settings.as_json(),
+        "versions": versions(settings.spacy_model),
+        "inputs": describe_inputs(files),
+    }
+    if manifest := finished_manifest(folder, plan):
+        return manifest
+    early, late = _divide(plan["settings"])
+    with work_folder(folder, {**plan, "settings": early}) as root:
+        paths = WorkPaths(root)
+        wait_for_workers(paths.tasks)
+        remove_leftovers(root, deep=True)
+        to_read, origins = _cut(paths, files, settings, executor)
+        units = plan_units(to_read, unit_bytes(files, settings))
+        if not units:
+            raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
+        shards = settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
+        _forget_other(late, paths)
+        tasks_of = {}
+        for stage in later_stages(paths, units, settings, shards):
+            _run_stage(paths, stage, executor)
+            tasks_of[stage.name] = len(stage.sizes)
+            if stage.name == "duplicates":
+                _refuse_empty_split(paths, settings.valid_share)
+        megabytes = stage_totals(paths.stage("words"))["clean"]["characters in"] / MEGABYTE
+        costs = timing(paths, tasks_of, megabytes, executor.workers)
+        manifest = describe(paths, plan, len(units), shards, origins, costs)
+        _finish(paths, manifest)
+        publish(root, folder)
+    return manifest
+
+
+def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
+    """Name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
+    with (
+        tqdm(
+            total=sum(file.size for file in files), desc="checking inputs", unit="B", unit_scale=True, disable=None
+        ) as bar,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+
+        def describe_file(file: InputFile) -> dict[str, Any]:
+            with open(file.path, "rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            bar.update(file.size)
+            return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
+
+        return list(pool.map(describe_file, files))
+
+
+def _divide(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings that decide the stored words, and those that decide what is made of them."""
+    late = {name: settings[name] for name in LATE_SETTINGS}
+    return {name: value for name, value in settings.items() if name not in late}, late
+
+
+def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
+    """Whoever changes a late setting of a corpus that is not finished need not have the words made again."""
+    chosen = paths.root / "late_settings.json"
+    if chosen.exists() and json.loads(chosen.read_text()) == late:
+        return
+    for folder in (*map(paths.stage, ("duplicates", "count", "tokenizer", "ids", "shards")), paths.result):
+        shutil.rmtree(folder, ignore_errors=True)
+    write_json(chosen, late)
+
+
+def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
+    """Input in a unit: by the settings, else small enough that a few workers share a small input evenly."""
+    if settings.unit_megabytes:
+        return max(1, round(settings.unit_megabytes * MEGABYTE))
+    total = sum(file.size for file in files)
+    return min(max(total // UNITS_OF_SMALL_INPUT, SMALLEST_UNIT), LARGEST_UNIT)
+
+
+def _cut(
+    paths: WorkPaths, files: Sequence[InputFile], settings: CorpusSettings, executor: ExecutorSettings
+) -> tuple[list[InputFile], dict[str, str]]:
+    """The files to read, where those that cannot be read in pieces are replaced by parts; the file of each part."""
+    size = unit_bytes(files, settings)
+    to_cut = [file for file in files if must_be_cut(file, size)]
+    if to_cut:
+        _run_stage(paths, cut_stage(paths, to_cut, size, settings), executor)
+    to_read, origins = [], {}
+    for file in files:
+        if file not in to_cut:
+            to_read.append(file)
+            continue
+        for part in sorted(paths.cut(to_cut.index(file)).glob("part-*")):
+            to_read.append(InputFile(str(part), file.format, part.stat().st_size))
+            origins[str(part)] = file.path
+    return to_read, origins
+
+
+def _run_stage(paths: WorkPaths, stage: Stage, executor: ExecutorSettings) -> None:
+    folder = paths.stage(stage.name)
+    for name in ("progress", "completions"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    in_bytes = any(size > 1 for size in stage.sizes)
+    began = time.monotonic()
+    try:
+        with progress_bar(stage.name, stage.sizes, folder / "completions", folder / "progress", in_bytes):
+            run_tasks(stage.pipeline, len(stage.sizes), folder, executor)
+    finally:
+        with (folder / "seconds").open("a") as file:  # of this run; a run that goes on adds a line
+            file.write(f"{time.monotonic() - began}\n")
+
+
+def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
+    counts = stage_totals(paths.stage("duplicates"))["duplicates"]
+    for split in ("train", "valid"):
+        if not counts.get(split):
+            raise UserError(
+                f"none of the {counts.get('train', 0) + counts.get('valid', 0):.0f} documents fell into the {split} "
+                f"split (valid_share = {valid_share}); give more documents, or another share or seed"
+            )
+
+
+def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
+    """How the input was understood: a guessed format may not be what was meant."""
+    for name, document in DOCUMENT_IS.items():
+        if sizes := [file.size for file in files if file.format == name]:
+            what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
+            tqdm.write(f"read as {name}: {what}; a document is {document}", file=sys.stderr)
+    for line in left_out[:MOST_LINES]:
+        tqdm.write(f"left out: {line}", file=sys.stderr)
+    if len(left_out) > MOST_LINES:
+        tqdm.write(f"left out: {len(left_out) - MOST_LINES:,} more files", file=sys.stderr)
+
+
+def _finish(paths: WorkPaths, manifest: dict[str, Any]) -> None:
+    shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
+    shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
+    write_report(manifest, paths.result / "report.html")
+    write_json(paths.result / MANIFEST, manifest)

@@ -1,0 +1,107 @@
+"""Folders that belong to one run: to one process at a time, and to the same settings each time it goes on."""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import remove_leftovers
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Makes the folder, and keeps other processes out of it until the block ends, or the process, however it ends.
+
+    What killed processes left unfinished in it goes. A hidden file in it tells who is at work.
+
+    Raises:
+        UserError: the folder cannot be written, or another process is at work in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+")  # for writing: NFS locks nothing else
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it, or choose "
+                "another folder"
+            ) from None
+        except OSError as error:
+            logger.warning("%s: its file system knows no locks (%s); start one run there at a time", folder, error)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+        file.flush()
+        remove_leftovers(folder)
+        yield
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Waits until no other process holds the file; holds it until the block ends, or the process, however it ends."""
+    descriptor = hold(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hold(path: Path, shared: bool = False) -> int:
+    """As :func:`held`, for as long as the process lives, or until the descriptor is closed that is returned.
+
+    Args:
+        shared: with others who share it, too.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    return descriptor
+
+
+def keep_settings(
+    file: Path, settings: Mapping[str, Any], of_what: str, begun: bool, made_by_them: Iterable[Path] = ()
+) -> None:
+    """Keeps in a file the settings that all in its folder is made with; before work has begun they may still change.
+
+    Args:
+        of_what: "a search", say.
+        begun: whether there is work that was done with the settings in the file.
+        made_by_them: files to remove where the settings are other ones.
+
+    Raises:
+        UserError: work has begun with other settings; names each of them.
+    """
+    settings = json.loads(json.dumps(settings))  # as they come back from the file: tuples become lists
+    if file.exists():
+        differing = differences(read_json(file), settings)
+        if not differing:
+            return
+        if begun:
+            raise UserError(
+                f"{file.parent}: holds {of_what} of other settings ({differing}); give those, or another folder"
+            )
+    for path in made_by_them:
+        path.unlink(missing_ok=True)
+    write_json(file, settings)
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Of two settings, in words; empty where there are none."""
+    return "; ".join(
+        f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    )

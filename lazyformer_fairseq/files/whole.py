@@ -1,0 +1,167 @@
+"""Files and folders that are there whole or not at all.
+
+Each is written under a hidden name beside its own, ``.NAME.0123abcd.unfinished``, locked, synced to the disk, renamed.
+Whoever reads NAME sees what stood there before or what stands there now. What a killed process leaves under such a name
+the next one removes: nobody holds its lock any more.
+"""
+
+import errno
+import fcntl
+import glob
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Union
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+UNFINISHED = ".unfinished"
+OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def whole_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
+    """Yields a file to write; it takes the name `path` when the block ends well. Folders that are missing are made.
+
+    Args:
+        durable: from then on it survives a power cut. That takes some milliseconds, too long for thousands of files
+            that can be made again.
+
+    Raises:
+        OSError: it cannot be written; what stood under the name before is as it was.
+    """
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = unfinished_name(path)
+    try:
+        with _full_disk_named(path), unfinished.open("xb") as file:
+            _lock(file.fileno())
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        if durable:
+            _sync(path.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file in UTF-8, whole and durable."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def whole_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
+    """Yields an empty folder to write into; it takes the name `folder` when the block ends well.
+
+    Args:
+        replace: whether it may take the place of a folder that holds something.
+        durable: see :func:`whole_file`; all files in it are synced.
+
+    Raises:
+        UserError: `folder` cannot be made, or holds something already.
+    """
+    folder = Path(folder).absolute()
+    unfinished, old = unfinished_name(folder), unfinished_name(folder)
+    if not replace:
+        refuse_filled_folder(folder)
+    try:
+        unfinished.mkdir(parents=True)
+        descriptor = os.open(unfinished, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+    try:
+        _lock(descriptor)
+        remove_leftovers(folder.parent, folder.name)
+        with _full_disk_named(folder):
+            yield unfinished
+        if durable:
+            sync_content(unfinished)
+        if replace and folder.exists():
+            os.replace(folder, old)  # emptying it under its own name could be stopped halfway
+        elif not replace:
+            refuse_filled_folder(folder)
+        os.replace(unfinished, folder)
+        if durable:
+            _sync(folder.parent)
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_filled_folder(folder: Union[str, Path]) -> None:
+    """Raises UserError where `folder` is a file, or a folder that holds something."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; remove it or choose another folder")
+
+
+def unfinished_name(path: Path) -> Path:
+    """A hidden sibling that no other process has, and that :func:`remove_leftovers` knows."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+
+
+def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = False) -> None:
+    """Removes what killed processes left unfinished in a folder; what a process still holds stays.
+
+    Args:
+        name: of the file or folder that was being written; all.
+        deep: in all its subfolders too.
+    """
+    pattern = f".{name if name == '*' else glob.escape(name)}.{'[0-9a-f]' * 8}{UNFINISHED}"
+    for path in Path(folder).rglob(pattern) if deep else Path(folder).glob(pattern):
+        is_folder = path.is_dir()
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # NFS locks only what can be written
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path) if is_folder else path.unlink()
+                logger.info("%s: removed, a killed process left it unfinished", path)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    with suppress(OSError):  # not every file system knows locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def sync_content(folder: Path) -> None:
+    """All files in a folder and its subfolders survive a power cut from now on."""
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Of a folder its names: without this a power cut can take a rename back."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _full_disk_named(path: Path) -> Iterator[None]:
+    """numpy reports a full disk as "1000 requested and 10 written", without an error number or a file's name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        if error.errno in OUT_OF_SPACE and error.filename is None:
+            error.filename = str(path)
+        raise

@@ -1,1 +1,0 @@
-"""GLUE's files prepared for a checkpoint's tokenizer."""

@@ -1,0 +1,162 @@
+"""The tables from which ``--lazy-backend auto`` chooses: what was measured on which kind of device.
+
+One is shipped (:data:`SHIPPED`), one is the user's own, in the cache folder, which ``lazyformer bench backends``
+writes; of a kind of device (:func:`device_kind`) that both have, the user's counts. A file holds, by kind of device:
+`origin` (what else decides figures: versions, threads), `columns`, and `rows`, a line each so that it stays small.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.cache import cache_file
+from lazyformer_fairseq.files.json_files import read_json, write_json
+
+SHIPPED = Path(__file__).with_name("measured.json")
+NOTHING_LEARNED = "nothing"
+NOTHING = "-"  # in place of a back end's milliseconds: left out
+
+
+class Block(NamedTuple):
+    """A lazy block whose attention was measured, or is to be computed.
+
+    Attributes:
+        training: forward and backward; else forward alone.
+        learned: what of the scores learns in training: "nothing", "bias" (T5's, relative) or "positions"
+            (Transformer-XL's, in causal attention over segment and memory).
+        padded: whether keys are masked.
+        precision: of the activations, as in "float32".
+        layers: m, an ``s`` and those that read it.
+        batch: B.
+        time: T.
+        heads: N.
+        head_size: D.
+    """
+
+    training: bool
+    learned: str
+    padded: bool
+    precision: str
+    layers: int
+    batch: int
+    time: int
+    heads: int
+    head_size: int
+
+    def __str__(self) -> str:
+        kind = "training" if self.training else "inference"
+        parts = [
+            kind,
+            *([] if self.learned == NOTHING_LEARNED else [self.learned]),
+            *(["padding"] if self.padded else []),
+            self.precision,
+        ]
+        block = f"blocks of {self.layers}" if self.layers > 1 else "single layers"
+        return f"{', '.join(parts)}, {block}, {self.batch} x {self.time} tokens, {self.heads} heads of {self.head_size}"
+
+    def distance(self, other: "Block") -> tuple[float, ...]:
+        """How unlike two are: what may be skipped or written out counts first, then sizes, in octaves."""
+        sizes = zip(self[4:], other[4:], strict=True)
+        return (
+            self.precision != other.precision,
+            self.padded != other.padded,
+            sum(abs(math.log2(mine / its)) for mine, its in sizes),
+        )
+
+
+Rows = dict[Block, dict[str, float]]  # milliseconds by back end, without those that were left out
+
+
+class Table(NamedTuple):
+    """What was measured on a kind of device.
+
+    Attributes:
+        where: a file.
+        origin: what else decides figures: versions, threads.
+        rows: the figures.
+    """
+
+    where: Path
+    origin: Mapping[str, Any]
+    rows: Rows
+
+    def nearest(self, block: Block, back_ends: Sequence[str]) -> Optional[Block]:
+        """The measured block that is most like `block`, of those on which one of `back_ends` has run."""
+        alike = (
+            other
+            for other, milliseconds in self.rows.items()
+            if other[:2] == block[:2] and not milliseconds.keys().isdisjoint(back_ends)
+        )
+        return min(alike, key=block.distance, default=None)
+
+
+def user_file() -> Path:
+    """Where ``lazyformer bench backends`` writes."""
+    return cache_file("backends.json")
+
+
+@functools.cache
+def table_of(kind: str) -> Optional[Table]:
+    """What was measured on such a device, by the user or else before shipping; None where nothing was."""
+    for path in (user_file(), SHIPPED):
+        if (table := read_table(path, kind)) is not None:
+            return table
+    return None
+
+
+def read_table(path: Path, kind: str) -> Optional[Table]:
+    """What a file has of a kind of device; None where it has nothing, or is not there.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    found = read_json(path).get(kind) if path.is_file() else None
+    if found is None:
+        return None
+    try:
+        columns, rows = found["columns"].split(), [line.split() for line in found["rows"]]
+        return Table(path, found["origin"], dict(_row(dict(zip(columns, row, strict=True))) for row in rows))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: no table of back ends for {kind} ({type(error).__name__}: {error}); remove it and run "
+            "`lazyformer bench backends` again"
+        ) from None
+
+
+def add_rows(path: Path, kind: str, origin: Mapping[str, Any], rows: Rows) -> None:
+    """Writes what was measured on a kind of device.
+
+    What the file has of other kinds stays, and so do rows of the same origin for blocks that were not measured now.
+
+    Raises:
+        UserError: the file is damaged, or cannot be written.
+    """
+    before = read_table(path, kind)
+    if before is not None and before.origin == origin:
+        rows = {**before.rows, **rows}
+    back_ends = list(dict.fromkeys(name for milliseconds in rows.values() for name in milliseconds))
+    lines = [
+        " ".join([*(str(int(part) if isinstance(part, bool) else part) for part in block),
+                  *(str(milliseconds.get(name, NOTHING)) for name in back_ends)])
+        for block, milliseconds in sorted(rows.items())
+    ]  # fmt: skip
+    table = {"origin": origin, "columns": " ".join([*Block._fields, *back_ends]), "rows": lines}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**(read_json(path) if path.is_file() else {}), kind: table})
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); give another --output") from error
+
+
+def _row(cells: dict[str, str]) -> tuple[Block, dict[str, float]]:
+    of_block = {name: cells.pop(name) for name in Block._fields}
+    words = {name: of_block.pop(name) for name in ("learned", "precision")}
+    numbers = {name: int(cell) for name, cell in of_block.items()}
+    flags = {name: bool(numbers.pop(name)) for name in ("training", "padded")}
+    return (
+        Block(**flags, **words, **numbers),
+        {name: float(cell) for name, cell in cells.items() if cell != NOTHING},
+    )

@@ -1,0 +1,151 @@
+"""The stack: what encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.attention.choice import Situation, check_backend, choose
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.patterns.sizes import Sizes
+
+
+class Stack(nn.Module):
+    """Sublayers of a pattern, one above the other. Encoder and CausalDecoder put embeddings around it.
+
+    Args:
+        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
+        options: what every sublayer is built with.
+        dropout: on every sublayer's output.
+        normalize_before: pre-norm.
+        lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
+
+    Attributes:
+        direction: ENCODER or CAUSAL: which module a kind has here.
+        lazy_backend: may be set between two forward passes; weights do not depend on it.
+        compiles: whether torch.compile takes the sublayers in training; may be set likewise.
+        features: of its scores beside padding, see :attr:`Scores.features`.
+
+    Raises:
+        ValueError: sizes that do not fit together, or a back end that has no attention dropout with it (UserError).
+    """
+
+    direction: ClassVar[str]
+    features: frozenset[str] = frozenset()
+
+    def __init__(
+        self, pattern: str, options: SublayerOptions, dropout: float, normalize_before: bool, lazy_backend: str = "auto"
+    ):
+        super().__init__()
+        self.options = options
+        self.dropout = dropout
+        self.normalize_before = normalize_before
+        self.lazy_backend = lazy_backend
+        self.compiles = False
+        self.plan = plan(pattern, self.direction)
+
+    def build_sublayers(self) -> nn.ModuleList:
+        """One module a place of the plan, with fresh weights."""
+        return nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
+
+    def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
+        """One sublayer of this network's sizes, with weights of its own."""
+        inner = planned.kind.module(self.direction).build(self.options, planned)
+        if not inner.is_residual:
+            return inner
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
+
+    @property
+    def embed_dim(self) -> int:
+        return self.options.embed_dim
+
+    @property
+    def num_heads(self) -> int:
+        return self.options.num_heads
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the formulas of :mod:`lazyformer_fairseq.costs` need."""
+        raise NotImplementedError
+
+    def context(self, x_BTC: Tensor, memory_length: int = 0, padding_mask_BT: Optional[Tensor] = None) -> Context:
+        """What the sublayers share in a forward pass over `x_BTC`; the mask is True at padding."""
+        raise NotImplementedError
+
+    @property
+    def lazy_backend(self) -> str:
+        return self._lazy_backend
+
+    @lazy_backend.setter
+    def lazy_backend(self, name: str) -> None:
+        check_backend(name, self.options.attention_dropout)
+        self._lazy_backend = name
+
+    def back_end(self, x_BTC: Tensor, scores: Scores, memory_length: int = 0) -> Callable[[int], str]:
+        """From the readers of a distribution to the back end that computes it in this pass."""
+        situation = Situation(
+            device=x_BTC.device.type,
+            precision=x_BTC.dtype,
+            batch=x_BTC.size(0),
+            heads=self.num_heads,
+            time=x_BTC.size(1),
+            keys=memory_length + x_BTC.size(1),
+            head_size=self.embed_dim // self.num_heads,
+            is_training=torch.is_grad_enabled(),
+            features=scores.features | self.features,
+            has_dropout=self.training and self.options.attention_dropout > 0,
+            blocks=sum(DISTRIBUTION in planned.kind.hands_on for planned in self.plan),
+        )
+        # Now, not where it is used: to torch.compile what was chosen is a constant, and the choosing is no code for it.
+        readers = {planned.readers.count(DISTRIBUTION) for planned in self.plan}
+        chosen = {number: choose(self.lazy_backend, situation, number) for number in readers}
+        return partial(_chosen, chosen, self.lazy_backend, situation)
+
+    def run(
+        self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Through all sublayers.
+
+        Args:
+            x_BTC: what goes into the first.
+            shared: of this pass.
+            return_all: also return the input and all outputs.
+            memory: what sublayers that attend had as inputs in the previous segments.
+
+        Returns:
+            The last output (B, T, C); the input and all outputs, if asked for; the inputs of sublayers that attend,
+            where there is a memory.
+        """
+        run = compiled(_run) if self.compiles and self.training else _run
+        return run(self.sublayers, x_BTC, shared, return_all, memory)
+
+
+def _chosen(chosen: dict[int, str], name: str, situation: Situation, readers: int) -> str:
+    """What is chosen already for so many readers; else (a sublayer outside of the network) what is chosen now."""
+    return chosen[readers] if readers in chosen else choose(name, situation, readers)
+
+
+def _run(
+    sublayers: Iterable[nn.Module], x_BTC: Tensor, shared: Context, return_all: bool, memory: Optional[StreamMemory]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    all_states = [x_BTC] if return_all else []
+    attended: list[Tensor] = []
+    below: HandedOn = {}
+    for sublayer in sublayers:
+        remembered: Any = None
+        if memory is not None and sublayer.attends:
+            remembered = memory.before(len(attended), x_BTC)
+            attended.append(x_BTC)
+        x_BTC, handed_on = sublayer(x_BTC, below, shared, remembered)
+        below = {**below, **handed_on}
+        if return_all:
+            all_states.append(x_BTC)
+    return x_BTC, all_states, attended

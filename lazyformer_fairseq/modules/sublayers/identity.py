@@ -1,0 +1,34 @@
+"""The ``-`` of a pattern: a place where a search chose no sublayer (PAR Transformer, section 2.1)."""
+
+from collections.abc import Mapping
+from typing import Optional
+
+from torch import Tensor
+
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import Value
+from lazyformer_fairseq.patterns.sizes import Sizes
+
+
+class Identity(Sublayer):
+    """x, without a residual connection or LayerNorm around it."""
+
+    is_residual = False
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":
+        return cls()
+
+    @classmethod
+    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+        return 0
+
+    @classmethod
+    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+        return Flops(0)
+
+    def forward(
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
+        return x_BTC, {}

@@ -1,0 +1,108 @@
+"""What the file of a kind offers: a module, and the formulas of what it costs."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Optional
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import Value
+from lazyformer_fairseq.patterns.sizes import Sizes
+
+# What sublayers below have handed on, the nearest one's of each name, such as DISTRIBUTION.
+HandedOn = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SublayerOptions:
+    """What every sublayer of a network is built with.
+
+    Attributes:
+        embed_dim: C.
+        ffn_embed_dim: W.
+        num_heads: N; divides C.
+        attention_dropout: on distributions.
+        activation_dropout: after the activation of feed-forward sublayers.
+        activation: elementwise.
+    """
+
+    embed_dim: int
+    ffn_embed_dim: int
+    num_heads: int
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    activation: Callable[[Tensor], Tensor] = F.gelu
+
+
+class Context(NamedTuple):
+    """What all sublayers of one forward pass share.
+
+    Attributes:
+        scores: what is added to scores, and which keys a query may look at.
+        back_end: from the readers of a distribution to the name of the back end that computes it.
+        positions: of causal models, Transformer-XL's relative positions.
+    """
+
+    scores: Scores
+    back_end: Callable[[int], str]
+    positions: Optional[Any] = None
+
+
+class Flops(NamedTuple):
+    """FLOPs of a sublayer's forward pass, twice the multiply-adds.
+
+    Attributes:
+        linear: of products with weights.
+        products: of products between activations; of a kind that hands its distribution on, two equal ones: scores, and
+            weighted sum.
+    """
+
+    linear: int
+    products: int = 0
+
+
+class Sublayer(nn.Module):
+    """The module of a kind.
+
+    Attributes:
+        attends: whether it looks at other positions, and so at the memory of a causal model.
+        is_residual: whether the network puts LayerNorm and a residual connection around it.
+    """
+
+    attends: ClassVar[bool] = False
+    is_residual: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
+        """With fresh weights, for this place of a plan: ``planned.values`` has the settings."""
+
+    @classmethod
+    @abstractmethod
+    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+        """Without the LayerNorm around it."""
+
+    @classmethod
+    @abstractmethod
+    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+        """Of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
+
+    @abstractmethod
+    def forward(
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
+        """Computes.
+
+        Args:
+            x_BTC: input.
+            below: what sublayers below have handed on.
+            shared: see :class:`Context`.
+            memory_BMC: what `x_BTC` was in the previous segments; None where there are none. Only if it ``attends``.
+
+        Returns:
+            The output (B, T, C), and what is handed on, by name: nothing for most kinds.
+        """

@@ -1,0 +1,238 @@
+"""The table of kinds of sublayers: one row a letter of the pattern language.
+
+A kind is a row here and a file in ``modules/sublayers``. Parser, networks, formulas, price lists, searches, reports and
+help texts ask the row; the file holds the module and, beside what they count, the formulas. ``docs/add_a_kind.md``
+walks through a new one.
+"""
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from lazyformer_fairseq.errors import UserError
+
+# Directions: networks that see the whole input, and language models that see the past.
+ENCODER, CAUSAL = "encoder", "causal"
+# What a sublayer can hand on to those above.
+DISTRIBUTION = "distribution"
+
+Value = Union[int, float, str]
+_RESERVED = "Mx()[],="
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What may stand in square brackets after a letter, as in ``s[window=256]``.
+
+    Attributes:
+        name: before the equals sign.
+        default: where it is left out; its type is the type of every value.
+        help: one line.
+        unit: of a number, such as tokens.
+        low, high: bounds of a number, themselves allowed.
+        choices: of a word.
+    """
+
+    name: str
+    default: Value
+    help: str
+    unit: str = ""
+    low: Optional[float] = None
+    high: Optional[float] = None
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Value:
+        """The value that a text stands for.
+
+        Raises:
+            ValueError: it stands for none, with the reason.
+        """
+        if self.choices:
+            if text not in self.choices:
+                raise ValueError(f"{self.name} is one of {', '.join(self.choices)}, not {text!r}")
+            return text
+        kind = type(self.default)
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(f"{self.name} needs a {'whole ' * (kind is int)}number, not {text!r}") from None
+        if not math.isfinite(value) or not self._is_in_bounds(value):
+            raise ValueError(f"{self.name} must be {self.bounds}, not {text}")
+        return value
+
+    def _is_in_bounds(self, value: float) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    @property
+    def bounds(self) -> str:
+        """Of a number, in words."""
+        if self.low is None and self.high is None:
+            return "a finite number"
+        if self.high is None:
+            return f"{self.low:g} or more"
+        return f"{self.high:g} or less" if self.low is None else f"from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row.
+
+    Attributes:
+        letter: in patterns.
+        name: in tables, pictures, and where candidates are named.
+        help: what it computes, one line.
+        source: where it comes from.
+        modules: by direction, the class that computes it (a :class:`~lazyformer_fairseq.modules.sublayers.interface
+            .Sublayer`) as ``"package.module:Class"``, or the class itself. A direction that is missing is refused.
+        settings: what may stand in brackets.
+        hands_on: what sublayers above may read, such as DISTRIBUTION.
+        reads: what it takes from the nearest sublayer below that hands it on.
+        back_ends: of ``modules/attention``, those that compute it; none for plain torch.
+        is_identity: whether it passes its input on, so that a found pattern leaves it out.
+        colour: in pictures; of Okabe and Ito's, which colour-blind readers tell apart.
+    """
+
+    letter: str
+    name: str
+    help: str
+    source: str
+    modules: Mapping[str, Union[str, type]]
+    settings: tuple[Setting, ...] = ()
+    hands_on: tuple[str, ...] = ()
+    reads: Optional[str] = None
+    back_ends: tuple[str, ...] = ()
+    is_identity: bool = False
+    colour: str = "#56B4E9"
+
+    def setting(self, name: str) -> Optional[Setting]:
+        return next((setting for setting in self.settings if setting.name == name), None)
+
+    def module(self, direction: str) -> Any:
+        """The class for a direction; imports it, and torch with it."""
+        module = self.modules[direction]
+        if isinstance(module, str):
+            place, _, name = module.partition(":")
+            module = getattr(importlib.import_module(place), name)
+        return module
+
+
+_SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
+_BLOCK = ("eager", "materialize", "recompute", "fused")
+
+
+def _both(module: str) -> dict[str, str]:
+    return {ENCODER: f"{_SUBLAYERS}.{module}", CAUSAL: f"{_SUBLAYERS}.{module}"}
+
+
+_TABLE: dict[str, Kind] = {}
+
+
+def register(kind: Kind) -> Kind:
+    """Puts a row into the table.
+
+    Raises:
+        ValueError: its letter is taken or means something else in a pattern, or its name is taken.
+    """
+    if len(kind.letter) != 1 or kind.letter in _RESERVED or kind.letter.isspace() or kind.letter.isdigit():
+        raise ValueError(f"a kind's letter cannot be {kind.letter!r}")
+    if kind.letter in _TABLE or any(kind.name == other.name for other in _TABLE.values()):
+        raise ValueError(f"there is a kind {kind.letter!r} or {kind.name!r} already")
+    _TABLE[kind.letter] = kind
+    return kind
+
+
+@contextmanager
+def registered(kind: Kind) -> Iterator[Kind]:
+    """A row for a while, as for a test."""
+    try:
+        yield register(kind)
+    finally:
+        _TABLE.pop(kind.letter)
+
+
+def kinds() -> tuple[Kind, ...]:
+    """All rows, in the table's order, which is that of tables and pictures too."""
+    return tuple(_TABLE.values())
+
+
+def find_kind(text: str) -> Optional[Kind]:
+    """The row of this letter or name."""
+    return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
+
+
+def kind_of(letter: str) -> Kind:
+    """The row of a letter.
+
+    Raises:
+        UserError: there is none; it names those that there are.
+    """
+    if letter not in _TABLE:
+        raise UserError(f"unknown letter {letter!r}: use {describe_letters()}")
+    return _TABLE[letter]
+
+
+def describe_letters() -> str:
+    """All letters with their names, for help and messages: ``s (self-attention), l (lazy attention) or ...``."""
+    *most, last = [f"{kind.letter} ({kind.name})" for kind in kinds()]
+    return f"{', '.join(most)} or {last}"
+
+
+def lazy_block(layers: int) -> str:
+    """What ``Mb`` stands for (LazyFormer, section 3.1): a layer that attends, and b - 1 that reuse its distribution."""
+    return "sf" + "lf" * (layers - 1)
+
+
+register(
+    Kind(
+        letter="s",
+        name="self-attention",
+        help="softmax(QK^T / sqrt(D) + bias) V; causal models: Transformer-XL's relative positions and memory",
+        source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
+        modules={
+            ENCODER: f"{_SUBLAYERS}.self_attention:SelfAttention",
+            CAUSAL: f"{_SUBLAYERS}.relative_attention:RelativeAttention",
+        },
+        hands_on=(DISTRIBUTION,),
+        back_ends=_BLOCK,
+        colour="#D55E00",
+    )
+)
+register(
+    Kind(
+        letter="l",
+        name="lazy attention",
+        help="own values on the distribution of the nearest s below",
+        source="LazyFormer, section 2",
+        modules={
+            ENCODER: f"{_SUBLAYERS}.lazy_attention:LazyAttention",
+            CAUSAL: f"{_SUBLAYERS}.lazy_attention:CausalLazyAttention",
+        },
+        reads=DISTRIBUTION,
+        back_ends=_BLOCK,
+        colour="#CC79A7",
+    )
+)
+register(
+    Kind(
+        letter="f",
+        name="feed-forward",
+        help="two linear maps and an activation",
+        source="Vaswani et al., 2017, section 3.3",
+        modules=_both("feed_forward:FeedForward"),
+        colour="#0072B2",
+    )
+)
+register(
+    Kind(
+        letter="-",
+        name="identity",
+        help="passes its input on: what a search may choose in place of a sublayer",
+        source="PAR Transformer, section 2.1",
+        modules=_both("identity:Identity"),
+        is_identity=True,
+        colour="0.5",
+    )
+)

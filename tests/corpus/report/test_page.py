@@ -1,0 +1,260 @@
+"""The report: what it says, that it needs nothing else, and that no text of the corpus gets out of its place."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.corpus.report.html import duration, marked, percent, short, size, text
+from lazyformer_fairseq.corpus.report.page import write_report
+from lazyformer_fairseq.corpus.report.pictures import median, whole_number_bins
+
+VOID = {"meta", "img"}
+LENGTHS = ("words per sentence", "words per document", "sentences per document")
+
+
+def made_manifest() -> dict[str, Any]:
+    split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "unigram_entropy_bits": 9.5}
+    return {
+        "format_version": 1,
+        "settings": {"vocab_size": 32_768, "spacy_model": None, "text": {"lower_case": True}},
+        "inputs": [
+            {"path": "raw/wiki.xml.bz2", "format": "mediawiki", "bytes": 5e6, "sha256": "ab" * 32, "documents": 90},
+            {"path": "raw/books/a.txt", "format": "book", "bytes": 700, "sha256": "cd" * 32, "documents": 10},
+        ],
+        "documents": {"in": 100, "train": 80, "valid": 5, "dropped": {"duplicate": 9, "few letters": 6, "unused": 0}},
+        "steps": [
+            {"name": "read", "dropped": {}, "counts": {"files": 2}},
+            {"name": "clean text", "documents in": 100, "documents out": 94, "characters in": 4000,
+             "characters out": 3000, "dropped": {"few letters": 6}, "counts": {"<url>": 17}},
+        ],
+        "dropped_names": {"duplicate": ["raw/books/a.txt:1"], "bad file": ["raw/b.txt: ends early"]},
+        "examples": {"clean text": [["see http://a.org now", "see <url> now"]], "no change": []},
+        "vocabulary": {"words": 1000, "kept_words": 800, "min_count": 3, "dropped_types_share": 0.2,
+                       "dropped_tokens_share": 0.004, "size": 32_768},
+        "train": split,
+        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "unigram_entropy_bits": None},
+        "lengths": {name: {"edges": [1, 2, 4, 8, 16], "counts": [0, 5, 9, 0]} for name in LENGTHS},
+        "shards": 2,
+        "versions": {"python": "3.11.2"},
+        "timing": {
+            "workers": 2, "seconds": 61.0, "megabytes": 5.0, "megabytes_per_core_second": 1.25, "peak_disk_bytes": 9e6,
+            "stages": [{"name": "words", "seconds": 60.0, "core_seconds": 118.0, "tasks": 8, "peak_memory_bytes": 4e8}],
+            "steps": {"clean text": 30.0, "split sentences": 90.0},
+        },
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The page's tags in order and its text; fails where they do not nest."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, Any]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """``report(manifest)``: the page that is written."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+
+    def write(manifest: dict[str, Any]) -> Page:
+        write_report(json.loads(json.dumps(manifest)), path)
+        return Page(path.read_text(encoding="utf-8"))
+
+    write.path = path
+    return write
+
+
+def test_it_says_what_the_manifest_knows(report):
+    page = report(made_manifest())
+    for words in (
+        "5 MB in 2 files, 2 shards",
+        "100 documents = 80 train + 5 valid + 15 dropped.",
+        "15 documents dropped (15%)",
+        "2.35 M tokens",
+        "1.2% of the training tokens unknown",
+        "1.25 MB per core-second",
+        "61 s with 2 workers",
+        "raw/wiki.xml.bz2 mediawiki 5 MB 90 abababababab",
+        "clean text 100 94 few letters 6 4,000 → 3,000 75% <url> 17",
+        "read – – – – files 2",
+        "duplicate 9 raw/books/a.txt:1",
+        "bad file – raw/b.txt: ends early",
+        "The 200 of them (20%) that occur fewer than 3 times become <unk>: 0.4% of all words",
+        "train 80 120,000 2,345,678 1.2% 9.50",
+        "valid 5 0 0 – –",
+        "words 8 60 s 2 min 400 MB",
+        "split sentences 90 s 75%",
+        "see http://a.org now see <url> now",
+        "text.lower_case True",
+        "python 3.11.2",
+    ):
+        assert words in page.text, words
+    assert "unused" not in page.text and "no change" not in page.text
+
+
+def test_documents_that_are_not_accounted_for_are_said(report):
+    manifest = made_manifest()
+    manifest["documents"]["in"] = 103
+    assert "3 are not accounted for" in report(manifest).text
+
+
+def test_it_needs_nothing_else_and_runs_nothing(report):
+    page = report(made_manifest())
+    assert not {"script", "link", "iframe", "a", "object"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "href"]
+    sources = [value for name, value in page.attributes if name == "src"]
+    assert len(sources) == 2
+    for source in sources:
+        kind, data = source.split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+    assert "url(" not in report.path.read_text(encoding="utf-8")
+
+
+def test_the_same_manifest_gives_the_same_bytes(report):
+    report(made_manifest())
+    first = report.path.read_bytes()
+    report(made_manifest())
+    assert report.path.read_bytes() == first
+
+
+def test_no_drops_no_steps_one_file(report):
+    manifest = made_manifest()
+    manifest["inputs"] = manifest["inputs"][:1]
+    manifest["documents"] = {"in": 90, "train": 90, "valid": 0, "dropped": {}}
+    manifest |= {"steps": [], "dropped_names": {}, "examples": {}, "lengths": {}}
+    page = report(manifest)
+    assert "No document was dropped." in page.text and "No step changed anything." in page.text
+    assert "in 1 file, 2 shards" in page.text
+
+
+def test_many_files_are_grouped_by_folder_and_format(report):
+    manifest = made_manifest()
+    manifest["inputs"] = [
+        {"path": f"raw/{n % 50:02d}/{n}.txt", "format": "book", "bytes": n, "sha256": "", "documents": 1}
+        for n in range(5000)
+    ]
+    page = report(manifest)
+    rest = sum(n for n in range(5000) if n % 50 < 10)
+    assert f"raw/49 book 100 {size(sum(range(49, 5000, 50)))} 100" in page.text
+    assert "raw/10 book 100" in page.text and "raw/09" not in page.text
+    assert f"and 10 more folders 1,000 {size(rest)} 1,000" in page.text
+
+
+hostile = st.text(
+    st.one_of(st.sampled_from("<>&\"'$\\{}\n\u202e\ud800\x00 ab"), st.characters(exclude_categories=())), max_size=40
+)
+
+
+def test_no_text_gets_out_of_its_place(report):
+    def tags(name: str, before: str, after: str) -> list[str]:
+        manifest = made_manifest() | {"lengths": {}}
+        manifest["inputs"][0]["path"] = name
+        manifest["documents"]["dropped"] = {name: 15}
+        manifest["dropped_names"] = {name: [name]}
+        manifest["steps"][1] |= {"name": name, "dropped": {name: 6}, "counts": {name: 1}}
+        manifest["examples"] = {name: [[before, after]]}
+        manifest["settings"]["text"] = {name: name}
+        return [tag for tag in report(manifest).tags if tag != "mark"]
+
+    harmless = tags("name", "before", "after")
+
+    @settings(max_examples=12)
+    @given(hostile, hostile, hostile)
+    def try_some(name, before, after):
+        assert tags(name, before, after) == harmless
+
+    try_some()
+
+
+@given(hostile, hostile)
+def test_marks_change_no_text(before, after):
+    for side, html in zip((before, after), marked(before, after), strict=True):
+        assert re.sub("</?mark[^>]*>|</?bdi>", "", html) == text(side)
+    if before == after:
+        assert "<mark" not in "".join(marked(before, after))
+
+
+def test_marks_are_on_what_differs():
+    before, after = marked("a “quoted” word", 'a "quoted" word')
+    assert before == '<bdi>a <mark class="out">“</mark>quoted<mark class="out">”</mark> word</bdi>'
+    assert '<mark class="in">&quot;</mark>quoted' in after
+    assert marked("one. Two", "one.\nTwo")[1] == '<bdi>one.<mark class="in"> ↵ </mark>Two</bdi>'
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=60), st.integers(2, 40))
+def test_histograms_keep_every_number_and_have_the_median_in_its_bin(numbers, bins):
+    edges = np.concatenate([[0], np.geomspace(1, 6000, bins), [np.inf]])
+    counts = np.histogram(numbers, edges)[0]
+    new_edges, new_counts = whole_number_bins(edges.tolist(), counts.tolist())
+    assert sum(new_counts) == len(numbers) and new_counts[0] and new_counts[-1]
+    assert all(0 < left < right < np.inf for left, right in pairwise(new_edges))
+    lower_median = sorted(numbers)[(len(numbers) - 1) // 2]
+    place = np.searchsorted(new_edges, max(lower_median, 0.5), side="right") - 1
+    middle = median(new_edges, new_counts)
+    assert new_edges[place] * (1 - 1e-9) <= middle <= new_edges[place + 1] * (1 + 1e-9)
+
+
+def test_a_histogram_of_nothing_is_drawn(report):
+    manifest = made_manifest()
+    manifest["lengths"]["words per document"] = {"edges": [1, 2], "counts": [0]}
+    assert report(manifest).tags.count("img") == 2
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "written"),
+    [
+        (short, 0, "0"),
+        (short, 999_499, "999,499"),
+        (short, 1_234_567, "1.23 M"),
+        (short, 999_999_999, "1 G"),
+        (short, 4.1e12, "4.1 T"),
+        (size, 700, "700 B"),
+        (size, 999_600, "1 MB"),
+        (size, 22_345_678_901, "22.3 GB"),
+        (percent, None, "–"),
+        (percent, float("nan"), "–"),
+        (percent, 0, "0%"),
+        (percent, 0.123456, "12%"),
+        (percent, 0.000123, "0.012%"),
+        (percent, 1, "100%"),
+        (duration, 0.01234, "0.0123 s"),
+        (duration, 100, "2 min"),
+        (duration, 12_750, "3 h 32 min"),
+    ],
+)
+def test_numbers_are_short(write, value, written):
+    assert write(value) == written

@@ -1,0 +1,265 @@
+"""A whole corpus from raw files: its accounts, its bytes, and what stops it."""
+
+import bz2
+import hashlib
+import json
+import multiprocessing
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from executor_steps import build_in_process
+from fairseq.data import data_utils
+from helpers import ROOT, toy_texts
+
+from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed
+
+SETTINGS = CorpusSettings(
+    vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01
+)
+PAGE = """  <page>
+    <title>Page {number}</title>
+    <ns>{namespace}</ns>
+    <id>{number}</id>
+    <revision>
+      <id>{number}</id>
+      <text bytes="1" xml:space="preserve">{text}</text>
+    </revision>
+  </page>
+"""
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory) -> Path:
+    """A dump, JSON lines, plain text and a book; some documents come twice, some are not for reading."""
+    folder = tmp_path_factory.mktemp("raw")
+    texts = toy_texts(300)
+    pages = [
+        PAGE.format(number=n, namespace=0, text=f"'''Page''' of [[toys]].\n\n{t}") for n, t in enumerate(texts[:80])
+    ]
+    pages.append(PAGE.format(number=900, namespace=0, text="#REDIRECT [[Page 1]]"))
+    pages.append(PAGE.format(number=901, namespace=1, text="Talk is no article, however long it may be."))
+    (folder / "dump.xml.bz2").write_bytes(bz2.compress(f"<mediawiki>\n{''.join(pages)}</mediawiki>\n".encode()))
+    lines = [json.dumps({"text": text}) for text in [*texts[80:180], texts[80], texts[81].upper(), "Short."]]
+    (folder / "some.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "plain.txt").write_text("\n\n".join(texts[180:260]))
+    (folder / "books").mkdir()
+    (folder / "books" / "one.txt").write_text("\n\n".join(texts[260:]))
+    return folder
+
+
+def inputs(raw: Path) -> list[str]:
+    return [*(str(raw / name) for name in ("dump.xml.bz2", "some.jsonl", "plain.txt")), f"book:{raw / 'books'}"]
+
+
+@pytest.fixture(scope="module")
+def built(raw, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "out"
+    build_corpus(inputs(raw), folder, SETTINGS)
+    return folder
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Digests of all files; of the manifest what is not time. The report is made from the manifest alone."""
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        data = path.read_bytes() if path.is_file() else b""
+        if path.name == "manifest.json":
+            manifest = json.loads(data)
+            assert manifest.pop("timing")
+            data = json.dumps(manifest).encode()
+        if path.name != "report.html":
+            digests[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return digests
+
+
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_what_is_written(built):
+    assert {path.name for path in built.iterdir()} == {
+        *("shard0", "shard1", "dict.txt", "tokenizer", "manifest.json", "report.html")
+    }
+    dictionary = Tokenizer.load(built / "tokenizer").dictionary
+    assert len(dictionary) == SETTINGS.vocab_size
+    tokens = {"train": 0, "valid": 0}
+    for split, shard in (("train", 0), ("train", 1), ("valid", 0)):
+        items = data_utils.load_indexed_dataset(str(built / f"shard{shard}" / split), dictionary)
+        assert all(item[-1] == dictionary.eos() for item in items)
+        tokens[split] += sum(int((item != dictionary.eos()).sum()) for item in items)
+    manifest = manifest_of(built)
+    assert tokens == {split: manifest[split]["tokens"] for split in tokens}
+    assert not list(built.parent.glob(".*"))  # nothing is left of the work
+
+
+def test_no_document_is_lost_without_a_reason(built):
+    manifest = manifest_of(built)
+    documents, steps = manifest["documents"], manifest["steps"]
+    assert documents["in"] == 82 + 103 + 80 + 1 == sum(entry["documents"] for entry in manifest["inputs"])
+    assert documents["in"] == documents["train"] + documents["valid"] + sum(documents["dropped"].values())
+    assert documents["dropped"] == {"redirect": 1, "not an article": 1, "too short": 1, "duplicate": 2}
+    for before, after in pairwise(steps):
+        assert before["documents out"] == after["documents in"]
+    for step in steps[1:]:
+        assert step["documents in"] == step["documents out"] + sum(step["dropped"].values())
+    clean = next(step["counts"] for step in steps if step["name"] == "clean")
+    lines_dropped = sum(count for label, count in clean.items() if label.startswith("lines dropped"))
+    assert clean["lines in"] == clean["lines out"] + lines_dropped
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_same_input_same_bytes(raw, built, tmp_path, workers):
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS, ExecutorSettings(workers=workers))
+    assert content(tmp_path / "out") == content(built)
+
+
+def test_killed_at_random_moments(raw, built, tmp_path):
+    """SIGKILL twenty times, then once to the end: the same bytes."""
+    began = time.monotonic()
+    build_corpus(inputs(raw), tmp_path / "timed", SETTINGS)
+    seconds = time.monotonic() - began
+    chance = random.Random(1)
+    killed = 0
+    while killed < 20:
+        # Soon after the start while there is little to go on with, then anywhere.
+        child = started(inputs(raw), tmp_path / "out", tmp_path / "problem")
+        child.join(chance.random() * seconds * 0.3)
+        child.kill()
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        if child.exitcode != -signal.SIGKILL:
+            assert child.exitcode == 0
+            seconds *= 0.8  # the machine was busier when it was timed
+        if (tmp_path / "out").exists():  # it had finished: from the beginning again
+            assert content(tmp_path / "out") == content(built)
+            shutil.rmtree(tmp_path / "out")
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
+    assert content(tmp_path / "out") == content(built)
+
+
+@pytest.mark.slow
+def test_the_command_killed_at_random_moments(raw, built, tmp_path):
+    """The same with two workers and processes of their own."""
+    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "corpus", *inputs(raw), str(tmp_path / "out")]
+    command += "--vocab-size 200 --valid-share 0.1 --min-word-count 1 --near-duplicates --shards 2 --workers 2".split()
+    command += ["--unit-megabytes", "0.01"]
+    chance = random.Random(2)
+    for _ in range(20):
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(3 + 12 * chance.random())
+        process.kill()
+        process.wait()
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert content(tmp_path / "out") == content(built)
+
+
+def started(given: list[str], folder: Path, problem: Path, largest_file: Optional[int] = None):
+    """A process that has begun to build; forked from one that has imported everything, so it begins at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lazyformer_fairseq.corpus.build"])
+    ready = context.Event()
+    child = context.Process(target=build_in_process, args=(given, folder, SETTINGS, ready, problem, largest_file))
+    child.start()
+    assert ready.wait()
+    return child
+
+
+def test_a_full_disk(raw, built, tmp_path):
+    child = started(inputs(raw), tmp_path / "out", tmp_path / "problem", largest_file=12_000)
+    child.join()
+    assert child.exitcode == 1
+    assert "cannot be written" in (tmp_path / "problem").read_text()
+    assert not (tmp_path / "out").exists()
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
+    assert content(tmp_path / "out") == content(built)
+
+
+def test_a_finished_corpus_is_left_alone(raw, built):
+    before = {path: path.stat().st_mtime_ns for path in built.rglob("*")}
+    assert build_corpus(inputs(raw), built, SETTINGS) == manifest_of(built)
+    assert {path: path.stat().st_mtime_ns for path in built.rglob("*")} == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
+    text = tmp_path / "plain.txt"
+    text.write_bytes((raw / "plain.txt").read_bytes())
+    out = tmp_path / "out"
+    if finished:
+        build_corpus([str(text)], out, CorpusSettings(200, 0.1))
+    else:
+        with pytest.raises(UserError, match="none of the 80 documents"):
+            build_corpus([str(text)], out, CorpusSettings(200, 0))
+    with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_words is 4 there, 5 here\)"):
+        build_corpus([str(text)], out, CorpusSettings(200, 0.1, min_words=5))
+    text.write_text(text.read_text() + "One more.")
+    with pytest.raises(UserError, match=r"out.* was begun with other inputs \(.*plain\.txt differs"):
+        build_corpus([str(text)], out, CorpusSettings(200, 0.1))
+
+
+def test_a_folder_of_something_else(raw, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        build_corpus([str(raw / "plain.txt")], tmp_path, SETTINGS)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_two_runs_at_once(raw, tmp_path):
+    work = tmp_path / ".out.unfinished"
+    work.mkdir()
+    with claimed(work), pytest.raises(UserError, match="another run is at work"):
+        build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
+
+
+def test_a_truncated_dump(raw, tmp_path):
+    dump = tmp_path / "dump.xml.bz2"
+    dump.write_bytes((raw / "dump.xml.bz2").read_bytes()[:-100])
+    given = [str(raw / "plain.txt"), str(dump)]
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2"):
+        build_corpus(given, tmp_path / "out", SETTINGS)
+    assert list((tmp_path / ".out.unfinished").iterdir())  # what was finished stays
+    manifest = build_corpus(given, tmp_path / "skipped", CorpusSettings(200, 0.1, bad_files="skip", unit_megabytes=1))
+    assert any("dump.xml.bz2" in name for name in manifest["dropped_names"]["bad file"])
+    assert manifest["documents"]["in"] >= 80
+    cut = CorpusSettings(200, 0.1, bad_files="skip", unit_megabytes=0.002)  # smaller than the dump, which is cut
+    assert build_corpus(given, tmp_path / "cut", cut)["dropped_names"] == manifest["dropped_names"]
+
+
+def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
+    with pytest.raises(UserError, match="fell into the valid split"):
+        build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, valid_share=0))
+    words = tmp_path / ".out.unfinished" / "words" / "00000"
+    before = words.stat().st_ino, words.stat().st_mtime_ns
+    with pytest.raises(UserError, match="vocabulary of 30000: too large for this text; give at most"):
+        build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, vocab_size=30_000, seed=2, shards=3))
+    assert (words.stat().st_ino, words.stat().st_mtime_ns) == before
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
+    assert content(tmp_path / "out") == content(built)
+
+
+def test_too_few_documents(tmp_path):
+    (tmp_path / "text.txt").write_text(toy_texts(1)[0])
+    with pytest.raises(UserError, match="none of the 1 documents fell into the valid split"):
+        build_corpus([str(tmp_path / "text.txt")], tmp_path / "out", SETTINGS)
+
+
+def test_stopped_while_it_tidies_up(raw, built, tmp_path):
+    """The result stands, the work folder is half removed: the next corpus of that name starts from the beginning."""
+    (tmp_path / ".out.unfinished" / "tasks" / "words" / "completions").mkdir(parents=True)
+    (tmp_path / ".out.unfinished" / "published").touch()
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS)
+    assert content(tmp_path / "out") == content(built)

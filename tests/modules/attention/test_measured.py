@@ -1,0 +1,82 @@
+"""The files of what was measured: what is shipped, and the user's own."""
+
+import json
+
+import pytest
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import measured
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.measured import SHIPPED, Block, add_rows, read_table, table_of
+
+BLOCK = Block(True, "nothing", True, "float32", 2, 8, 128, 12, 64)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The user's file and the shipped one; neither is there yet."""
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped.json")
+    table_of.cache_clear()
+    yield measured.user_file(), tmp_path / "shipped.json"
+    table_of.cache_clear()
+
+
+def test_what_is_written_is_read(files):
+    rows = {BLOCK: {"eager": 1.25, "fused": 3.0}, BLOCK._replace(training=False): {"recompute": 0.5}}
+    add_rows(files[0], "a kind", {"threads": 2}, rows)
+    assert read_table(files[0], "a kind") == (files[0], {"threads": 2}, rows)
+    assert read_table(files[0], "another") is None
+    assert len(json.loads(files[0].read_text())["a kind"]["rows"]) == 2  # a line each
+
+
+def test_the_users_own_counts(files):
+    own, shipped = files
+    assert table_of("a kind") is None
+    add_rows(shipped, "a kind", {}, {BLOCK: {"eager": 1.0}})
+    add_rows(own, "another kind", {}, {BLOCK: {"fused": 1.0}})
+    table_of.cache_clear()
+    assert table_of("a kind").where == shipped
+    add_rows(own, "a kind", {}, {BLOCK: {"fused": 1.0}})
+    table_of.cache_clear()
+    assert table_of("a kind").where == own and table_of("a kind").rows == {BLOCK: {"fused": 1.0}}
+
+
+def test_measuring_again_adds_on_the_same_machine_and_replaces_otherwise(files):
+    file, other = files[0], BLOCK._replace(time=512)
+    add_rows(file, "a kind", {"threads": 2}, {BLOCK: {"eager": 1.0}})
+    add_rows(file, "a kind", {"threads": 2}, {other: {"fused": 2.0}})
+    add_rows(file, "a kind", {"threads": 2}, {BLOCK: {"eager": 3.0}})
+    assert read_table(file, "a kind").rows == {BLOCK: {"eager": 3.0}, other: {"fused": 2.0}}
+    add_rows(file, "a kind", {"threads": 4}, {other: {"eager": 4.0}})
+    assert read_table(file, "a kind") == (file, {"threads": 4}, {other: {"eager": 4.0}})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"a kind": 7}',
+        '{"a kind": {"columns": "training", "rows": ["1"], "origin": {}}}',
+        '{"a kind": {"columns": "training", "rows": ["1 2"], "origin": {}}}',
+    ],
+)
+def test_a_damaged_file_is_named(files, content):
+    files[0].parent.mkdir()
+    files[0].write_text(content)
+    with pytest.raises(UserError, match="backends.json.*remove it"):
+        table_of("a kind")
+
+
+def test_what_cannot_be_written_is_a_mistake_of_the_user(files):
+    files[0].parent.write_text("a file, no folder")
+    with pytest.raises(UserError, match="cannot be written"):
+        add_rows(files[0], "a kind", {}, {BLOCK: {"eager": 1.0}})
+
+
+def test_what_is_shipped_is_whole():
+    kinds = json.loads(SHIPPED.read_text())
+    for kind in kinds:
+        rows = read_table(SHIPPED, kind).rows
+        assert rows and all(set(row) <= set(BACKENDS) and len(row) >= 2 for row in rows.values())

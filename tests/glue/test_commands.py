@@ -136,7 +136,7 @@ def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, sig
 
     assert done in invoke(*options)  # nothing is left to do
     assert states(runs) == after
-    with pytest.raises(UserError, match="epochs 8 instead of 9"):
+    with pytest.raises(UserError, match="epochs is 8 there, 9 here"):
         invoke(*options, "--epochs", "9")
 
 

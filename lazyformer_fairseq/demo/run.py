@@ -23,8 +23,9 @@ from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.python_prose import python_prose
 from lazyformer_fairseq.demo.settings import DemoSettings
 from lazyformer_fairseq.demo.side_by_side import finetune, pretrain
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import whole_file
 from lazyformer_fairseq.models import LazyFormerModel
 
 ANSWERS = 5
@@ -36,8 +37,9 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    with _quiet_on_one_thread():
-        _claim(settings, folder)
+    with claimed(folder), _quiet_on_one_thread():
+        begun = (folder / "data").exists()
+        keep_settings(folder / "settings.json", settings.as_json(), "a demo", begun)
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json")
         try:
@@ -60,20 +62,6 @@ def _quiet_on_one_thread() -> Iterator[None]:
     finally:
         logging.disable(logged)
         torch.set_num_threads(threads)
-
-
-def _claim(settings: DemoSettings, folder: Path) -> None:
-    """Keeps the settings in the folder, so that results of other settings are never mixed in."""
-    path = folder / "settings.json"
-    if path.exists() and (folder / "data").exists():  # before there is data, nothing is lost with the settings
-        if read_json(path) != settings.as_json():
-            raise UserError(
-                f"{folder} holds a demo of other settings (see {path}); remove it or give another --output "
-                "(make demo OUTPUT=...)"
-            )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings.as_json())
 
 
 def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
@@ -100,11 +88,9 @@ def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
 
 def _write_prose(path: Path) -> Path:
     if not path.exists():
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             for prose in python_prose():
-                file.write(json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n")
-        unfinished.replace(path)
+                file.write((json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n").encode())
     return path
 
 

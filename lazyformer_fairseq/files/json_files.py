@@ -23,5 +23,5 @@ def read_json(path: Path, remedy: str = "remove it and run the same command agai
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not a JSON object; {remedy}")
+        raise UserError(f"{path}: holds {type(content).__name__}, not an object; {remedy}")
     return content

@@ -269,7 +269,7 @@ def test_a_stop_after_a_cell_keeps_what_was_measured(stop, tmp_path, monkeypatch
 
 
 def test_pictures_can_be_drawn_again(finished, tmp_path):
-    with pytest.raises(UserError, match="has no results.json"):
+    with pytest.raises(UserError, match="results.json: no such file"):
         run(f"draw {tmp_path}")
     (tmp_path / "results.json").write_bytes((finished[1] / "results.json").read_bytes())
     assert "table_2_fp32.png" in run(f"draw {tmp_path}").output

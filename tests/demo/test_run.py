@@ -59,16 +59,15 @@ def test_the_demo_from_an_interrupt_to_its_report_and_again(settings, tmp_path, 
     assert again.count("Reusing") == 3
     assert_report_is_complete(again, folder)
 
-    with pytest.raises(UserError, match=r"demo of other settings \(see .*settings.json\); remove it or give another"):
+    with pytest.raises(UserError, match=r"a demo of other settings \(.*updates is 24 there, 99 here.*another folder"):
         run_demo(DemoSettings(updates=99), folder)
 
 
 def test_a_text_that_fails_does_not_claim_the_folder(settings, tmp_path):
-    missing = str(tmp_path / "missing.txt")
-    with pytest.raises(UserError, match="missing.txt"):
-        run_demo(replace(settings, corpus=missing), tmp_path / "demo")
-    run._claim(settings, tmp_path / "demo")
-    assert json.loads((tmp_path / "demo" / "settings.json").read_text())["corpus"] == settings.corpus
+    for missing in ("missing.txt", "another.txt"):
+        with pytest.raises(UserError, match=missing):
+            run_demo(replace(settings, corpus=missing), tmp_path / "demo")
+        assert json.loads((tmp_path / "demo" / "settings.json").read_text())["corpus"] == missing
 
 
 def assert_report_is_complete(printed: str, folder) -> None:

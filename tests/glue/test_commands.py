@@ -47,9 +47,11 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
         (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such checkpoint"),
         (["--from-mnli"], "MNLI is not among --tasks"),
         (["--checkpoint", "x=broken.pt"], "broken.pt: truncated, damaged or no checkpoint"),
-        (["--tokenizer", "nowhere"], "nowhere: no tokenizer there"),
-        (["--data", "nowhere"], "nowhere/CoLA: no such folder"),
-        (["--prepared", "somewhere"], "--data and --prepared: give one of them"),
+        (["--tokenizer", "nowhere"], "nowhere: no such file or folder"),
+        (["--tokenizer", "."], ".: no tokenizer there"),
+        (["--data", "nowhere"], "nowhere: no such file or folder"),
+        (["--data", "."], "CoLA: no such folder"),
+        (["--prepared", "."], "--data and --prepared: give one of them"),
         (["--task-epochs", "RTE=3"], "not among --tasks"),
     ],
 )
@@ -134,7 +136,7 @@ def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, sig
 
     assert done in invoke(*options)  # nothing is left to do
     assert states(runs) == after
-    with pytest.raises(UserError, match="epochs 8 instead of 9"):
+    with pytest.raises(UserError, match="epochs is 8 there, 9 here"):
         invoke(*options, "--epochs", "9")
 
 

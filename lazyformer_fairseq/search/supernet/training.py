@@ -1,19 +1,20 @@
 """One update: of the supernet's weights, or of its architecture (PAR Transformer, equation 5)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.search.latency.price import LatencyPrice
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.mixture import Supernet
 
 # (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
 Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
+# (probabilities (L, K), candidates) -> nats to add to the architecture's loss, or None
+Price = Callable[[Tensor, Sequence[str]], Optional[Tensor]]
 
 
 def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
@@ -56,9 +57,7 @@ class SupernetTraining:
         price: of latency, or None.
     """
 
-    def __init__(
-        self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, price: Optional[LatencyPrice] = None
-    ):
+    def __init__(self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, price: Optional[Price] = None):
         self.supernet = supernet.train()
         self.settings = settings
         self.loss_of = loss_of

@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,19 +77,22 @@ if __name__ == "__main__":
     )
     parent = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, str(script)])
     try:
-        files = wait_for(lambda: list(tmp_path.glob("worker.*")), lambda found: len(found) == 2)
+        files = wait_for(lambda: list(tmp_path.glob("worker.*")), lambda found: len(found) == 2, parent)
         with (tmp_path / WORKERS_LOCK).open("r+") as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who goes on with their work waits for them
     finally:
-        os.kill(parent, signal.SIGKILL)
-        os.waitpid(parent, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # it has ended by itself
+            os.kill(parent, signal.SIGKILL)
+            os.waitpid(parent, 0)
     wait_for_workers(tmp_path)
     workers = [Path("/proc", file.suffix[1:]) for file in files]
     assert not wait_for(lambda: [worker for worker in workers if worker.exists()], lambda alive: not alive)
 
 
-def wait_for(look, is_done):
+def wait_for(look, is_done, process=None):
+    """What `look` finds when it is done; fails where a process that has to do it has ended."""
     while not is_done(found := look()):
+        assert process is None or os.waitpid(process, os.WNOHANG) == (0, 0), "the process ended before it was done"
         time.sleep(0.1)
     return found
 

@@ -187,7 +187,7 @@ def test_a_folder_that_holds_something_is_left_alone(glue, tmp_path, fine_tuned)
 
 
 def test_either_runs_or_a_grid():
-    for arguments in ([], ["--run", "a", "--output", "b"]):
+    for arguments in ([], ["--run", ".", "--output", "."]):
         done = CliRunner().invoke(predict, [*arguments, "--to", "c"])
         assert done.exit_code == 2
         assert "give either --run or --output" in done.output

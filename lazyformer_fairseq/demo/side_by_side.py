@@ -5,6 +5,7 @@ One process, one machine state: what slows one model down for a moment slows the
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 
 from fairseq.logging import metrics
 from tqdm import tqdm
@@ -31,12 +32,14 @@ class Run(StepwiseTraining):
 
     Attributes:
         curve: by validation, lists: `updates`, `seconds` (of training alone), and one a measure.
+        validation_seconds: of the last validation since the start.
     """
 
     def __init__(self, name: str, command: list[str], folder: Path, measures: Sequence[str]):
         super().__init__(command, folder)
         self.name = name
         self.measures = measures
+        self.validation_seconds = 0.0
         self.task.load_dataset("valid")
         points = self._kept("curve", {})
         here = sum(updates <= self.updates for updates in points.get("updates", ()))
@@ -51,6 +54,7 @@ class Run(StepwiseTraining):
         """Adds a point to the curve, unless it has one of this update: the measures on all that is held out."""
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
+        began = monotonic()
         with metrics.aggregate(new_root=True) as found:
             for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
                 self.trainer.valid_step(batch)
@@ -58,6 +62,7 @@ class Run(StepwiseTraining):
         point |= {measure: float(found.get_smoothed_value(measure)) for measure in self.measures}
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
+        self.validation_seconds = monotonic() - began
 
     def save(self, with_optimizer: bool = True) -> None:
         """Also keeps the curve."""
@@ -99,7 +104,9 @@ def _train_in_turn(stage: str, runs: list[Run], most: int, clock: Clock, until: 
         while True:
             made = [run.updates for run in runs]
             if min(made) == max(made) or not progress.total:
-                total = _updates_that_fit(made, most, clock.seconds - began, clock.left(until))
+                last_validations = sum(run.validation_seconds for run in runs)
+                left = clock.left(until) - last_validations
+                total = _updates_that_fit(made, most, clock.seconds - began, left)
                 progress.total = total * len(runs)
                 for run in runs:
                     run.plan(total)
@@ -108,7 +115,7 @@ def _train_in_turn(stage: str, runs: list[Run], most: int, clock: Clock, until: 
             behind = runs[made.index(min(made))]
             behind.update()
             progress.update()
-            if behind.updates * VALIDATIONS >= total * len(behind.curve["updates"]):
+            if behind.updates - behind.curve["updates"][-1] >= total / VALIDATIONS:
                 behind.validate()
                 progress.set_postfix_str(", ".join(f"{run.name} {run.curve[run.measures[0]][-1]:.2f}" for run in runs))
                 behind.save()

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -98,6 +99,7 @@ class FakeClock:
         def validate_in_time(run):
             validate(run)
             self.seconds += self.pace
+            run.validation_seconds = self.pace
 
         monkeypatch.setattr(side_by_side.Run, "update", update_in_time)
         monkeypatch.setattr(side_by_side.Run, "validate", validate_in_time)
@@ -126,9 +128,10 @@ def test_pretraining_ends_in_time_at_any_pace(settings, prepared, tmp_path, monk
     runs = side_by_side.pretrain(
         replace(settings, minutes=3, updates=1000), prepared / "data", tmp_path, Clock(3, tmp_path / "clock.json")
     )
-    until, turn, last_validations = 180 * side_by_side.PRETRAINED_BY, 2 * fake.pace, 2 * fake.pace
-    assert until - 3 * turn - last_validations <= fake.seconds - began <= until + turn + last_validations
+    until, turn = 180 * side_by_side.PRETRAINED_BY, 2 * fake.pace
+    assert until - 4 * turn <= fake.seconds - began <= until + turn
     first, second = runs
+    assert min(b - a for a, b in pairwise(first.curve["updates"][:-1])) >= first.updates / side_by_side.VALIDATIONS
     assert side_by_side.FEWEST < first.updates == second.updates < 1000
     assert first.curve["updates"] == second.curve["updates"] and first.curve["updates"][-1] == first.updates
     assert max(fake.rates[-2:]) < 0.2 * settings.rate < 0.9 * settings.rate < max(fake.rates)

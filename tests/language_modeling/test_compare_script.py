@@ -10,6 +10,15 @@ from helpers import ROOT
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 
 
+@pytest.fixture(autouse=True)
+def prepared_folders(tmp_path, monkeypatch):
+    """The command looks for its data before all else."""
+    for name in ("data", "my data"):
+        (tmp_path / "here" / name).mkdir(parents=True)
+        (tmp_path / "here" / name / "manifest.json").touch()
+    monkeypatch.chdir(tmp_path / "here")
+
+
 @pytest.fixture
 def run(tmp_path):
     """``run(arguments, gpu)``: the script in a copy whose Python prints what it is given."""

@@ -10,7 +10,7 @@
 All compute the same. An ``s`` that no ``l`` reads is a block of one layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -33,18 +33,20 @@ class BackEnd(NamedTuple):
         attend: as :func:`attend`, without the name.
         has_dropout: whether it can thin the distribution out; where it is to and cannot, ``eager`` takes its place.
         keeps_distribution: whether it takes memory T x K.
+        supports: (type of the device, features of the scores, head size) -> whether ``auto`` may choose it there.
     """
 
     attend: Callable[..., tuple[Tensor, ReusableAttention]]
     has_dropout: bool
     keeps_distribution: bool
+    supports: Callable[[str, Set[str], int], bool] = lambda device, features, head_size: True
 
 
 BACK_ENDS = {
     "eager": BackEnd(eager.attend, has_dropout=True, keeps_distribution=True),
     "materialize": BackEnd(materialize.attend, has_dropout=False, keeps_distribution=True),
     "recompute": BackEnd(recompute.attend, has_dropout=True, keeps_distribution=False),
-    "fused": BackEnd(fused.attend, has_dropout=False, keeps_distribution=False),
+    "fused": BackEnd(fused.attend, has_dropout=False, keeps_distribution=False, supports=fused.supports),
 }
 
 

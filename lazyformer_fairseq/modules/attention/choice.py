@@ -9,7 +9,6 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.fused import NOT_IN_TRITON, has_triton
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block, table_of
 from lazyformer_fairseq.modules.processor import device_kind
 
@@ -19,7 +18,6 @@ AUTO = "auto"
 BACKENDS = tuple(BACK_ENDS)
 # Of a device's memory, what the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
-LARGEST_FUSED_HEAD = 128
 
 
 class Situation(NamedTuple):
@@ -139,10 +137,10 @@ def _block(situation: Situation, readers: int) -> Block:
 
 def _is_possible(name: str, situation: Situation) -> bool:
     """Whether a back end can compute this, in the memory there is."""
-    if name == "fused" and situation.device == "cuda":
-        known = situation.features.isdisjoint(NOT_IN_TRITON)
-        return known and situation.head_size <= LARGEST_FUSED_HEAD and has_triton()
-    if not BACK_ENDS[name].keeps_distribution:
+    row = BACK_ENDS[name]
+    if not row.supports(situation.device, situation.features, situation.head_size):
+        return False
+    if not row.keeps_distribution:
         return True
     size = torch.empty((), dtype=situation.precision).element_size()
     distributions = situation.batch * situation.heads * situation.time * situation.keys * size

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Set
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -13,7 +14,8 @@ from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels do not have: there the piecewise ones compute.
-NOT_IN_TRITON = {"causal", "positions"}
+NOT_IN_TRITON = frozenset({"causal", "positions"})
+LARGEST_HEAD = 128  # of the Triton kernels
 
 
 def attend(
@@ -24,6 +26,13 @@ def attend(
     by_triton = uses_triton(q_BNTD.device) and not scores.features & NOT_IN_TRITON
     kernels = _triton_kernels() if by_triton else _KERNELS
     return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers)
+
+
+def supports(device: str, features: Set[str], head_size: int) -> bool:
+    """On a GPU what the Triton kernels compute; elsewhere everything."""
+    if device != "cuda":
+        return True
+    return features.isdisjoint(NOT_IN_TRITON) and head_size <= LARGEST_HEAD and has_triton()
 
 
 def uses_triton(device: torch.device) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.attention import choice
+from lazyformer_fairseq.modules.attention import choice, fused
 from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose, choose_automatically
 from lazyformer_fairseq.modules.attention.measured import Block, Table
 
@@ -95,7 +95,7 @@ def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
     monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     for has_triton in (True, False):
-        monkeypatch.setattr(choice, "has_triton", lambda found=has_triton: found)
+        monkeypatch.setattr(fused, "has_triton", lambda found=has_triton: found)
         choose_automatically.cache_clear()
         assert (choose_automatically(cuda, 1) == "fused") == has_triton
         assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"

@@ -26,7 +26,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 PIECE_ELEMENTS = 2**21
 # Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and are
 # worth copying heads side by side.
-WORTH_A_PIECE = 2**17
+WORTH_A_PIECE = 2**19
 
 
 class Piece(NamedTuple):

@@ -19,6 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import ROOT, assert_equal_state
+from hydra import compose, initialize_config_dir
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -115,6 +116,14 @@ def test_it_is_parsed_with_its_settings():
     assert plan("m")[0].values == {"width": 3}
     assert reader.reads == 1
     assert find_kind("local mean") is LOCAL_MEAN
+
+
+def test_it_stands_in_yaml_and_in_an_override(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model:\n  sublayer_pattern: (m[width=5] f)x2 s\n")
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        assert compose("mine").model.sublayer_pattern == "(m[width=5] f)x2 s"
+        changed = compose("mine", ['model.sublayer_pattern="(m[width=4] f)x2 s"'])
+        assert len(plan(changed.model.sublayer_pattern)) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The one table of named models: encoders, then causal language models. What names them is held to it by tests.
+"""The one table of named models: encoders, then causal language models. Tests hold every other list of names to it.
 
 A new model is a new row. Every row also has a tiny twin of the same pattern for tests and quick starts:
 ``bert_base`` -> ``bert_tiny``, ``lazyformer_m2x6_s`` -> ``lazyformer_m2x6_s_tiny``.
@@ -11,7 +11,7 @@ _NOT_OPTIONS = {"parameters_in_millions", "source"}
 
 
 class Architecture:
-    """One row. Its attributes have the names of the model's options, but for the last two."""
+    """One row. All attributes but the last two are named like the model's options."""
 
     def options(self) -> dict[str, Union[str, int, float]]:
         """The row as model options, by name."""
@@ -28,8 +28,8 @@ class EncoderArchitecture(Architecture):
         encoder_embed_dim: H, embedding dimension.
         encoder_attention_heads: N.
         attention_dropout: on attention distributions; the ``-S`` rows have none.
-        relative_position_buckets: of T5's relative bias, 0 for none (the PAR paper's models).
-        parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours to within 1%.
+        relative_position_buckets: buckets of T5's relative bias; 0 for none (the PAR paper's models).
+        parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
         source: where the row comes from.
     """
 
@@ -55,10 +55,10 @@ class CausalArchitecture(Architecture):
         dropout: on embeddings, encoded distances, sublayer outputs and features.
         attention_dropout: on attention distributions.
         activation_dropout: after the activation of the feed-forward sublayers.
-        adaptive_softmax_cutoff: ids that start a new band of words, with commas; empty for one band.
-        adaptive_softmax_factor: by which each band's vectors are narrower than the last one's.
+        adaptive_softmax_cutoff: ids that start a new band of words, comma-separated; empty for one band.
+        adaptive_softmax_factor: how many times narrower each band's vectors are than those of the band before.
         mem_len: tokens of memory in training.
-        parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours to within 1%.
+        parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours is within 1%.
         source: where the row comes from.
     """
 
@@ -82,7 +82,7 @@ def _lazyformer(pattern, width, embed_dim, heads, attention_dropout, millions, t
 
 
 def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, EncoderArchitecture]:
-    """The rows NAME_sd (with attention dropout) and NAME_s (without), of BERT's width and size."""
+    """The rows NAME_sd (with attention dropout) and NAME_s (without), in BERT's width and size."""
     row = _lazyformer(pattern, width, 768, 12, 0.1, 112, source)
     return {f"{name}_sd": row, f"{name}_s": replace(row, attention_dropout=0.0)}
 
@@ -144,8 +144,8 @@ _NAMED_CAUSAL = {
     "transformer_xl_base": _base("(sf)x16", "PAR Transformer, Table 6", 192),
     "par_transformer_base": _base("(sfff)x6 (f)x8", "PAR Transformer, Table 6", 200),
     "sandwich_transformer_base": _base("(s)x6 (sf)x10 (f)x6", "PAR Transformer, Table 6", 192),
-    # Between Table 1's three and six s: PAR base, in which each second s gives way to an l. The l stand where PAR
-    # attends, and pay for values and output alone.
+    # Between Table 1's three and six s: PAR base with every second s replaced by an l. Each l stands where PAR
+    # attends, and pays for values and output alone.
     "lazy_par_transformer_base": _base("(sffflfff)x3 (f)x8", "PAR base with every other s lazy (ours)"),
     "par_transformer_base_0s": _base("(f)x32", "PAR Transformer, Table 1"),
     "par_transformer_base_1s_sfff": _base("(sfff)x1 (f)x28", "PAR Transformer, Table 1"),

@@ -1,9 +1,9 @@
 """The pattern language: a string of sublayers is the architecture.
 
 Each letter is one residual sublayer, the lowest first; :mod:`~lazyformer_fairseq.patterns.kinds` has the table of
-letters. Settings stand in square brackets behind a letter: ``m[width=3]``. Groups repeat with ``x``: ``(sff)x5 (f)x9``
+letters. Settings follow a letter in square brackets: ``m[width=3]``. Groups repeat with ``x``: ``(sff)x5 (f)x9``
 is PAR BERT (PAR Transformer, Table 4). ``Mb`` is LazyFormer's lazy block of b layers (section 3.1), ``sf`` followed by
-b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, ``M5M3M2M2`` four blocks. Spaces mean nothing. This module knows no torch:
+b - 1 times ``lf``: ``M2x6`` is ``(sflf)x6``, ``M5M3M2M2`` four blocks. Spaces mean nothing. This module needs no torch:
 a pattern can be parsed, searched and counted anywhere.
 """
 
@@ -16,7 +16,8 @@ from typing import NamedTuple, NoReturn, Optional
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.kinds import Kind, Value, describe_letters, find_kind, kinds, lazy_block
 
-# Far above any model that trains: they stop "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and stack.
+# Far above any model that trains: these limits keep "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and
+# stack.
 MAX_SUBLAYERS = 10_000
 MAX_DEPTH = 100
 
@@ -27,9 +28,9 @@ class PlannedSublayer:
 
     Attributes:
         kind: its row.
-        settings: those that were given and are not the default, in the order of the row.
+        settings: the given ones that differ from the default, in the row's order.
         reads: index of the sublayer below that hands on what this one's kind reads; None if it reads nothing.
-        readers: for each sublayer above that reads of this one, what it reads.
+        readers: for each sublayer above that reads from this one, what it reads.
     """
 
     kind: Kind
@@ -39,7 +40,7 @@ class PlannedSublayer:
 
     @property
     def is_read(self) -> bool:
-        """Whether something must be handed on."""
+        """Whether a sublayer above reads something from this one."""
         return bool(self.readers)
 
     @property
@@ -49,7 +50,7 @@ class PlannedSublayer:
 
     @property
     def text(self) -> str:
-        """As a pattern has it, such as ``m[width=3]``."""
+        """As written in a pattern, such as ``m[width=3]``."""
         inner = ",".join(f"{name}={value}" for name, value in self.settings)
         return f"{self.kind.letter}[{inner}]" if inner else self.kind.letter
 
@@ -90,13 +91,13 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
 
 
 def count_kinds(pattern: str) -> dict[str, int]:
-    """By letter, how many sublayers of each kind a pattern has; identity, which is none, does not count."""
+    """Number of sublayers of each kind, by letter; identity is no sublayer and does not count."""
     found = [planned.kind for planned in plan(pattern)]
     return {kind.letter: found.count(kind) for kind in kinds() if not kind.is_identity}
 
 
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
-    """Finds for each sublayer that reads the nearest one below that hands on what it reads."""
+    """Connects each reading sublayer to the nearest one below that hands on what it reads."""
     newest: dict[str, int] = {}
     reads: list[Optional[int]] = []
     for index, sublayer in enumerate(sublayers):
@@ -113,7 +114,7 @@ def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]
 
 
 def split_sublayers(expanded: str) -> list[str]:
-    """The sublayers of a pattern that is written out: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
+    """Splits a written-out pattern into its sublayers: ``"sm[width=3]-f"`` as s, m[width=3], - and f."""
     return re.findall(r"[^\s\[\]](?:\[[^\]]*\])?", expanded)
 
 
@@ -135,7 +136,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
 
 
 def _givers(what: str) -> str:
-    """The letters of the kinds that hand this on."""
+    """Letters of the kinds that hand `what` on."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
 
@@ -158,7 +159,7 @@ class _Parser:
     ) -> tuple[list[Element], int]:
         """Units up to the end, or up to the bracket that closes the one opened at `opened_at`.
 
-        `below` is what sublayers under this sequence hand on, for checking that every reader has something to read.
+        `below` is what sublayers under this sequence hand on; with it we check that every reader has something to read.
         """
         elements: list[Element] = []
         position = start
@@ -217,7 +218,7 @@ class _Parser:
         return PlannedSublayer(kind, tuple(in_order)), end
 
     def settings(self, kind: Kind, opened_at: int) -> tuple[dict[str, Value], int]:
-        """``[name=value, ...]``; those that are not the default."""
+        """Reads ``[name=value, ...]``; keeps the values that differ from the default."""
         closed_at = self.pattern.find("]", opened_at)
         if closed_at < 0:
             self.fail(opened_at, "this bracket is never closed")

@@ -1,8 +1,8 @@
-"""The table of kinds of sublayers: one row a letter of the pattern language.
+"""The table of kinds of sublayers: one row for each letter of the pattern language.
 
 A kind is a row here and a file in ``modules/sublayers``. Parser, networks, formulas, price lists, searches, reports and
-help texts ask the row; the file holds the module and, beside what they count, the formulas. ``docs/add_a_kind.md``
-walks through a new one.
+help texts read the row; the file holds the module and, next to the code they count, the formulas.
+``docs/add_a_kind.md`` walks through a new one.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
 
-# Directions: networks that see the whole input, and language models that see the past.
+# Directions: encoders see the whole input, causal language models see only the past.
 ENCODER, CAUSAL = "encoder", "causal"
 # What a sublayer can hand on to those above.
 DISTRIBUTION = "distribution"
@@ -29,10 +29,10 @@ class Setting:
 
     Attributes:
         name: before the equals sign.
-        default: where it is left out; its type is the type of every value.
+        default: the value if it is left out; every value has its type.
         help: one line.
         unit: of a number, such as tokens.
-        low, high: bounds of a number, themselves allowed.
+        low, high: inclusive bounds of a number.
         choices: of a word.
     """
 
@@ -45,10 +45,10 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Value:
-        """The value that a text stands for.
+        """Parses a value.
 
         Raises:
-            ValueError: it stands for none, with the reason.
+            ValueError: the text is no valid value; the message gives the reason.
         """
         if self.choices:
             if text not in self.choices:
@@ -68,7 +68,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """Of a number, in words."""
+        """The bounds of a number, in words."""
         if self.low is None and self.high is None:
             return "a finite number"
         if self.high is None:
@@ -82,17 +82,17 @@ class Kind:
 
     Attributes:
         letter: in patterns.
-        name: in tables, pictures, and where candidates are named.
+        name: in tables, pictures and lists of candidates.
         help: what it computes, one line.
         source: where it comes from.
         modules: by direction, the class that computes it (a :class:`~lazyformer_fairseq.modules.sublayers.interface
-            .Sublayer`) as ``"package.module:Class"``, or the class itself. A direction that is missing is refused.
+            .Sublayer`) as ``"package.module:Class"``, or the class itself. Models of a missing direction refuse it.
         settings: what may stand in brackets.
         hands_on: what sublayers above may read, such as DISTRIBUTION.
         reads: what it takes from the nearest sublayer below that hands it on.
-        back_ends: of ``modules/attention``, those that compute it; none for plain torch.
-        is_identity: whether it passes its input on, so that a found pattern leaves it out.
-        colour: in pictures; of Okabe and Ito's, which colour-blind readers tell apart.
+        back_ends: those of ``modules/attention`` that compute it; none for plain torch.
+        is_identity: whether it passes its input on unchanged; a found pattern leaves it out.
+        colour: in pictures; one of Okabe and Ito's, which colour-blind readers can tell apart.
     """
 
     letter: str
@@ -131,7 +131,7 @@ _TABLE: dict[str, Kind] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Puts a row into the table.
+    """Adds a row to the table.
 
     Raises:
         ValueError: its letter is taken or means something else in a pattern, or its name is taken.
@@ -146,7 +146,7 @@ def register(kind: Kind) -> Kind:
 
 @contextmanager
 def registered(kind: Kind) -> Iterator[Kind]:
-    """A row for a while, as for a test."""
+    """Registers a row temporarily, as for a test."""
     try:
         yield register(kind)
     finally:
@@ -154,12 +154,12 @@ def registered(kind: Kind) -> Iterator[Kind]:
 
 
 def kinds() -> tuple[Kind, ...]:
-    """All rows, in the table's order, which is that of tables and pictures too."""
+    """All rows, in the table's order; tables and pictures use the same order."""
     return tuple(_TABLE.values())
 
 
 def find_kind(text: str) -> Optional[Kind]:
-    """The row of this letter or name."""
+    """The row with this letter or name; None if there is none."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
 
 
@@ -167,7 +167,7 @@ def kind_of(letter: str) -> Kind:
     """The row of a letter.
 
     Raises:
-        UserError: there is none; it names those that there are.
+        UserError: no row has this letter; the message lists those that exist.
     """
     if letter not in _TABLE:
         raise UserError(f"unknown letter {letter!r}: use {describe_letters()}")

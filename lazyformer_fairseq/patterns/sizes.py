@@ -1,4 +1,4 @@
-"""What formulas need to know of a model beside its pattern. A network hands its own out as ``network.sizes``."""
+"""What formulas need besides a model's pattern. A network offers its own as ``network.sizes``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class Sizes:
     num_heads: int
 
     def count_other_parameters(self) -> int:
-        """Of all but the sublayers: embeddings, head, biases that sublayers share."""
+        """Parameters outside the sublayers: embeddings, head, biases that sublayers share."""
         raise NotImplementedError
 
     def count_embedding_flops(self, tokens: int) -> int:
-        """Of embedding so many tokens; looking vectors up is free."""
+        """FLOPs of embedding this many tokens; looking vectors up is free."""
         raise NotImplementedError
 
     def count_head_flops(self, predicted: int) -> int:
-        """Of so many tokens' logits."""
+        """FLOPs of the logits of this many tokens."""
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ class EncoderSizes(Sizes):
 
     Attributes:
         max_positions: rows of the table of absolute positions.
-        relative_position_buckets: of T5's bias; 0 for none.
+        relative_position_buckets: buckets of T5's bias; 0 for none.
     """
 
     direction: ClassVar[str] = ENCODER
@@ -73,7 +73,7 @@ class CausalSizes(Sizes):
 
     Attributes:
         cutoffs: ids that start a new band of words; empty for a plain softmax.
-        div_val: by which each band's vectors are narrower than those of the band before.
+        div_val: how many times narrower each band's vectors are than those of the band before.
         normalize_before: pre-norm, which adds a last LayerNorm.
     """
 
@@ -93,7 +93,7 @@ class CausalSizes(Sizes):
         ]
 
     def count_other_parameters(self) -> int:
-        """Embeddings (tied); a bias a word; a vector and a bias a further band; the two biases of all ``s``."""
+        """Embeddings (tied); a bias per word; a vector and a bias per further band; two biases shared by all ``s``."""
         c, further = self.embed_dim, len(self.cutoffs)
         tables = sum(words * width for words, width in self.bands)
         projections = sum(width * c for _, width in self.bands if width != c)
@@ -101,10 +101,10 @@ class CausalSizes(Sizes):
         return tables + projections + self.vocab_size + further * (c + 1) + 2 * c + final_norm
 
     def count_embedding_flops(self, tokens: int) -> int:
-        """Of the projections of narrower bands, to which every token is put."""
+        """FLOPs of the narrower bands' projections, which every token goes through."""
         return sum(2 * tokens * width * self.embed_dim for _, width in self.bands if width != self.embed_dim)
 
     def count_head_flops(self, predicted: int) -> int:
-        """Of the first band alone: the further ones depend on the words."""
+        """FLOPs of the first band alone: the further ones depend on the words."""
         first_band, _ = self.bands[0]
         return 2 * predicted * self.embed_dim * (first_band + len(self.cutoffs))

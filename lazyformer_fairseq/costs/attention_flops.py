@@ -1,4 +1,4 @@
-"""Matrix products of attention, by back end: how often T x T by D is multiplied, forward and backward."""
+"""Matrix products of attention, by back end: how often each multiplies T x T by D, forward and backward."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Products:
     backward: Callable[[int], int]
 
     def count(self, layers: int, training: bool) -> int:
-        """Of a block of so many layers; in training the backward pass too."""
+        """Products of a block of this many layers; in training the backward pass too."""
         return self.forward(layers) + (self.backward(layers) if training else 0)
 
 
@@ -33,17 +33,17 @@ _STORED = Products(
 PRODUCTS = {
     "eager": _STORED,
     "materialize": _STORED,
-    # Each layer is a fused attention by itself: two products, and in the backward pass QK^T once more.
+    # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
     "recompute": Products(forward=lambda m: 2 * m, backward=lambda m: 5 * m),
     # torch's attention where it is not fused: on a CPU with dropout.
     "unfused": Products(forward=lambda m: 2 * m, backward=lambda m: 4 * m),
-    # Each layer's QK^T and P V. Backward: of an l QK^T and P^T dO; of the s these two, each layer's dO V^T, dQ and dK.
+    # Each layer's QK^T and P V. Backward: an l takes QK^T and P^T dO; the s these two, each layer's dO V^T, dQ and dK.
     "fused": Products(forward=lambda m: 2 * m, backward=lambda m: 2 * (m - 1) + m + 4),
 }
 
 
 def layers_of_blocks(pattern: str) -> Iterator[int]:
-    """For each sublayer that makes a distribution, lowest first, m: itself and those that read it.
+    """Yields m, a sublayer and its readers, for each sublayer that makes a distribution, lowest first.
 
     Raises:
         UserError: the pattern cannot be read.

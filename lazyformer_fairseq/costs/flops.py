@@ -1,8 +1,8 @@
 """FLOPs from pattern and sizes: twice the multiply-adds of the matrix products.
 
-What is elementwise (softmax, LayerNorm, activations, embeddings, biases) does not count, as in PAR's Table 6 and in
-:class:`torch.utils.flop_counter.FlopCounterMode`, to which a test holds these formulas. Each kind's formula stands in
-its own file.
+Elementwise work (softmax, LayerNorm, activations, embeddings, biases) does not count, as in PAR's Table 6 and in
+:class:`torch.utils.flop_counter.FlopCounterMode`; a test checks these formulas against the latter. Each kind has its
+formula in its own file.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ def count_flops(
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
         sizes: of an encoder with its masked-LM head, or of a causal model with its softmax.
-        time: T, tokens a sequence.
-        memory: M, remembered positions before them, whose keys and values are projected anew; causal models alone.
+        time: T, tokens per sequence.
+        memory: M, remembered positions before them; their keys and values are projected again. Causal models only.
         batch: sequences.
-        predicted: tokens a sequence that the head predicts; by default all. Of an adaptive softmax the first band alone
-            counts: the further ones depend on the words.
+        predicted: tokens per sequence that the head predicts; by default all. Only the first band of an adaptive
+            softmax counts: the further ones depend on the words.
 
     Raises:
         UserError: the pattern cannot be read.
@@ -46,20 +46,20 @@ def count_encoder_flops(
     back_end: Callable[[int], str] = lambda layers: "eager",
     training: bool = False,
 ) -> int:
-    """FLOPs that an encoder really does, which depend on how its attention runs.
+    """FLOPs that an encoder really performs; they depend on how its attention runs.
 
-    With ``eager``, and without training, this is :func:`count_flops`. A back end that computes a distribution anew is
-    charged for it. Of a linear map, and of a kind's own products, the backward pass is twice the forward one.
+    With ``eager``, and without training, this is :func:`count_flops`. A back end that recomputes a distribution pays
+    for it. The backward pass of a linear map, or of a kind's own products, costs twice its forward pass.
 
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
         sizes: of the encoder.
-        time: T, tokens a sequence.
+        time: T, tokens per sequence.
         batch: sequences.
-        predicted: tokens of the whole batch that the masked-LM head predicts; 0 for no head.
+        predicted: tokens that the masked-LM head predicts in the whole batch; 0 for no head.
         back_end: the name of the back end that a block of m layers runs on, a key of
             :data:`~lazyformer_fairseq.costs.attention_flops.PRODUCTS`.
-        training: forward and backward pass.
+        training: count the backward pass too.
     """
     passes = 3 if training else 1
     total = passes * sizes.count_head_flops(predicted)
@@ -69,14 +69,14 @@ def count_encoder_flops(
         if DISTRIBUTION in planned.kind.hands_on:
             layers = 1 + planned.readers.count(DISTRIBUTION)
             products = PRODUCTS[back_end(layers)]
-            # Half of what it would take by itself: the scores, or the weighted sum of values.
+            # Half of a lone sublayer's products: the scores, or the weighted sum of values.
             total += flops.products // 2 * products.count(layers, training)
-        elif planned.kind.reads != DISTRIBUTION:  # those are in their block's count
+        elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its readers
             total += passes * flops.products
     return total
 
 
 def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
-    """FLOPs of one sublayer; arguments as :func:`count_flops`."""
+    """FLOPs of one sublayer; arguments as for :func:`count_flops`."""
     flops = planned.kind.module(sizes.direction).count_flops(sizes, planned.values, time, memory + time, batch)
     return flops.linear + flops.products

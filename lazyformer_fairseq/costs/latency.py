@@ -1,4 +1,4 @@
-"""Latency on this machine: things measured in turn, round after round, so that what slows one slows all."""
+"""Latency on this machine: things take turns, round after round, so that whatever slows one slows all."""
 
 import random
 import time
@@ -18,7 +18,7 @@ class Timing:
     """What one thing took.
 
     Attributes:
-        samples: seconds, one a round, in the order of the rounds.
+        samples: seconds, one per round, in order.
     """
 
     samples: tuple[float, ...]
@@ -29,7 +29,7 @@ class Timing:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The lower and the upper one, seconds."""
+        """Lower and upper, in seconds."""
         return self.quantile(0.25), self.quantile(0.75)
 
     def quantile(self, share: float) -> float:
@@ -45,16 +45,16 @@ def measure(
     description: str = "latency",
     seconds: Optional[float] = None,
 ) -> dict[str, Timing]:
-    """Calls every thing once a round, in an order drawn anew for each round, and times each call.
+    """Calls every thing once per round, in a new random order each round, and times each call.
 
     Args:
-        things: what to call, by name. Gradients are as the caller has set them.
-        rounds: samples of each.
-        warm_up: rounds before these, not kept.
+        things: what to call, by name. The caller decides whether gradients are on.
+        rounds: samples per thing.
+        warm_up: rounds before these, discarded.
         device: a GPU is waited for before and after each call.
         seed: of the orders.
-        description: of the bar.
-        seconds: after which no further round begins, though one of these kept is always made; None for no limit.
+        description: of the progress bar.
+        seconds: begin no round after this; at least one kept round always runs. None for no limit.
     """
     begin = time.perf_counter()
     chance, samples = random.Random(seed), {name: [] for name in things}
@@ -72,6 +72,6 @@ def measure(
 
 
 def wait_for(device: torch.device | str) -> None:
-    """Returns when a GPU has done what it was given; at once for a CPU."""
+    """Waits until a GPU has finished its work; returns at once on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)

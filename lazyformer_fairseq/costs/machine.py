@@ -1,4 +1,4 @@
-"""What a figure must say of where it was measured."""
+"""Describes where a figure was measured."""
 
 import platform
 from contextlib import suppress
@@ -20,7 +20,7 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Of Python and of the packages that decide figures; of optional ones those that are installed."""
+    """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
     found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
     for package in OPTIONAL_PACKAGES:
         with suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""The fastest matrix product of this machine: what the FLOP/s of a model are a share of."""
+"""The fastest matrix product of this machine: reports give a model's FLOP/s as a share of it."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,11 +9,11 @@ from lazyformer_fairseq.costs.latency import Timing
 from lazyformer_fairseq.modules.linear import has_onednn, multiply_by_onednn
 
 SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
-SLOW_SIZES = (128, 256)  # on processors without instructions for fp16 one of 2048 takes minutes
+SLOW_SIZES = (128, 256)  # a product of 2048 takes minutes on processors without fp16 instructions
 
 
 def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
-    """Products of two square matrices, by name, by each library that models use; to be measured in turn with them."""
+    """Products of two square matrices, by name, by each library that models use; measure them in turn with models."""
     kind, things = torch.device(device).type, {}
     for size in SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else SIZES[kind]:
         left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -24,7 +24,7 @@ def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str,
 
 
 def matrix_peak(timings: Mapping[str, Timing]) -> float:
-    """FLOP/s of the fastest; of `timings` those count that :func:`matrix_products` named."""
+    """FLOP/s of the fastest product among `timings`; only names from :func:`matrix_products` count."""
     speeds = []
     for name, timing in timings.items():
         if name.startswith("matrix product"):

@@ -1,4 +1,4 @@
-"""What to measure of a model: a sublayer of each kind, and a causal model's next segment."""
+"""Things to measure in a model: a sublayer of each kind, and a causal model's next segment."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,13 +14,13 @@ from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 
 def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
-    """A thing to measure: a causal model scores a segment, with a memory that is full, as in the middle of a text.
+    """A thing to measure: a causal model scores a segment with a full memory, as in the middle of a text.
 
     Args:
-        model: of :class:`~lazyformer_fairseq.models.causal_lm.CausalLanguageModel`'s interface.
+        model: has the interface of :class:`~lazyformer_fairseq.models.causal_lm.CausalLanguageModel`.
         tokens_BT: ids of the segment.
         targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
-        mem_len: what the model remembers.
+        mem_len: tokens that the model remembers.
     """
     memory = StreamMemory()
 
@@ -36,13 +36,13 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
 def measure_sublayers(
     network: Stack, sublayers: Mapping[str, PlannedSublayer], time: int, memory: int = 0, **how
 ) -> dict[str, Timing]:
-    """Inference latency of single sublayers at batch 1, in the sizes of a network.
+    """Inference latency of single sublayers at batch 1, in a network's sizes.
 
     Args:
-        network: builds the sublayers, and what they share; its own are not run.
-        sublayers: by name; one with readers keeps what they would read.
+        network: builds the sublayers and what they share; its own sublayers do not run.
+        sublayers: by name; one with readers also keeps what they would read.
         time: T, tokens of the input.
-        memory: M, remembered positions; of a CausalDecoder alone.
+        memory: M, remembered positions; for a CausalDecoder only.
         how: `rounds`, `warm_up`, `seed` of :func:`measure`.
     """
     weight = next(network.parameters())

@@ -1,11 +1,11 @@
-"""Parameters of a model from its pattern and sizes, by formula: what a search or a table asks without building it."""
+"""Counts a model's parameters from its pattern and sizes, by formula: searches and tables need not build it."""
 
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
-    """Parameters of the whole model; what is tied counts once.
+    """Parameters of the whole model; tied parameters count once.
 
     Raises:
         UserError: the pattern cannot be read.

@@ -1,1 +1,1 @@
-"""Models trained update by update, in turn."""
+"""Trains models update by update, in turn."""

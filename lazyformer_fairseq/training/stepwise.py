@@ -1,4 +1,4 @@
-"""Training one update at a time, so that several models can take turns in one process and their times compare."""
+"""Trains one update at a time, so that several models can take turns in one process and their times are comparable."""
 
 import signal
 import threading
@@ -22,16 +22,16 @@ from lazyformer_fairseq.reliability.signals import SIGNALS
 
 
 class StepwiseTraining:
-    """What fairseq-train does with the same arguments, one update at a time, resumed where it was saved.
+    """Does what fairseq-train does with the same arguments, one update at a time; resumes from the last checkpoint.
 
-    Signals are for whoever drives the trainings: one that saved and ended at SIGTERM would know nothing of the others.
+    The driver of the trainings handles signals: a training that saved and exited on SIGTERM would ignore the others.
 
     Args:
         command: arguments of fairseq-train.
-        folder: of the checkpoints, and of the times of the updates; one that is there is resumed.
+        folder: for checkpoints and the updates' times; a training found there resumes.
 
     Attributes:
-        seconds: of each update, those before a stop included.
+        seconds: per update, including those before a stop.
     """
 
     def __init__(self, command: list[str], folder: Path):
@@ -59,7 +59,7 @@ class StepwiseTraining:
         return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
     def _kept(self, name: str, default: Any) -> Any:
-        """What `NAME.json` has. It is written before the checkpoint, so it may know updates that this has not."""
+        """The value in `NAME.json`. It is written before the checkpoint, so it may hold updates that this lacks."""
         path = self.folder / f"{name}.json"
         return read_json(path)[name] if path.exists() else default
 
@@ -76,7 +76,7 @@ class StepwiseTraining:
         return next(self.batches)
 
     def update(self) -> int:
-        """Returns how many tokens were trained on."""
+        """Trains on one batch; returns its number of tokens."""
         batch = self._next_batch()
         wait_for(self.trainer.device)
         start = time.perf_counter()
@@ -87,7 +87,7 @@ class StepwiseTraining:
         return sum(sample["ntokens"] for sample in batch)
 
     def save(self, with_optimizer: bool = True) -> None:
-        """Saves as fairseq-train does, with all that the task keeps. Without its optimizer a model cannot resume."""
+        """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
         self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
         self._keep("seconds", self.seconds)
         checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)

@@ -1,7 +1,7 @@
 """``--compile``: functions of a training step through torch.compile.
 
-Functions, not modules: a module that torch.compile wraps has other names in its checkpoints, and one that it compiles
-in place loses that when it is copied. Shapes may change: what torch first takes for constant it makes variable when it
+Functions, not modules: wrapping a module in torch.compile changes the names in its checkpoints, and a module compiled
+in place loses that when copied. Shapes may change: torch first takes a size for constant, and makes it variable when it
 sees another value.
 """
 
@@ -16,13 +16,13 @@ from lazyformer_fairseq.errors import UserError
 class CannotCompileError(UserError, RuntimeError):
     """torch has no working compiler here.
 
-    A RuntimeError too: at any other error in an update fairseq first writes a whole checkpoint, crash.pt.
+    A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt.
     """
 
 
 @functools.cache
 def compiled(function: Callable) -> Callable:
-    """`function`, compiled when it is first called; the same object whenever it is asked for.
+    """`function`, compiled at its first call; always returns the same object.
 
     Raises:
         CannotCompileError: when called, where there is no working compiler.

@@ -1,4 +1,4 @@
-"""LayerNorm: NVIDIA apex's fused one where apex and a GPU are there, else torch's own (fused on GPUs too)."""
+"""LayerNorm: NVIDIA apex's fused one if both apex and a GPU are present, else torch's own (fused on GPUs too)."""
 
 import torch
 from torch import nn

@@ -1,11 +1,11 @@
 """The linear maps of all sublayers.
 
-In single precision on a processor torch multiplies by Intel's MKL, though it brings oneDNN along. Which of them is
-faster depends on the processor, on the shape, and on which factor lies transposed: on a Zen 4 oneDNN has 190 to 205
-GFLOP/s where MKL has 145 to 180, on a Zen 3 78 to 142 where MKL has 114 to 163; on an Intel processor held to AVX2 it
-is as fast in the forward pass and takes up to seven times as long for an input's gradient (docs/performance.md). So for
-each shape both are measured, once on a machine, and oneDNN multiplies where it wins. The weight's gradient, for which
-oneDNN has not won on any, is torch's.
+In single precision on a processor torch multiplies with Intel's MKL, although it ships oneDNN too. Which of them is
+faster depends on the processor, on the shape, and on which factor is transposed: on a Zen 4 oneDNN reaches 190 to 205
+GFLOP/s and MKL 145 to 180, on a Zen 3 oneDNN 78 to 142 and MKL 114 to 163; on an Intel processor held to AVX2
+oneDNN is as fast in the forward pass and takes up to seven times as long for an input's gradient
+(docs/performance.md). So we measure both for each shape, once per machine, and oneDNN multiplies where it wins.
+torch computes the weight's gradient, for which oneDNN has won on no machine.
 """
 
 import functools
@@ -27,22 +27,22 @@ from lazyformer_fairseq.modules.processor import device_kind
 logger = logging.getLogger(__name__)
 
 WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
-ROWS = 128  # oneDNN keeps 1 MB or so for each shape it has met: so not each number of rows, but multiples of this
-CLEARLY = 0.95  # of MKL's time: oneDNN wins a turn that takes it less
+ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this, not every number of rows
+CLEARLY = 0.95  # share of MKL's time: oneDNN wins a turn below it
 WINS, LOSSES = 5, 3  # turns after which it has won, or lost, whichever comes first
-FILE = "products.json"  # in the cache folder: a resumed run is to round as it did before
+FILE = "products.json"  # in the cache folder: a resumed run must round as before
 
 
 class Linear(nn.Linear):
     """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster where oneDNN beats MKL.
 
     That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens.
-    ``torch.backends.mkldnn.flags(enabled=False)`` has torch's own product there too.
+    ``torch.backends.mkldnn.flags(enabled=False)`` switches to torch's own product there too.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., C) -> (..., C')."""
-        # Compilers and exporters know torch's own operator; asked first, as they would note whatever else is asked.
+        # Compilers and exporters know torch's own operator; check for them first, since they record every later check.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if not watched and _has_choice(input, self.weight):
             faster = onednn_wins(self.in_features, self.out_features, torch.get_num_threads())
@@ -52,7 +52,7 @@ class Linear(nn.Linear):
 
 
 class Products(NamedTuple):
-    """Something of each product of a linear map for which there are two libraries.
+    """One value for each product of a linear map that two libraries can compute.
 
     Attributes:
         forward: x W^T.
@@ -64,7 +64,7 @@ class Products(NamedTuple):
 
 
 def has_onednn() -> bool:
-    """Whether torch multiplies by MKL here, has oneDNN beside it and may use it."""
+    """Whether torch multiplies with MKL here, also has oneDNN, and may use it."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
@@ -93,7 +93,7 @@ def onednn_wins(inputs: int, outputs: int, threads: int) -> Products:
 
 
 def _compare(inputs: int, outputs: int) -> Products:
-    """As :func:`onednn_wins`, by products of 128 rows or of as many more as make them worth it."""
+    """As :func:`onednn_wins`, from products of 128 rows, or of enough more to be worth it."""
     rows = ROWS * -(-WORTH_IT // (ROWS * inputs * outputs))
 
     def compare() -> Products:
@@ -103,14 +103,14 @@ def _compare(inputs: int, outputs: int) -> Products:
         )
         return Products(_wins_turns(x, weight), _wins_turns(gradient, weight.t()))
 
-    # A thread of its own has no autograd, autocast, counter of FLOPs or function transform of the caller's around it.
+    # A separate thread escapes the caller's autograd, autocast, FLOP counter and function transforms.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(compare).result()
 
 
 @torch.inference_mode()
 def _wins_turns(x: Tensor, weight: Tensor) -> bool:
-    # What else runs does not take from a thread's own time; several threads wait for each other, which it leaves out.
+    # Other processes do not affect thread time; but it misses how long several threads wait for each other.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
@@ -128,12 +128,12 @@ def _wins_turns(x: Tensor, weight: Tensor) -> bool:
 def _has_choice(x: Tensor, weight: Tensor) -> bool:
     return (
         (type(x), type(weight))
-        == (Tensor, nn.Parameter)  # others, such as a quantised weight, multiply in their own way
+        == (Tensor, nn.Parameter)  # others, such as quantised weights, multiply in their own way
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
         and x.shape[:-1].numel() % ROWS == 0
-        and weight.is_contiguous()  # of a part of a matrix oneDNN makes a thousand times the work
+        and weight.is_contiguous()  # oneDNN takes a thousand times the work for part of a matrix
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
@@ -172,7 +172,7 @@ class _Product(torch.autograd.Function):
 
 
 def _count_flops() -> None:
-    """Tells torch's FlopCounterMode, which knows no operator of oneDNN's."""
+    """Tells torch's FlopCounterMode, which lacks oneDNN's operators."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is not None and operator not in flop_registry:
 

@@ -1,4 +1,4 @@
-"""Which processor or GPU this is, precisely enough that what was measured on one holds for the next of its kind."""
+"""Identifies the processor or GPU, precisely enough that measurements on one hold for the next of its kind."""
 
 import functools
 import platform
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 CPUINFO = Path("/proc/cpuinfo")
-# What tells a processor from others that are sold under its name; the last two are what ARM's have.
+# What tells a processor from others sold under its name; ARM's have the last two.
 IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
@@ -15,8 +15,8 @@ IDENTITY = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 def device_kind(device: str) -> str:
     """The key of measurements of speed.
 
-    A GPU's name and compute capability. A processor's name as it is sold, which may be as vague as "AMD EPYC", its
-    maker, family and model where there is Linux to ask, and the vector instructions that torch uses.
+    A GPU's name and compute capability. A processor's trade name, which may be as vague as "AMD EPYC", its maker,
+    family and model where Linux reports them, and the vector instructions that torch uses.
 
     Args:
         device: cpu or cuda.

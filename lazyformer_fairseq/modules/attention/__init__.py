@@ -7,7 +7,7 @@
 | ``recompute`` | Q and K | torch's fused attention | T (T x K with a bias that is not learned, and with positions) |
 | ``fused`` | Q, K and a number a row | P anew; gradients of the block come together once | T |
 
-All compute the same. An ``s`` that no ``l`` reads is a block of one layer.
+All compute the same thing. An ``s`` that no ``l`` reads is a block of one layer.
 """
 
 from collections.abc import Callable, Set
@@ -31,8 +31,8 @@ class BackEnd(NamedTuple):
 
     Attributes:
         attend: as :func:`attend`, without the name.
-        has_dropout: whether it can thin the distribution out; where it is to and cannot, ``eager`` takes its place.
-        keeps_distribution: whether it takes memory T x K.
+        has_dropout: whether it can apply dropout to the distribution; where it must but cannot, ``eager`` replaces it.
+        keeps_distribution: whether it needs memory T x K.
         supports: (type of the device, features of the scores, head size) -> whether ``auto`` may choose it there.
     """
 
@@ -53,14 +53,14 @@ BACK_ENDS = {
 def attend(
     q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int, back_end: str
 ) -> tuple[Tensor, ReusableAttention]:
-    """softmax(QK^T / sqrt(D) + what is added to scores) V, and the distribution for those that read it.
+    """softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its readers.
 
     Args:
         q_BNTD: queries.
         k_BNKD: keys.
         v_BNKD: values.
-        scores: what is added, and which keys a query may look at.
-        dropout: on the distribution; what is handed on is from before it.
+        scores: what to add, and which keys a query may look at.
+        dropout: on the distribution; the ``s`` hands on the one from before it.
         readers: how many ``l`` will read it.
         back_end: a name of :data:`BACK_ENDS`.
     """

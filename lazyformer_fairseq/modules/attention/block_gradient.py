@@ -1,10 +1,10 @@
-"""How gradients of a lazy block come together: each ``l`` differentiates its values, the ``s`` all the rest, once.
+"""How a lazy block gathers its gradients: each ``l`` differentiates its values, the ``s`` all the rest, once.
 
-The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and what goes through
+The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
 softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` need not compute its part of it: it hands dO_i, V_i and
-the row sums to its ``s``, whose backward pass comes last. The way there is autograd's own: the ``s`` gives each reader
-a triple of *handles*, zeros that take no memory and that nothing reads, and the reader calls those three tensors the
-handles' gradients. So nothing is recorded on the side, and graphs may be kept, run twice or compiled.
+the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each reader a
+triple of *handles*, zeros that take no memory and that nothing reads, and the reader calls those three tensors the
+handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class SharedAttention:
         self.handles = handles
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D). At most as many calls as readers were announced."""
+        """P V (B, N, T, D). Call it at most once per announced reader."""
         assert not dropout, "chosen for attention without dropout"
         tensors, numbers = self.scores.flat()
         fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
@@ -57,7 +57,7 @@ class SharedAttention:
 def attend(
     kernels: BlockKernels, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, readers: int
 ) -> tuple[Tensor, SharedAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout, by an implementation."""
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout, by the given kernels."""
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, readers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     triples = iter([tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)])
@@ -134,7 +134,7 @@ class _Reuse(torch.autograd.Function):
 
 
 def _handles(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros of the shapes of dO, V and the row sums; each is one number in memory."""
+    """Zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
     sums_dtype = torch.promote_types(q.dtype, torch.float32)
     return (
         q.new_zeros(()).expand(q.shape),

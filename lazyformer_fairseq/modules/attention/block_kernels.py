@@ -1,4 +1,4 @@
-"""What a kernel of a lazy block has to offer, as operators that torch.compile takes as they are."""
+"""The kernels that a lazy block needs, as operators that torch.compile takes as they are."""
 
 import functools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor,
     Args:
         name: of the implementation.
         kernels: its functions.
-        saved_like: an empty tensor as `saved` would be, from q and k.
+        saved_like: (q, k) -> an empty tensor like `saved`.
     """
 
     def operator(implementation: Callable, fake: Callable) -> Callable:
@@ -93,7 +93,7 @@ def empty_heads(like: Tensor) -> Tensor:
 
 
 def empty_gradients(scores: Scores, q: Tensor) -> list[Tensor]:
-    """Of ``scores.learned``: uninitialised, (0,) where a part is missing."""
+    """Uninitialised gradients of ``scores.learned``, (0,) where a part is missing."""
     return [q.new_empty(0) if part is None else torch.empty_like(part) for part in scores.learned]
 
 

@@ -1,4 +1,4 @@
-"""Which back end computes an attention: the one that was asked for, or, for ``auto``, the fastest that was measured."""
+"""Which back end computes an attention: the one the user names or, for ``auto``, the fastest one measured."""
 
 import functools
 import logging
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 BACKENDS = tuple(BACK_ENDS)
-# Of a device's memory, what the distributions of all blocks may take under ``auto``.
+# Share of a device's memory that the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
 
 
 class Situation(NamedTuple):
-    """What decides in a forward pass.
+    """What decides the choice in a forward pass.
 
     Attributes:
         device: type of the device.
@@ -51,12 +51,12 @@ class Situation(NamedTuple):
 
     @property
     def learned(self) -> str:
-        """What of the scores has gradients in training."""
+        """The part of the scores that has gradients in training."""
         return "+".join(sorted(self.features & {"bias", "positions"})) or NOTHING_LEARNED
 
 
 def check_backend(name: str, attention_dropout: float) -> None:
-    """Raises UserError for a name that is none, and for a back end without the dropout that is asked for."""
+    """Raises UserError for an unknown name, and for a back end that lacks the requested dropout."""
     if name not in (AUTO, *BACKENDS):
         raise UserError(f"--lazy-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
     if name == "fused" and attention_dropout:
@@ -67,7 +67,7 @@ def check_backend(name: str, attention_dropout: float) -> None:
 
 
 def choose(name: str, situation: Situation, readers: int) -> str:
-    """The back end for an ``s`` with so many readers."""
+    """The back end for an ``s`` with this many readers."""
     return choose_automatically(situation, readers) if name == AUTO else name
 
 
@@ -85,10 +85,10 @@ def _log_choice(name: str, why: str) -> None:
 
 
 def choose_with_reason(situation: Situation, readers: int) -> tuple[str, str]:
-    """The back end that ``auto`` takes for an ``s`` with so many readers, and the measurement that decides.
+    """The back end that ``auto`` takes for an ``s`` with this many readers, and the measurement that decides.
 
-    A run chooses from tables alone, never by a measurement of its own: so it rounds alike when it resumes, and on all
-    of its processes.
+    A run chooses from tables alone and never measures: so it rounds the same way when it resumes, and on all of its
+    processes.
     """
     if situation.has_dropout:
         learns = situation.is_training and situation.learned != NOTHING_LEARNED
@@ -106,7 +106,7 @@ def choose_with_reason(situation: Situation, readers: int) -> tuple[str, str]:
 
 
 def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:
-    """Fused attention; where something that torch does not fuse would be written out again and again, ``eager``."""
+    """Fused attention, or ``eager`` where torch would write something that it cannot fuse out again and again."""
     writes = bool(readers) if situation.learned == "positions" else situation.is_training
     first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
     return next(name for name in [*first, "recompute"] if name in possible)
@@ -136,7 +136,7 @@ def _block(situation: Situation, readers: int) -> Block:
 
 
 def _is_possible(name: str, situation: Situation) -> bool:
-    """Whether a back end can compute this, in the memory there is."""
+    """Whether a back end can compute this in the memory available."""
     row = BACK_ENDS[name]
     if not row.supports(situation.device, situation.features, situation.head_size):
         return False
@@ -149,7 +149,7 @@ def _is_possible(name: str, situation: Situation) -> bool:
 
 
 def _memory(device: str) -> int:
-    """Of the device, bytes, used or free: a choice must not depend on what else runs at the moment."""
+    """The device's memory in bytes, used or free: a choice must not depend on what else is running."""
     if device == "cuda":
         return torch.cuda.get_device_properties().total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

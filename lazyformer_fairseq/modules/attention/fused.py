@@ -1,4 +1,4 @@
-"""Back end ``fused``: nothing n x n is written to memory. Triton on a GPU, block by block in torch on a processor."""
+"""Back end ``fused``: it writes nothing n x n to memory. Triton on a GPU, piece by piece in torch on a processor."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 
-# Features of scores (:attr:`Scores.features`) that the Triton kernels do not have: there the piecewise ones compute.
+# Features of scores (:attr:`Scores.features`) that the Triton kernels lack: there the piecewise ones compute.
 NOT_IN_TRITON = frozenset({"causal", "positions"})
 LARGEST_HEAD = 128  # of the Triton kernels
 
@@ -29,20 +29,20 @@ def attend(
 
 
 def supports(device: str, features: Set[str], head_size: int) -> bool:
-    """On a GPU what the Triton kernels compute; elsewhere everything."""
+    """Whether it can compute this: on a GPU what the Triton kernels can; elsewhere everything."""
     if device != "cuda":
         return True
     return features.isdisjoint(NOT_IN_TRITON) and head_size <= LARGEST_HEAD and has_triton()
 
 
 def uses_triton(device: torch.device) -> bool:
-    """Whether Triton computes: on a GPU if it is installed, elsewhere where its interpreter is asked for."""
+    """Whether Triton computes: on a GPU if it is installed, elsewhere if its interpreter is turned on."""
     return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether there is a Triton whose kernels may take tuples."""
+    """Whether the installed Triton's kernels may take tuples."""
     try:
         major, minor, *_ = version("triton").split(".")
     except PackageNotFoundError:

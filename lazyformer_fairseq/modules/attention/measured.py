@@ -1,8 +1,8 @@
-"""The tables from which ``--lazy-backend auto`` chooses: what was measured on which kind of device.
+"""The tables from which ``--lazy-backend auto`` chooses: measurements by kind of device.
 
 One is shipped (:data:`SHIPPED`), one is the user's own, in the cache folder, which ``lazyformer bench backends``
-writes; of a kind of device (:func:`device_kind`) that both have, the user's counts. A file holds, by kind of device:
-`origin` (what else decides figures: versions, threads), `columns`, and `rows`, a line each so that it stays small.
+writes; the user's wins for a kind of device (:func:`device_kind`) that both have. A file holds, by kind of device:
+`origin` (what else decides figures: versions, threads), `columns`, and `rows`, one line each to keep it small.
 """
 
 import functools
@@ -25,7 +25,7 @@ class Block(NamedTuple):
 
     Attributes:
         training: forward and backward; else forward alone.
-        learned: what of the scores learns in training: "nothing", "bias" (T5's, relative) or "positions"
+        learned: the part of the scores that learns in training: "nothing", "bias" (T5's, relative) or "positions"
             (Transformer-XL's, in causal attention over segment and memory).
         padded: whether keys are masked.
         precision: of the activations, as in "float32".
@@ -58,7 +58,7 @@ class Block(NamedTuple):
         return f"{', '.join(parts)}, {block}, {self.batch} x {self.time} tokens, {self.heads} heads of {self.head_size}"
 
     def distance(self, other: "Block") -> tuple[float, ...]:
-        """How unlike two are: what may be skipped or written out counts first, then sizes, in octaves."""
+        """How much two blocks differ: what may be skipped or written out counts first, then sizes, in octaves."""
         sizes = zip(self[4:], other[4:], strict=True)
         return (
             self.precision != other.precision,
@@ -84,7 +84,7 @@ class Table(NamedTuple):
     rows: Rows
 
     def nearest(self, block: Block, back_ends: Sequence[str]) -> Optional[Block]:
-        """The measured block that is most like `block`, of those on which one of `back_ends` has run."""
+        """The measured block most like `block`, among those on which one of `back_ends` ran."""
         alike = (
             other
             for other, milliseconds in self.rows.items()
@@ -100,7 +100,7 @@ def user_file() -> Path:
 
 @functools.cache
 def table_of(kind: str) -> Optional[Table]:
-    """What was measured on such a device, by the user or else before shipping; None where nothing was."""
+    """The measurements on such a device: the user's, or else the shipped ones; None if there are none."""
     for path in (user_file(), SHIPPED):
         if (table := read_table(path, kind)) is not None:
             return table
@@ -108,7 +108,7 @@ def table_of(kind: str) -> Optional[Table]:
 
 
 def read_table(path: Path, kind: str) -> Optional[Table]:
-    """What a file has of a kind of device; None where it has nothing, or is not there.
+    """A file's measurements for a kind of device; None if it has none or does not exist.
 
     Raises:
         UserError: it is damaged.
@@ -127,9 +127,9 @@ def read_table(path: Path, kind: str) -> Optional[Table]:
 
 
 def add_rows(path: Path, kind: str, origin: Mapping[str, Any], rows: Rows) -> None:
-    """Writes what was measured on a kind of device.
+    """Writes measurements of a kind of device.
 
-    What the file has of other kinds stays, and so do rows of the same origin for blocks that were not measured now.
+    Other kinds stay in the file, and so do rows of the same origin for blocks that were not measured now.
 
     Raises:
         UserError: the file is damaged, or cannot be written.

@@ -1,4 +1,4 @@
-"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. P is never kept."""
+"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. It never keeps P."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,14 +20,14 @@ class RecomputedAttention:
         self.q_BNTD = q_BNTD
         self.k_BNKD = k_BNKD
         self.scores = scores
-        # Positions are written out once for all readers: they are no smaller than what torch adds to scores.
+        # We write positions out once for all readers: they are no smaller than what torch adds to scores.
         self._added = None if scores.position_queries_BNTD is None else self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """softmax(QK^T / sqrt(D) + what is added) V (B, N, T, D); each call draws its own dropout mask.
+        """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask.
 
-        torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless dropout,
-        which it has not, is asked for. Transformer-XL's positions stay torch's: to it they are a dense bias.
+        torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless dropout
+        is on, which that kernel lacks. torch keeps Transformer-XL's positions: to it they are a dense bias.
         """
         if self._added is None and self.scores.is_learning and not dropout:
             return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, readers=0)[0]

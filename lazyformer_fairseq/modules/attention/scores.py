@@ -1,4 +1,4 @@
-"""What decides scores beside queries and keys, as one object: bias, padding, causality, relative positions."""
+"""What shapes scores besides queries and keys, in one object: bias, padding, causality, relative positions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
@@ -8,21 +8,21 @@ from torch import Tensor
 
 
 class Scores:
-    """Of one attention over T queries and K keys: the queries are the last T of the K positions.
+    """One attention's, over T queries and K keys: the queries are the last T of the K positions.
 
-    Back ends read its parts, of which none grows with T x K; :meth:`dense` writes it out for those that cannot.
+    Back ends read its parts, none of which grows with T x K; :meth:`dense` writes it out for those that cannot.
 
     Args:
         table_KN: learned bias by bucket and head; None where there is none.
         bucket_by_distance: (K + T - 1,) integers: entry K - 1 + (key - query) is the bucket; None without a table.
-        far: all distances from here on share a bucket, on either side.
-        lengths_B: keys from there on are padding, which stands on the right; None where nothing is padded.
+        far: from this distance on, on either side, all share a bucket.
+        lengths_B: keys from there on are padding, always on the right; None where nothing is padded.
         is_causal: a query sees no key after itself.
 
     Attributes:
-        position_queries_BNTD: of Transformer-XL's positions, (Q + v) / sqrt(D); None without such positions.
-        distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last is that of a key in the
-            future, which nobody may look at: with it, :func:`relative_shift` is a view.
+        position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
+        distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
+            future, which no query may look at: with it, :func:`relative_shift` is a view.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Scores:
         self._dense: Optional[Tensor] = None
 
     def with_positions(self, position_queries_BNTD: Tensor, distances_NKD: Tensor) -> "Scores":
-        """The same with a sublayer's own positions; the rest is shared by all sublayers of a forward pass."""
+        """The same with a sublayer's own positions; all sublayers of a forward pass share the rest."""
         own = Scores(self.table_KN, self.bucket_by_distance, self.far, self.lengths_B, self.is_causal)
         own.position_queries_BNTD, own.distances_NKD, own._shared = position_queries_BNTD, distances_NKD, self
         return own
 
     @property
     def features(self) -> frozenset[str]:
-        """What a back end must know to compute these: of "bias", "padding", "causal" and "positions"."""
+        """What a back end must support to compute these: some of "bias", "padding", "causal" and "positions"."""
         parts = {
             "bias": self.table_KN is not None,
             "padding": self.lengths_B is not None,
@@ -71,13 +71,13 @@ class Scores:
         return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
-        """For operators of torch's, whose arguments are tensors and numbers."""
+        """For torch operators, whose arguments are tensors and numbers."""
         return FlatScores([*self.learned, self.bucket_by_distance, self.lengths_B], [self.far, int(self.is_causal)])
 
     def dense(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
-        """What is added to scores, broadcastable to (B, N, T, K); None where nothing is.
+        """Additions to scores, broadcastable to (B, N, T, K); None if there are none.
 
-        What sublayers share is written once a forward pass.
+        It writes what sublayers share once per forward pass.
 
         Args:
             time: T.
@@ -108,13 +108,13 @@ class Scores:
         return added
 
     def _by_distance(self, time: int, keys: int) -> Tensor:
-        """(1, N, T, K): row the query, column the key.
+        """(1, N, T, K): rows are queries, columns keys.
 
         Row i is the window of K distances that starts T - 1 - i behind the first: sliding windows, the last one first.
         This looks each distance up once, where indexing by a (T, K) matrix of buckets would look each pair up.
         """
         by_distance = self.table_KN[self.bucket_by_distance].t()
-        if torch.compiler.is_compiling():  # to which the size of windows is a constant: a graph for each T
+        if torch.compiler.is_compiling():  # it takes the windows' size for a constant: a graph for each T
             rows, columns = (torch.arange(size, device=by_distance.device) for size in (time, keys))
             return by_distance[:, time - 1 + columns - rows[:, None]].unsqueeze(0)
         return by_distance.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
@@ -127,7 +127,7 @@ class FlatScores(NamedTuple):
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
-        """What it was made of."""
+        """The object it came from."""
         table, position_queries, distances, bucket_by_distance, lengths = self.tensors
         far, is_causal = self.numbers
         scores = Scores(table, bucket_by_distance, far, lengths, bool(is_causal))
@@ -141,8 +141,8 @@ def relative_shift(by_distance: Tensor) -> Tensor:
         by_distance: contiguous (..., T, K + 1), the distances K - 1, ..., 0, -1.
 
     Returns:
-        (..., T, K): in row i and column j what `by_distance` has in row i for the distance between the i-th query and
-        the j-th key, K - T + i - j; where j is in the future, a number that means nothing.
+        (..., T, K): row i, column j holds what row i of `by_distance` has for the distance between the i-th query and
+        the j-th key, K - T + i - j; where j is in the future, a meaningless number.
     """
     time, keys = by_distance.size(-2), by_distance.size(-1) - 1
     # Entry (i, j) is entry (i, T - 1 - i + j) of the input, and so number T - 1 + i K + j of its flat rows of K + 1.

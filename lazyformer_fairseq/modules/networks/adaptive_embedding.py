@@ -41,7 +41,7 @@ class Band(nn.Module):
         start: id of its first word.
         size: V_b, number of its words.
         width: W, of its vectors.
-        embed_dim: C; where it is another than `width`, a projection leads from one to the other and back.
+        embed_dim: C; where it differs from `width`, a projection maps one to the other and back.
     """
 
     def __init__(self, start: int, size: int, width: int, embed_dim: int):
@@ -59,7 +59,7 @@ class Band(nn.Module):
         return vectors if self.projection is None else F.linear(vectors, self.projection)
 
     def scores(self, features: Tensor, bias: Tensor) -> Tensor:
-        """What features (..., C) score for each of the band's words, (..., V_b); `bias` (V_b) is added."""
+        """Scores (..., V_b) of the band's words from features (..., C), plus `bias` (V_b)."""
         narrow = features if self.projection is None else torch.matmul(features, self.projection)
         return F.linear(narrow, self.table, bias)
 
@@ -93,14 +93,14 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """(B, T, C). An id beyond the vocabulary is an IndexError."""
+        """(B, T, C). An id beyond the vocabulary raises IndexError."""
         embedded = 0
         for number, band in enumerate(self.bands):
             ranks = tokens_BT - band.start
             is_here = ranks >= 0
             if number + 1 < len(self.bands):
                 is_here = is_here & (ranks < band.size)
-            # Every band looks every word up, others' as its first: picking its own would make a GPU wait.
+            # Every band looks up every word, other bands' words as its first: picking its own would make a GPU wait.
             vectors = band.embed(ranks.where(is_here, 0))
             embedded = embedded + vectors.masked_fill(~is_here.unsqueeze(-1), 0)
         return embedded * math.sqrt(self.embed_dim)

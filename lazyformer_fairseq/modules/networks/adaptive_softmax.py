@@ -14,7 +14,7 @@ class AdaptiveSoftmax(nn.Module):
     for each word; a vector and a bias for each band but the first.
 
     Args:
-        embedding: whose bands this serves. It is handed over again in each call: the tables are its own.
+        embedding: whose bands this serves. It owns the tables, so each call passes it again.
     """
 
     def __init__(self, embedding: AdaptiveEmbedding):
@@ -26,10 +26,10 @@ class AdaptiveSoftmax(nn.Module):
         self.band_bias = nn.Parameter(torch.zeros(others)) if others else None
 
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """-log P of the targets, in nats. Of a band beyond the first only the words of it are scored.
+        """-log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
 
         Args:
-            features: (P, C), of P positions.
+            features: (P, C) of P positions.
             target: ids (P,).
             embedding: the tables.
 
@@ -46,7 +46,7 @@ class AdaptiveSoftmax(nn.Module):
             in_head = in_head.masked_fill(is_here, first.size + number)
             rows_by_band.append(is_here.nonzero().squeeze(-1))
         nll = _nats(self._head(features, first), in_head)
-        # An empty band is no exception: in training on several GPUs every weight needs a gradient, if one of zeros.
+        # Empty bands too: in training on several GPUs every weight needs a gradient, even one of zeros.
         for band, bias, rows in zip(others, biases[1:], rows_by_band, strict=True):
             within = _nats(band.scores(features[rows], bias), target[rows] - band.start)
             nll = nll.index_add(0, rows, within)

@@ -35,9 +35,9 @@ class CausalDecoder(Stack):
         ffn_embed_dim: width of the feed-forward sublayers.
         num_heads: N; must divide C.
         mem_len: tokens that a StreamMemory keeps from one segment to the next.
-        clamp_len: distances beyond this one are taken for it; 0 or -1 for no such limit.
+        clamp_len: distances beyond this one count as it; 0 or -1 for no such limit.
         cutoffs: ids that start a new band of the embedding; empty for one band.
-        div_val: by which each band is narrower than the one before.
+        div_val: how many times narrower each band is than the one before.
         dropout: see above.
         attention_dropout: on attention distributions.
         activation_dropout: after the activation of the feed-forward sublayers.
@@ -49,7 +49,7 @@ class CausalDecoder(Stack):
         mem_len, clamp_len: may be set between two forward passes; weights do not depend on them.
 
     Raises:
-        ValueError: sizes that do not fit together, named (most as UserError).
+        ValueError: sizes that do not fit together; the message names them (most are UserErrors).
     """
 
     direction = CAUSAL
@@ -85,7 +85,7 @@ class CausalDecoder(Stack):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.sublayers = self.build_sublayers()
         if not any(sublayer.attends for sublayer in self.sublayers):
-            # Nothing reads them; on several GPUs DDP waits for the gradient of every weight that wants one.
+            # Nothing reads them; on several GPUs DDP waits for a gradient of every weight that requires one.
             self.content_bias.requires_grad_(False)
             self.position_bias.requires_grad_(False)
         self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
@@ -122,7 +122,7 @@ class CausalDecoder(Stack):
         Args:
             tokens_BT: ids.
             memory: of the same B streams up to this segment; holds the segment too when this returns. None for streams
-                that start here and end here.
+                that start and end here.
             return_all: also return the embeddings and the output of each sublayer.
 
         Returns:

@@ -33,8 +33,8 @@ class Encoder(Stack):
         activation_dropout: after the activation of the feed-forward sublayers.
         activation: of the feed-forward sublayers.
         normalize_before: pre-norm.
-        relative_position_buckets: of the relative bias; 0 for none.
-        relative_position_max_distance: from which on all distances share a bucket.
+        relative_position_buckets: buckets of the relative bias; 0 for none.
+        relative_position_max_distance: from this one on, all distances share a bucket.
         lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
 
     Raises:

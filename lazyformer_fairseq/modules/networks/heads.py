@@ -1,4 +1,4 @@
-"""What stands on the encoder: BERT's masked-LM head and a classification head."""
+"""Heads on the encoder: BERT's masked-LM head and a classification head."""
 
 from typing import Optional
 
@@ -28,8 +28,8 @@ class MaskedLMHead(nn.Module):
         """Logits from features (B, T, C).
 
         Args:
-            masked_tokens: positions to give logits at: their places in the B * T ones, int64 (M,), or a boolean (B, T),
-                for which a GPU must be waited for to count them.
+            masked_tokens: positions to give logits at: their indices among the B * T, int64 (M,), or a boolean (B, T),
+                whose count makes the caller wait for a GPU.
 
         Returns:
             (B, T, V), or (M, V) at the M positions asked for.
@@ -40,7 +40,7 @@ class MaskedLMHead(nn.Module):
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
-    """Places in the B * T positions, int64 (M,), of what is that already or a boolean (B, T)."""
+    """Indices among the B * T positions, int64 (M,), from such indices or a boolean (B, T)."""
     return masked_tokens.flatten().nonzero().squeeze(1) if masked_tokens.dtype == torch.bool else masked_tokens
 
 

@@ -23,7 +23,7 @@ def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: i
     half = num_buckets // 2
     exact = half // 2
     magnitude = distance.abs()
-    # clamped below so that the unused branch of `where` never takes the logarithm of zero
+    # clamp from below, so that the unused branch of `where` never takes the logarithm of zero
     steps = torch.log(magnitude.clamp(min=exact).float() / exact) / math.log(max_distance / exact) * (half - exact)
     far = (exact + steps.long()).clamp(max=half - 1)
     return torch.where(magnitude < exact, magnitude, far) + half * (distance > 0)
@@ -50,7 +50,7 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
     def forward(self, time: int, lengths_B: Optional[Tensor] = None) -> Scores:
-        """The bias for sequences of `time` tokens, of which `lengths_B` are not padding; None where all are text."""
+        """The bias for sequences of `time` tokens, the first `lengths_B` of which are text; None where all are."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
         return Scores(self.table, bucket_by_distance, self.max_distance, lengths_B)

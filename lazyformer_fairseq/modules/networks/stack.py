@@ -1,4 +1,4 @@
-"""The stack: what encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
+"""The stack that encoder and causal decoder share. It builds the sublayers of a pattern and runs through them."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -31,11 +31,11 @@ class Stack(nn.Module):
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
         lazy_backend: may be set between two forward passes; weights do not depend on it.
-        compiles: whether torch.compile takes the sublayers in training; may be set likewise.
-        features: of its scores beside padding, see :attr:`Scores.features`.
+        compiles: whether torch.compile takes the sublayers in training; may be set in the same way.
+        features: of its scores besides padding, see :attr:`Scores.features`.
 
     Raises:
-        ValueError: sizes that do not fit together, or a back end that has no attention dropout with it (UserError).
+        ValueError: sizes that do not fit together, or attention dropout on a back end that lacks it (UserError).
     """
 
     direction: ClassVar[str]
@@ -53,7 +53,7 @@ class Stack(nn.Module):
         self.plan = plan(pattern, self.direction)
 
     def build_sublayers(self) -> nn.ModuleList:
-        """One module a place of the plan, with fresh weights."""
+        """One module per place of the plan, with fresh weights."""
         return nn.ModuleList(self.build_sublayer(planned) for planned in self.plan)
 
     def build_sublayer(self, planned: PlannedSublayer) -> nn.Module:
@@ -104,7 +104,7 @@ class Stack(nn.Module):
             has_dropout=self.training and self.options.attention_dropout > 0,
             blocks=sum(DISTRIBUTION in planned.kind.hands_on for planned in self.plan),
         )
-        # Now, not where it is used: to torch.compile what was chosen is a constant, and the choosing is no code for it.
+        # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         readers = {planned.readers.count(DISTRIBUTION) for planned in self.plan}
         chosen = {number: choose(self.lazy_backend, situation, number) for number in readers}
         return partial(_chosen, chosen, self.lazy_backend, situation)
@@ -112,16 +112,16 @@ class Stack(nn.Module):
     def run(
         self, x_BTC: Tensor, shared: Context, return_all: bool = False, memory: Optional[StreamMemory] = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Through all sublayers.
+        """Runs all sublayers.
 
         Args:
             x_BTC: what goes into the first.
             shared: of this pass.
             return_all: also return the input and all outputs.
-            memory: what sublayers that attend had as inputs in the previous segments.
+            memory: inputs of the attending sublayers in the previous segments.
 
         Returns:
-            The last output (B, T, C); the input and all outputs, if asked for; the inputs of sublayers that attend,
+            The last output (B, T, C); the input and all outputs with `return_all`; the inputs of attending sublayers,
             where there is a memory.
         """
         run = compiled(_run) if self.compiles and self.training else _run
@@ -129,7 +129,7 @@ class Stack(nn.Module):
 
 
 def _chosen(chosen: dict[int, str], name: str, situation: Situation, readers: int) -> str:
-    """What is chosen already for so many readers; else (a sublayer outside of the network) what is chosen now."""
+    """The choice made already for this many readers; else (a sublayer outside the network) chooses now."""
     return chosen[readers] if readers in chosen else choose(name, situation, readers)
 
 

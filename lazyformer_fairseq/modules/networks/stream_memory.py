@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class StreamMemory:
-    """The inputs that attending sublayers (``s`` and ``l``) had in the segments before, one row of a batch a stream.
+    """The inputs that attending sublayers (``s`` and ``l``) had in the segments before, one row of a batch per stream.
 
     Whoever walks through the streams keeps it and passes it to the model with every segment; the model reads it and
     puts the new segment's inputs in. Modules keep no state.
@@ -36,7 +36,7 @@ class StreamMemory:
         return self.states[sublayer].to(x_BTC) if self.states else None
 
     def remember(self, inputs: list[Tensor], mem_len: int) -> None:
-        """Puts a segment in: of memory and segment the last `mem_len` tokens stay.
+        """Adds a segment; keeps the last `mem_len` tokens of memory and segment.
 
         Args:
             inputs: (B, T, C) for each attending sublayer, the lowest first.
@@ -51,7 +51,7 @@ class StreamMemory:
         return {"states": list(self.states)}
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Takes what :meth:`state_dict` gave. Tensors may be on any device; the model moves them."""
+        """Restores what :meth:`state_dict` returned. Tensors may be on any device; the model moves them."""
         self.states = list(state["states"])
 
 

@@ -1,4 +1,4 @@
-"""Heads: how kinds that attend divide their vectors."""
+"""How kinds that attend divide their vectors into heads."""
 
 from typing import Optional
 
@@ -17,7 +17,7 @@ def merge_heads(x_BNTD: Tensor) -> Tensor:
 
 
 def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
-    """What there is to attend to, (B, M + T, C): the previous segments' inputs, if any, then this one's."""
+    """All inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
     return x_BTC if memory_BMC is None else torch.cat([memory_BMC, x_BTC], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""The ``-`` of a pattern: a place where a search chose no sublayer (PAR Transformer, section 2.1)."""
+"""The ``-`` of a pattern: a search chose no sublayer here (PAR Transformer, section 2.1)."""
 
 from collections.abc import Mapping
 from typing import Optional

@@ -1,4 +1,4 @@
-"""What the file of a kind offers: a module, and the formulas of what it costs."""
+"""What the file of a kind offers: a module, and formulas for its cost."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import Value
 from lazyformer_fairseq.patterns.sizes import Sizes
 
-# What sublayers below have handed on, the nearest one's of each name, such as DISTRIBUTION.
+# What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 HandedOn = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class SublayerOptions:
-    """What every sublayer of a network is built with.
+    """Options that every sublayer of a network gets.
 
     Attributes:
         embed_dim: C.
@@ -42,9 +42,9 @@ class Context(NamedTuple):
     """What all sublayers of one forward pass share.
 
     Attributes:
-        scores: what is added to scores, and which keys a query may look at.
+        scores: what to add to scores, and which keys a query may look at.
         back_end: from the readers of a distribution to the name of the back end that computes it.
-        positions: of causal models, Transformer-XL's relative positions.
+        positions: Transformer-XL's relative positions; causal models only.
     """
 
     scores: Scores
@@ -57,7 +57,7 @@ class Flops(NamedTuple):
 
     Attributes:
         linear: of products with weights.
-        products: of products between activations; of a kind that hands its distribution on, two equal ones: scores, and
+        products: of products between activations; a kind that hands its distribution on has two equal ones: scores and
             weighted sum.
     """
 
@@ -79,17 +79,17 @@ class Sublayer(nn.Module):
     @classmethod
     @abstractmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
-        """With fresh weights, for this place of a plan: ``planned.values`` has the settings."""
+        """Builds one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
 
     @classmethod
     @abstractmethod
     def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
-        """Without the LayerNorm around it."""
+        """Parameters, without the LayerNorm around it."""
 
     @classmethod
     @abstractmethod
     def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
-        """Of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
+        """FLOPs of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
 
     @abstractmethod
     def forward(
@@ -101,8 +101,8 @@ class Sublayer(nn.Module):
             x_BTC: input.
             below: what sublayers below have handed on.
             shared: see :class:`Context`.
-            memory_BMC: what `x_BTC` was in the previous segments; None where there are none. Only if it ``attends``.
+            memory_BMC: `x_BTC` of the previous segments; None where there are none. Only if it ``attends``.
 
         Returns:
-            The output (B, T, C), and what is handed on, by name: nothing for most kinds.
+            The output (B, T, C), and what it hands on, by name: nothing for most kinds.
         """

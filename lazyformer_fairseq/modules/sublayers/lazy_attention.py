@@ -19,7 +19,7 @@ class LazyAttention(Sublayer):
     Args:
         embed_dim: C.
         num_heads: N; must divide C (ValueError).
-        dropout: on the distribution. P comes from before dropout and each sublayer draws a mask of its own.
+        dropout: on the distribution. P comes from before dropout; each sublayer draws its own mask.
     """
 
     attends = True
@@ -51,13 +51,13 @@ class LazyAttention(Sublayer):
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, HandedOn]:
-        """Attends with the weights that are there: biases and masks are in the distribution already."""
+        """Attends with the given distribution, which includes biases and masks already."""
         v = split_heads(self.v_proj(with_memory(memory_BMC, x_BTC)), self.num_heads)
         dropout = self.dropout if self.training else 0.0
         return self.out_proj(merge_heads(below[DISTRIBUTION].attend(v, dropout))), {}
 
 
 class CausalLazyAttention(LazyAttention):
-    """As Transformer-XL's attention it has projections without biases."""
+    """Like Transformer-XL's attention, its projections have no biases."""
 
     has_bias = False

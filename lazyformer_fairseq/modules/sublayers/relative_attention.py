@@ -20,8 +20,8 @@ class RelativePositions(NamedTuple):
     """What all sublayers of one forward pass share; K = M + T keys, of memory and segment.
 
     Attributes:
-        encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last is that of a key in the future,
-            which nobody may look at; with it, the relative shift is a view.
+        encoded: sinusoids (K + 1, C) of the distances K - 1, ..., 1, 0 and -1. The last belongs to a key in the future,
+            which no query may look at; with it, the relative shift is a view.
         content_bias: u (N, D), added to the queries that meet keys.
         position_bias: v (N, D), added to the queries that meet positions.
     """
@@ -37,8 +37,8 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     Args:
         keys: K.
         embed_dim: C, even.
-        clamp_len: all distances from here on are taken for this one; 0 for no such limit.
-        like: a tensor of the device and precision wanted.
+        clamp_len: distances beyond this one count as it; 0 for no such limit.
+        like: a tensor with the device and precision to use.
     """
     exact = torch.promote_types(like.dtype, torch.float32)  # half precision has no integers beyond 2048
     distances = torch.arange(keys - 1, -2, -1, device=like.device, dtype=exact)
@@ -52,7 +52,7 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
 class RelativeAttention(Sublayer):
     """softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V, R the projected distances, without biases.
 
-    Keys and values are of memory and segment, queries of the segment alone. u and v belong to the decoder, which
+    Keys and values come from memory and segment, queries from the segment alone. u and v belong to the decoder, which
     shares them between all its sublayers.
 
     Args:
@@ -87,7 +87,7 @@ class RelativeAttention(Sublayer):
 
     @classmethod
     def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
-        """Distances are projected once for the whole batch; there is one more of them than keys, see `encoded`."""
+        """Projects distances once for the whole batch; there is one more of them than keys, see `encoded`."""
         c, distances = sizes.embed_dim, keys + 1
         linear = 2 * batch * (2 * keys + 2 * time) * c * c + 2 * distances * c * c
         by_distance = 2 * batch * time * distances * c

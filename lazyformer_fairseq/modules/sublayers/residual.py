@@ -35,7 +35,7 @@ class ResidualSublayer(nn.Module):
     ) -> tuple[Tensor, HandedOn]:
         """As :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
 
-        `memory_BMC` is from before any LayerNorm, and without effect on what does not attend.
+        `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
         """
         inner_input = self._normalised(x_BTC)
         if self.attends and memory_BMC is not None:

@@ -1,1 +1,1 @@
-"""Attention of a lazy block on a processor: piece by piece, in torch."""
+"""Attention of a lazy block on a processor, piece by piece, in torch."""

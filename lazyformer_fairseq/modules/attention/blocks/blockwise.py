@@ -1,14 +1,14 @@
 """Attention piece by piece: some sequences, heads or rows of the distribution at a time, as many as a cache holds.
 
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`, in torch. With
-``store`` the distribution is kept (back end ``materialize``), without it each function computes it anew, and memory
+``store`` they keep the distribution (back end ``materialize``); without it each function recomputes it, and memory
 grows with n alone (back end ``fused`` on a CPU). A GPU takes the whole distribution as one piece.
 
 What depends on distances is a view of something smaller. Where there is a relative bias, a piece has its rows in
 reverse order, the last query first: then row i of the bias is the window of K distances that starts at i, and its
 gradient is the sum along another view. Transformer-XL's positions give scores by query and distance, of which the
-scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention.scores.relative_shift`). Keys that lie
-in the future of all of a piece's queries are not computed.
+scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention.scores.relative_shift`). Pieces skip
+keys that lie in the future of all their queries.
 """
 
 import math
@@ -22,10 +22,10 @@ from lazyformer_fairseq.modules.attention.block_kernels import empty_gradients, 
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 
-# Of a processor's piece: 8 MiB in single precision. 2^20 and 2^22 came out slower at 2,048 tokens, alike at 512.
+# Size of a processor's piece: 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, alike at 512.
 PIECE_ELEMENTS = 2**21
-# Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and are
-# worth copying heads side by side.
+# Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and
+# worth the copy that puts heads side by side.
 WORTH_A_PIECE = 2**19
 
 
@@ -49,13 +49,13 @@ class Piece(NamedTuple):
 
 
 def stored_size(q: Tensor, k: Tensor) -> int:
-    """Numbers that a stored distribution takes; causal ones leave some unused."""
+    """How many numbers a stored distribution takes; causal ones leave some unused."""
     batch, heads, time, _ = q.shape
     return batch * heads * time * k.size(-2)
 
 
 class _Distribution:
-    """P by pieces: read where it is stored, else computed."""
+    """P by pieces: read if it is stored, else computed."""
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
         self.q = q
@@ -68,7 +68,7 @@ class _Distribution:
         self.is_reversed = isinstance(self.added, _Bias)
 
     def pieces(self) -> Iterator[tuple[Piece, Optional[Tensor]]]:
-        """All of them, each with its part of what is stored."""
+        """All pieces, each with its part of the stored distribution."""
         start = 0
         for piece in self._pieces():
             end = start + math.prod(piece.shape)
@@ -96,7 +96,7 @@ class _Distribution:
                     )
 
     def rows(self, x: Tensor, piece: Piece) -> Tensor:
-        """Of x (B, N, T, ...) those of a piece, (sequences x heads, rows, ...), in the order that they have there."""
+        """A piece's rows of x (B, N, T, ...): (sequences x heads, rows, ...), in the piece's order."""
         x = x[piece.queries].flatten(0, 1)
         return x.flip(1) if self.is_reversed else x
 
@@ -110,7 +110,7 @@ class _Distribution:
         return self.rows(self.q, piece) * self.scale
 
     def read(self, piece: Piece, stored: Optional[Tensor]) -> Tensor:
-        """P of a piece, (sequences x heads, rows, keys), as it is stored or else computed."""
+        """P of a piece, (sequences x heads, rows, keys), read if stored, else computed."""
         return self.compute(piece) if stored is None else stored
 
     def compute(self, piece: Piece, out: Optional[Tensor] = None) -> Tensor:
@@ -129,7 +129,7 @@ class _Distribution:
         return torch.softmax(out, -1, out=out)
 
     def _mask_padding(self, scores: Tensor, piece: Piece) -> None:
-        """-inf at keys that are padding. A length of one sequence costs nothing to read on a processor."""
+        """-inf at keys that are padding. On a processor, reading one sequence's length costs nothing."""
         if self.scores.lengths_B is None:
             return
         lengths = self.scores.lengths_B[piece.sequences]
@@ -149,7 +149,7 @@ class _Distribution:
 
 
 class _Bias:
-    """A learned bias by distance. A piece's is a view: row i, the last query first, is the window that starts at i."""
+    """A learned bias by distance. A piece sees a view of it: row i, the last query first, is the window at i."""
 
     def __init__(self, scores: Scores, q: Tensor, k: Tensor):
         self.table, self.bucket_by_distance = scores.table_KN, scores.bucket_by_distance
@@ -162,17 +162,17 @@ class _Bias:
         return self.by_distance[piece.heads].unfold(-1, piece.keys, 1)[:, self._windows(piece)]
 
     def _windows(self, piece: Piece) -> slice:
-        """At which of the K + T - 1 distances the windows of the rows begin."""
+        """Where, among the K + T - 1 distances, the rows' windows begin."""
         return slice(self.time - piece.rows.stop, self.time - piece.rows.start)
 
     def room(self, piece: Piece, like: Tensor) -> Tensor:
-        """Scratch memory for dS of a piece; a row has room for a row of zeros behind it, see _sum_along_diagonals."""
+        """Scratch memory for dS of a piece; each row leaves room for zeros behind it, see _sum_along_diagonals."""
         groups, rows, keys = piece.shape
         self.padded = kept_memory.scratch("scores", (groups, rows, keys + rows), like)
         return self.padded[..., :keys]
 
     def add_gradient(self, piece: Piece) -> None:
-        """Of the dS that was written into :meth:`room`."""
+        """Adds the gradient of the dS that was written into :meth:`room`."""
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.by_distance, dtype=_sum_dtype(self.by_distance))
         self.padded[..., piece.keys :] = 0
@@ -182,7 +182,7 @@ class _Bias:
         total[:, first : first + sums.size(-1)] += sums
 
     def gradients(self) -> list[Tensor]:
-        """Of ``scores.learned``."""
+        """Gradients of ``scores.learned``."""
         d_table = torch.zeros_like(self.table, dtype=self.gradient.dtype)
         d_table.index_add_(0, self.bucket_by_distance, self.gradient.t())
         return [d_table.to(self.table.dtype), self.table.new_empty(0), self.table.new_empty(0)]
@@ -201,7 +201,7 @@ class _Positions:
         return self.position_queries[piece.queries].flatten(0, 1)
 
     def _distances(self, piece: Piece) -> Tensor:
-        """Those that a piece has, (sequences x heads, keys + 1, D)."""
+        """A piece's distances, (sequences x heads, keys + 1, D)."""
         found = self.all_distances[piece.heads, self.keys - piece.keys :]
         return found.repeat(piece.sequences.stop - piece.sequences.start, 1, 1)
 
@@ -213,7 +213,7 @@ class _Positions:
         return relative_shift(by_distance)
 
     def room(self, piece: Piece, like: Tensor) -> Tensor:
-        """Scratch memory for dS of a piece, which is a view of what it is by distance."""
+        """Scratch memory for dS of a piece: a view of dS by distance."""
         groups, rows, keys = piece.shape
         self.by_distance = kept_memory.scratch("scores", (groups, rows, keys + 1), like)
         flat = self.by_distance.flatten(1)
@@ -222,7 +222,7 @@ class _Positions:
         return relative_shift(self.by_distance)
 
     def add_gradient(self, piece: Piece) -> None:
-        """Of the dS that was written into :meth:`room`."""
+        """Adds the gradient of the dS that was written into :meth:`room`."""
         d_queries = torch.bmm(self.by_distance, self._distances(piece))
         self.d_queries[piece.queries] = d_queries.view_as(self.d_queries[piece.queries])
         total = self.d_distances[piece.heads, self.keys - piece.keys :]
@@ -230,19 +230,19 @@ class _Positions:
         total += product.unflatten(0, (-1, total.size(0))).sum(0)
 
     def gradients(self) -> list[Tensor]:
-        """Of ``scores.learned``."""
+        """Gradients of ``scores.learned``."""
         return [self.d_queries.new_empty(0), self.d_queries, self.d_distances]
 
 
 def _added_by_distance(scores: Scores, q: Tensor, k: Tensor) -> Union[_Bias, _Positions, None]:
-    """What scores have beside products of queries and keys; at most one of the two."""
+    """What the scores add to the products of queries and keys: at most one of the two."""
     if scores.table_KN is not None:
         return _Bias(scores, q, k)
     return None if scores.position_queries_BNTD is None else _Positions(scores, q, k)
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores, store: bool) -> tuple[Tensor, Tensor]:
-    """Output (B, N, T, D), and P piece by piece if it is to be stored, else nothing (0,)."""
+    """Output (B, N, T, D), and P piece by piece with `store`, else nothing (0,)."""
     stored = kept_memory.empty((stored_size(q, k),), q) if store else q.new_empty(0)
     distribution = _Distribution(q, k, scores, stored)
     output = empty_heads(q)
@@ -274,7 +274,7 @@ def block_gradient(
 ) -> list[Tensor]:
     """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for all layers that share P.
 
-    dS = P * (sum of dO_i V_i^T - delta); the sum is one product, as the heads of all values stand side by side.
+    dS = P * (sum of dO_i V_i^T - delta); the sum is one product, because the heads of all values lie side by side.
     """
     distribution = _Distribution(q, k, scores, saved)
     added = distribution.added
@@ -294,12 +294,12 @@ def block_gradient(
 
 
 def _columns(x: Tensor, piece: Piece) -> Tensor:
-    """Of x (B, N, K, D) a piece's, (sequences x heads, keys, D); a view where there is one sequence."""
+    """A piece's keys of x (B, N, K, D): (sequences x heads, keys, D); a view where there is one sequence."""
     return x[piece.sequences, piece.heads, : piece.keys].flatten(0, 1)
 
 
 def _add_product(total: Tensor, piece: Piece, probabilities: Tensor, rows: Tensor) -> None:
-    """total += P^T rows, where the piece's heads are; its first rows begin the sum."""
+    """total += P^T rows, at the piece's heads; the first rows of a head start the sum."""
     product = torch.bmm(probabilities.transpose(1, 2), rows)
     heads = total[piece.sequences, piece.heads]
     seen = heads[..., : piece.keys, :]
@@ -319,7 +319,7 @@ def _sum_dtype(like: Tensor) -> torch.dtype:
 
 
 def _sum_along_diagonals(padded: Tensor) -> Tensor:
-    """(H, R, K + R), each row followed by R zeros -> (H, K + R - 1): entry d the sum of all (i, j) with i + j = d.
+    """(H, R, K + R), each row followed by R zeros -> (H, K + R - 1): entry d is the sum of all (i, j) with i + j = d.
 
     Entry (i, j) is number i (K + R) + j, and so entry (i, i + j) of rows that are one shorter.
     """

@@ -1,9 +1,9 @@
 """Backward: the values' gradient of an ``l``, and the one pass of an ``s`` for its whole block.
 
 With m values V_i on one distribution P and the outputs' gradients dO_i,
-dS = P o (sum_i dO_i V_i^T - delta), delta = sum_i rowsum(dO_i o O_i), whatever m is: so dQ, dK and the bias's gradient
-are computed once per block. Tiles are kept transposed, keys by queries: they come out as the products that sum over
-queries want them.
+dS = P o (sum_i dO_i V_i^T - delta), delta = sum_i rowsum(dO_i o O_i), whatever m is: so each block
+computes dQ, dK and the bias's gradient once. Tiles stay transposed, keys by queries: the products that sum over queries
+want them so.
 """
 
 import triton
@@ -36,7 +36,7 @@ def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
 
 @triton.jit
 def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """(whole tiles of queries, all tiles) that a tile of keys meets: no whole one if a key is padding, for its mask."""
+    """(whole tiles of queries, all tiles) that a tile of keys meets: none counts as whole if a key is padding."""
     full = tl.where(first_key + KEPT <= length, time // MOVING, 0)
     total = tl.where(first_key < length, (time + MOVING - 1) // MOVING, 0)
     return full, total
@@ -146,11 +146,11 @@ def key_side_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of keys: dK, dV of the block's first value, and what the tile adds to dQ and to the bias's gradient.
+    """One tile of keys: dK, dV of the block's first value, and the tile's share of dQ and of the bias's gradient.
 
     `dq` is in float32 and starts as zeros; programs add to it in any order. `band` (B, N, T, 2 reach + 1), zeros at
     first, receives dS by query and distance for distances nearer than `reach`; `far_sums` (B, N, far_slots, 2),
-    zeros at first, the sums of dS over this tile at distances <= -reach and >= reach.
+    zeros at first, receives the sums of dS over this tile at distances <= -reach and >= reach.
     """
     tiles = (time + BLOCK_K - 1) // BLOCK_K
     k_tile, b, n = own_tile(tiles, heads)

@@ -49,7 +49,7 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of queries: softmax(scale QK^T + bias) V; `lse` (B, N, T) is written, or read where it REUSES one."""
+    """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES."""
     q_tile, b, n = own_tile((time + BLOCK_Q - 1) // BLOCK_Q, heads)
     first_query = q_tile * BLOCK_Q
     queries = first_query + tl.arange(0, BLOCK_Q)

@@ -1,4 +1,4 @@
-"""Back end ``fused`` on a GPU: attention of a lazy block in Triton, of which nothing n x n is written to memory.
+"""Back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes nothing n x n to memory.
 
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`; what an ``s`` saves
 is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
@@ -84,7 +84,7 @@ def block_gradient(
     """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its readers.
 
     Programs add to dQ in float32, in any order. Under ``torch.use_deterministic_algorithms(True)`` a kernel of its own
-    computes dQ, always alike, for m + 1 products more. Everything else is always summed in the same order.
+    computes dQ, the same every time, for m + 1 more products. All other sums always run in the same order.
     """
     if len(values) > MOST_LAYERS:  # all gradients are linear in (dO_i, delta)
         first, rest = slice(MOST_LAYERS), slice(MOST_LAYERS, None)
@@ -140,5 +140,5 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, bias: NearBias, score
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The same, in memory such that the entries of a head lie side by side; views of projections do already."""
+    """The same, with the entries of a head side by side in memory, as in views of projections already."""
     return x if x.stride(-1) == 1 else x.contiguous()

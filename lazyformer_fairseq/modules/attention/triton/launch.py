@@ -27,7 +27,7 @@ def launch(
         kept: the tile that a program keeps while it walks over the others: BLOCK_Q or BLOCK_K.
         q: its queries (B, N, T, D), for the sizes.
         strided: arguments that come with an argument NAME_strides: (B, N, T, D), or several of them.
-        tiles: to choose from; the first, where torch is asked for deterministic algorithms.
+        tiles: to choose from; the first if torch must use deterministic algorithms.
         set_to_zero: arguments that programs add to; every trial of tiles starts with zeros in them.
         others: the kernel's other arguments.
     """
@@ -50,7 +50,7 @@ def launch(
 
 @functools.cache
 def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
-    """The kernel that tries the tiles at its first call for each class of T (by powers of two), m, D and dtype."""
+    """The kernel; its first call tries the tiles for each class of T (by powers of two), m, D and dtype."""
     configs = [choice.config for choice in tiles]
     key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
     return triton.autotune(configs, key=key, reset_to_zero=set_to_zero)(kernel)

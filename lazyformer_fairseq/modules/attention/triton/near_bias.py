@@ -1,4 +1,4 @@
-"""The learned bias as the Triton kernels read it, and how they give its gradient back."""
+"""The learned bias as the Triton kernels read it, and how they return its gradient."""
 
 from typing import NamedTuple, Optional
 
@@ -12,13 +12,13 @@ from lazyformer_fairseq.modules.attention.triton.shared import LOG2_E
 
 
 class NearBias(NamedTuple):
-    """Bias by distance, of the distances up to `reach`; from there on all share a bucket, on either side.
+    """Bias by distance up to `reach`; from there on, on either side, all distances share a bucket.
 
     Attributes:
         rows: (N, 2 reach + 1), in powers of two: entry reach + (key - query). None without a bias. In float16 where q
-            is in half precision: wider numbers Triton would send through shared memory, a tile at a time.
+            is in half precision: Triton would send wider numbers through shared memory, a tile at a time.
         reach: `far`, or less where sequences are shorter.
-        buckets: (2 reach + 1,), of the distances from -reach to reach.
+        buckets: (2 reach + 1,), those of the distances from -reach to reach.
     """
 
     rows: Optional[Tensor]
@@ -50,14 +50,14 @@ class NearBias(NamedTuple):
 
         Args:
             band: gradients of the scores at distances nearer than `reach`, (B, N, T, 2 reach + 1).
-            far_sums: (B, N, any number, 2): parts of their sums at distances <= -reach, and >= reach.
+            far_sums: (B, N, any number, 2): partial sums at distances <= -reach, and >= reach.
             table_KN: the table.
         """
         by_distance = band.sum((0, 2), dtype=torch.float32).double()
         below, above = far_sums.double().sum((0, 2)).unbind(-1)
         by_distance[:, 0] += below
         by_distance[:, -1] += above
-        # Not index_add_, which adds in any order on a GPU.
+        # Not index_add_: on a GPU it adds in any order.
         in_bucket = self.buckets == torch.arange(table_KN.size(0), device=table_KN.device)[:, None, None]
         return by_distance.where(in_bucket, 0).sum(-1).to(table_KN.dtype)
 

@@ -1,9 +1,9 @@
 """What the Triton kernels share: which tiles a program visits, how it loads them, how it makes probabilities.
 
 A program keeps one tile of queries (or keys) and walks over tiles of keys (or queries). Distances are key - query.
-All tiles that lie wholly `reach` or more away from what is kept share one bias, and need no mask: those are *far*, and
+All tiles that lie wholly `reach` or more away from the kept one share one bias and need no mask: they are *far*, and
 the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
-of 2 reach + 1 entries, and mask what is padding.
+of 2 reach + 1 entries, and mask padding.
 """
 
 import triton
@@ -11,13 +11,13 @@ import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-# Arguments of which Triton need not know whether they are 1 or multiples of 16: each case would be compiled anew.
+# Triton must not specialize on whether these arguments are 1 or multiples of 16: it would compile each case anew.
 NOT_SPECIALIZED = ["reach", "time_class"]
 
 
 @triton.jit
 def own_tile(tiles, heads):
-    """(tile, row of the batch, head) of this program; those of one head are neighbours, for its keys in cache."""
+    """(tile, row of the batch, head) of this program; those of one head are neighbours, to keep its keys in cache."""
     program = tl.program_id(0)
     head_of_batch = program // tiles
     return program % tiles, head_of_batch // heads, head_of_batch % heads
@@ -53,7 +53,7 @@ def load_rows(
     BLOCK_D: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE says that all rows are below `limit`."""
+    """The rows from `start` on, (ROWS, BLOCK_D), zeros outside; WHOLE promises that all rows are below `limit`."""
     pointers = rows_of(head, start, stride, ROWS, BLOCK_D)
     if WHOLE and HEAD == BLOCK_D:
         loaded = tl.load(pointers)
@@ -94,7 +94,7 @@ def near_scores(products, distance, is_key, scale, bias, reach):
     """Scores of a near tile, in powers of two, -inf where there is no key; `bias` points at distance 0."""
     scores = products * (scale * LOG2_E)
     if bias is not None:
-        # A look-up each: addresses that the compiler could tell ahead it would load ahead, into registers it lacks.
+        # One look-up each: the compiler would preload predictable addresses into registers it lacks.
         scores += tl.load(bias + tl.minimum(tl.maximum(distance, -reach), reach))
     return tl.where(is_key, scores, float("-inf"))
 
@@ -121,5 +121,5 @@ def bias_of(bias, n, reach):
 
 @triton.jit
 def length_of(lengths, b, time):
-    """How many keys of a row of the batch are none of padding."""
+    """How many keys of a row of the batch are not padding."""
     return time if lengths is None else tl.load(lengths + b).to(tl.int32)

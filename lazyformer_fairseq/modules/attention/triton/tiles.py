@@ -1,8 +1,8 @@
 """Which tiles the Triton kernels may take. A GPU tries them once for each kind of input and keeps the fastest.
 
-Lists are short, and of what fits: ``tests/modules/attention/triton/kernels_in_compiler.py`` has the compiler say how
-many registers and how much shared memory each takes. What is too large for a GPU is passed over there; the first of
-each list fits an A100.
+Lists are short and hold what fits: ``tests/modules/attention/triton/kernels_in_compiler.py`` has the compiler say how
+many registers and how much shared memory each takes. A GPU passes over tiles too large for it; the first of each
+list fits an A100.
 """
 
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile, the warps that share it, and how many tiles are on their way from memory at once."""
+    """Queries and keys of a tile, the warps that share it, and how many tiles load from memory at once."""
 
     queries: int
     keys: int
@@ -22,13 +22,13 @@ class Tiles(NamedTuple):
 
     @property
     def config(self) -> triton.Config:
-        """In Triton's words."""
+        """The same as Triton's config."""
         sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
         return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
 FEWEST_KEYS = 32  # of all tiles here
-MOST_LAYERS = 6  # whose values fit beside each other
+MOST_LAYERS = 6  # whose values fit side by side
 _ANYWHERE = (Tiles(32, 32, 8, 1),)  # in the interpreter, in single precision
 # {kernel: {largest D, as a power of two: {largest m: tiles}}}
 _TILES = {
@@ -62,7 +62,7 @@ _TILES = {
 
 
 def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """What to choose from, most promising first.
+    """Tiles to choose from, most promising first.
 
     Args:
         kernel: a key of the table above.

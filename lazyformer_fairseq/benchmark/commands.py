@@ -20,7 +20,7 @@ DEVICE = click.Choice(["auto", "cpu", "cuda"])
 
 
 def several(*names: str, default: str, help: str, convert: Callable = divided, metavar: str = "A,B,...") -> Callable:
-    """An option that takes values with commas between, or is given several times."""
+    """An option that takes comma-separated values, or may be given several times."""
     return click.option(*names, multiple=True, default=[default], callback=convert, metavar=metavar, help=help)
 
 
@@ -41,7 +41,7 @@ def device_named(name: str) -> str:
 
 @contextmanager
 def stopped_plainly() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C, which ends the command with a line. A second one does not disturb what follows."""
+    """SIGTERM acts like Ctrl-C, which ends the command with one line. A second one does not disturb what follows."""
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -157,7 +157,7 @@ def backends(
         click.echo(f"{kind}: {f'as {table.where} has it' if table else 'not measured yet'}\n")
         click.echo(speed.choices(blocks, device))
         return
-    measured.read_table(path, kind)  # a file that is damaged is named before the minutes that measuring takes
+    measured.read_table(path, kind)  # report a damaged file before measuring for minutes
     with stopped_plainly():
         rows = speed.measure_back_ends(blocks, device, rounds, minutes)
     measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)

@@ -25,8 +25,8 @@ from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBi
 logger = logging.getLogger(__name__)
 
 LEARNED = (NOTHING_LEARNED, "bias", "positions")
-BLOCKS = 3  # that share a bias, which some back ends write out once for all, as those of a model do
-# What rounding may amount to: relative, by norm, of outputs and gradients on one back end from those on another.
+BLOCKS = 3  # they share a bias, as in a model; some back ends write it out once for all of them
+# Largest rounding error: relative, by norm, between outputs and gradients of two back ends.
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
@@ -38,9 +38,9 @@ def blocks_to_measure(
     precision: str,
     tokens: int,
 ) -> list[Block]:
-    """Each of these together with each other, in training and inference, with all that may learn and with padding.
+    """Every combination of these, in training and inference, with each part that may learn, and with padding.
 
-    Positions come with causal attention over as much memory, and without padding.
+    Positions come with causal attention, over a memory as long as the segment, and without padding.
 
     Args:
         lengths: T.
@@ -48,7 +48,7 @@ def blocks_to_measure(
         batches: B.
         heads: N and D.
         precision: as in "float32".
-        tokens: of a batch at most; where one sequence is longer a batch of it alone.
+        tokens: most in a batch; a longer sequence makes a batch of its own.
 
     Raises:
         UserError: a length, number of layers or batch is 0.
@@ -67,18 +67,18 @@ def blocks_to_measure(
 def measure_back_ends(
     blocks: Sequence[Block], device: str, rounds: int = 10, minutes: Optional[float] = None
 ) -> dict[Block, dict[str, float]]:
-    """Milliseconds of every back end for every block, those of a block in turn.
+    """Milliseconds of every back end for every block; the back ends of a block take turns.
 
-    After Ctrl-C or SIGTERM, of the blocks that were measured until then, if any were.
+    Ctrl-C or SIGTERM ends it early: it then returns the blocks measured so far, if any.
 
     Args:
-        blocks: which.
+        blocks: to measure.
         device: cpu or cuda.
         rounds: samples; the median counts.
-        minutes: that all rounds together may take, but for one of each; None for no limit.
+        minutes: limit for all rounds together; one round of each always runs. None for no limit.
 
     Returns:
-        Milliseconds by back end, without those that failed, ran out of memory or computed something else.
+        Milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
     """
     seconds = None if minutes is None else 60 * minutes / len(blocks)
     rows: dict[Block, dict[str, float]] = {}
@@ -95,9 +95,9 @@ def measure_back_ends(
 
 
 def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> dict[str, Callable[[], object]]:
-    """What to measure, by back end: what runs here, and computes what eager does in single precision.
+    """Things to measure, by back end: those that run here and agree with eager in single precision.
 
-    Where there is no memory for that, what the first one does.
+    Where memory does not suffice for that, those that agree with the first one.
     """
     things, expected = {}, None
     with suppress(torch.OutOfMemoryError):
@@ -120,7 +120,7 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
 
 
 def table(rows: Mapping[Block, Mapping[str, float]]) -> str:
-    """Markdown; the fastest is marked."""
+    """A Markdown table that marks the fastest."""
     lines = []
     for block, milliseconds in rows.items():
         fastest = min(milliseconds.values(), default=None)
@@ -131,7 +131,7 @@ def table(rows: Mapping[Block, Mapping[str, float]]) -> str:
 
 
 def choices(blocks: Sequence[Block], device: str) -> str:
-    """Markdown: what ``auto`` takes for each block here, and the measurement that decides."""
+    """A Markdown table: what ``auto`` takes for each block here, and the measurement that decides."""
     lines = []
     for block in blocks:
         situation = Situation(
@@ -201,7 +201,7 @@ class _Attention:
             self.learned = [heads_side_by_side(block.time), distances]
         for leaf in self.leaves:
             leaf.requires_grad_(block.training)
-        # From half of the batch's width to all of it.
+        # Lengths from half of the batch's width to all of it.
         shortest = block.time if block.batch == 1 else (block.time + 1) // 2
         self.lengths = torch.linspace(shortest, block.time, block.batch, device=device).long() if block.padded else None
 
@@ -220,14 +220,14 @@ class _Attention:
         return other
 
     def scores(self) -> Scores:
-        """What sublayers of a forward pass share."""
+        """Scores that sublayers of a forward pass share."""
         if self.block.learned == "bias":
             shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time, self.lengths)
             return Scores(self.learned[0], shared.bucket_by_distance, shared.far, self.lengths)
         return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions")
 
     def run(self, back_end: str) -> list[Tensor]:
-        """Outputs of all layers; in training also the gradients of all that goes in."""
+        """Outputs of all layers; in training also the gradients of all inputs."""
         with torch.inference_mode(not self.block.training):
             shared = self.scores()
             outputs = [output for _ in range(BLOCKS) for output in self._outputs(shared, back_end)]
@@ -243,7 +243,7 @@ class _Attention:
 
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest relative error of a tensor, by norm; NaN counts as infinite."""
+    """The largest relative error among the tensors, by norm; NaN counts as infinite."""
     errors = [
         ((one.float() - other.float()).norm() / other.float().norm()).nan_to_num(nan=math.inf).item()
         for one, other in zip(found, expected, strict=True)

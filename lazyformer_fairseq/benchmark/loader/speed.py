@@ -1,4 +1,4 @@
-"""Tokens a second that the data loader gives, alone, beside those that the model takes."""
+"""Tokens per second that the data loader delivers on its own, beside those that the model takes."""
 
 import time
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.training.stepwise import StepwiseTraining
 
-WARM_UP = 2  # batches, or updates, that are not timed: workers start, kernels are chosen
+WARM_UP = 2  # untimed batches or updates: workers start, torch chooses kernels
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one thing.
+    """The speed of one thing.
 
     Attributes:
-        name: the loader with so many workers, or the model.
-        tokens: how many, padding not counted.
-        seconds: that they took.
+        name: the model, or the loader with its number of workers.
+        tokens: how many, without padding.
+        seconds: how long they took.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Speed:
 def measure_speeds(command: list[str], workers: list[int], seconds: float) -> list[Speed]:
     """The model's speed, then the loader's with each number of workers, each measured for about `seconds`.
 
-    The loader is all that a run does before an update: reading, packing, masking, collating, and with workers the way
-    to the run's process. 0 workers is a thread of that process, which the model does not share here.
+    The loader covers all that a run does before an update: reading, packing, masking, collating and, with workers,
+    the transfer to the run's process. 0 workers means a thread of that process, which the model does not share here.
 
     Args:
-        command: arguments of fairseq-train, task, model and optimizer among them.
+        command: arguments of fairseq-train, including task, model and optimizer.
 
     Raises:
         UserError: as the task does.
@@ -59,7 +59,7 @@ def measure_speeds(command: list[str], workers: list[int], seconds: float) -> li
 
 
 def _loaded_tokens(training: StepwiseTraining, workers: int) -> Iterator[int]:
-    """The tokens of each batch that a run with so many workers would be given, epoch after epoch."""
+    """The tokens of each batch that a run with this many workers would get, epoch after epoch."""
     training.cfg.dataset.num_workers = workers
     epoch = training.trainer.get_train_iterator(1)
     while True:
@@ -68,7 +68,7 @@ def _loaded_tokens(training: StepwiseTraining, workers: int) -> Iterator[int]:
 
 
 def _count(counts: Iterator[int], seconds: float) -> tuple[int, float]:
-    """How many tokens came in about so many seconds, and in how many exactly."""
+    """How many tokens came in about `seconds`, and the exact time."""
     for _ in range(WARM_UP):
         next(counts)
     total, start = 0, time.perf_counter()
@@ -78,7 +78,7 @@ def _count(counts: Iterator[int], seconds: float) -> tuple[int, float]:
 
 
 def as_rows(speeds: list[Speed]) -> list[dict[str, Any]]:
-    """For a table; `times the model` is of the first one, the model."""
+    """For a table; `times the model` divides by the first one, the model."""
     return [
         {
             "": speed.name,

@@ -18,11 +18,11 @@ from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 WORDS = 267_735  # of WikiText-103, with the special symbols
 TRANSFORMER_XL = "transformer_xl_base"
-FREQUENT = 19_997  # ids below are in the first band of the adaptive softmax, which is all that the FLOPs count
+FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLOPs count only that band
 
 
 def measure_causal_models(settings: BenchSettings, precision: str, seconds: Optional[float]) -> list[dict[str, Any]]:
-    """Rows of the causal archs at batch 1, with `against` Transformer-XL, which is measured whether asked for or not.
+    """Rows of the causal archs at batch 1, with `against` Transformer-XL, which always takes part.
 
     Args:
         settings: `tgt_len` tokens are scored, `mem_len` are remembered.

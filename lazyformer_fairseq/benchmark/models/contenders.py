@@ -29,8 +29,8 @@ class Batch:
 
     Attributes:
         tokens_BT: ids, nothing padded.
-        masked_BT: True where a word is to be predicted.
-        positions_M: the same as places in the B * T positions, for models that take these.
+        masked_BT: True where the model predicts a word.
+        positions_M: the same as indices among the B * T positions, for models that take these.
         targets_M: ids to predict.
     """
 
@@ -75,7 +75,7 @@ class Contender(ABC):
 
 
 class OurModel(Contender):
-    """An arch of ours, or any pattern."""
+    """One of our archs, or any pattern."""
 
     def __init__(self, options: dict[str, Any], max_positions: int):
         cfg = LazyFormerConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
@@ -118,9 +118,9 @@ class FairseqRoberta(Contender):
 
 
 class HuggingFaceBert(Contender):
-    """Hugging Face's BERT on torch's fused attention, without attention dropout, which that has not on every device.
+    """Hugging Face's BERT on torch's fused attention, without attention dropout, which that lacks on some devices.
 
-    Its masked-LM head is given the masked positions alone, as the others' are; as shipped it computes all logits.
+    Its masked-LM head gets only the masked positions, like the others'; as shipped it computes all logits.
     """
 
     def __init__(self, sizes: EncoderSizes, layers: int):
@@ -152,7 +152,7 @@ class HuggingFaceBert(Contender):
 
 
 def a_dictionary(size: int = VOCAB_SIZE) -> Dictionary:
-    """A vocabulary of so many symbols: fairseq's special ones and numbers."""
+    """A vocabulary of `size` symbols: fairseq's special ones and numbers."""
     dictionary = Dictionary(extra_special_symbols=["<mask>"])
     for number in range(size - len(dictionary)):
         dictionary.add_symbol(str(number))
@@ -171,16 +171,16 @@ def has_transformers() -> bool:
 
 @contextmanager
 def without_broken_torchaudio() -> Iterator[None]:
-    """transformers imports torchaudio, which it does not need for BERT, wherever it is installed.
+    """Hides a broken torchaudio: transformers imports it wherever it is installed, though BERT does not need it.
 
-    The one that fairseq lists as its own need is a CUDA build, which beside a CPU build of torch does not load.
+    The torchaudio that fairseq requires is a CUDA build, which does not load beside a CPU build of torch.
     """
     try:
         import torchaudio  # noqa: F401
     except ImportError:
         yield
     except OSError:
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # to importlib: there is none
+        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # tells importlib that there is none
         try:
             yield
         finally:
@@ -195,7 +195,7 @@ def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
 
 
 def predicted_words(batch: int, time: int) -> int:
-    """How many words of a batch are masked: 15%, but at least one a sequence."""
+    """How many words of a batch are masked: 15%, but at least one per sequence."""
     return batch * max(1, round(MASKED_SHARE * time))
 
 

@@ -1,4 +1,4 @@
-"""The rows of a benchmark: which model runs on which back end, and what each is a baseline of."""
+"""The rows of a benchmark: which model runs on which back end, and which baseline each stands for."""
 
 import sys
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Entry:
     Attributes:
         model: its name.
         contender: the model; several entries may share one.
-        back_end: of ours; of others "its own".
+        back_end: of our models; "its own" for others.
         buckets: of its relative bias.
         baseline: which of BASELINES it stands for, None for a model that is compared with them.
     """
@@ -50,11 +50,11 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """One of its own for each entry."""
+        """Unique to each entry."""
         return f"{self.model}, {self.back_end}, {self.buckets} buckets"
 
     def prepared(self, thing: Callable[[], object]) -> Callable[[], object]:
-        """The same, on this entry's back end."""
+        """The same thing, run on this entry's back end."""
         if not isinstance(self.contender, OurModel):
             return thing
         encoder = self.contender.encoder
@@ -66,7 +66,7 @@ class Entry:
         return call
 
     def back_end_used(self, batch: int, time: int, training: bool) -> Callable[[int], str]:
-        """From the layers of a block to the name in attention_flops.PRODUCTS of what computes it."""
+        """Maps the layers of a block to the key of attention_flops.PRODUCTS that computes it."""
         model = self.contender.model.train(training)
         weight = next(model.parameters())
         if not isinstance(self.contender, OurModel):
@@ -89,7 +89,7 @@ class Entry:
 
 
 def build_entries(settings: BenchSettings, precision: str) -> list[Entry]:
-    """All encoders and their baselines, on the device and in the precision; says what has to be left out."""
+    """All encoders and their baselines, on the device and in the precision; logs what it must leave out."""
     longest = max(*settings.lengths, 512)
     row = ARCHITECTURES[settings.baseline_arch]
     layers = len(list(layers_of_blocks(row.sublayer_pattern)))
@@ -120,12 +120,12 @@ def _on_back_ends(
     longest: int,
     baseline: Optional[str] = None,
 ) -> list[Entry]:
-    """An entry for each back end, which share the model."""
+    """An entry for each back end; all share the model."""
     contender = OurModel({**options, "relative_position_buckets": buckets}, longest)
     first = Entry(name, contender, back_ends[0], buckets, baseline)
     return [replace(first, back_end=back_end) for back_end in back_ends]
 
 
 def _torch_attention(device: torch.device, has_dropout: bool) -> str:
-    """What torch's scaled_dot_product_attention does: it is fused, but on a CPU with dropout."""
+    """How torch's scaled_dot_product_attention runs: fused, except on a CPU with dropout."""
     return "unfused" if has_dropout and device.type == "cpu" else "recompute"

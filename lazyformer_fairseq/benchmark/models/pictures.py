@@ -17,14 +17,14 @@ from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS
 from lazyformer_fairseq.benchmark.models.report import back_end_of, milliseconds
 from lazyformer_fairseq.files.whole import whole_file
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; each also has its own mark.
 LOOKS = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), "os^DvP", strict=True))
 TABLE_2_LENGTH = 512  # LazyFormer, section 3.1
 TABLE_4_LENGTH = 384  # SQuAD's, on which PAR's Table 4 measures
 
 
 def draw_all(results: dict[str, Any], folder: Path) -> list[str]:
-    """Writes what there are measurements for; returns the names of the files."""
+    """Draws all pictures that have measurements; returns the names of the files."""
     machine, drawn = results["machine"]["device"], []
 
     def draw(kind: str, drawing: Callable, measured: Any, title: str) -> None:
@@ -51,7 +51,7 @@ def draw_all(results: dict[str, Any], folder: Path) -> list[str]:
 def draw_speedups(cells: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Speed-up against n (LazyFormer, Figure 3): a panel for each baseline, a line for each model and back end.
 
-    Bars are the quartiles of the ratios round by round; what the FLOPs alone allow is a thin line without marks.
+    Bars are the quartiles of the ratios round by round; a thin line without marks shows what the FLOPs alone allow.
     """
     names = [name for name in BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
     figure, axes = pyplot.subplots(
@@ -79,7 +79,7 @@ def draw_speedups(cells: Sequence[dict[str, Any]], title: str, path: Path) -> No
 
 
 def _lines(cells: Sequence[dict[str, Any]], baseline: str) -> dict[tuple[str, int], list[tuple[int, dict[str, Any]]]]:
-    """Of each model that is no baseline, by (model and back end, buckets): (n, what it is beside the baseline)."""
+    """Points of each model that is no baseline, by (model and back end, buckets): (n, how it compares)."""
     found: dict[tuple[str, int], list] = {}
     for cell in sorted(cells, key=lambda cell: cell["time"]):
         for row in cell["rows"]:
@@ -171,7 +171,7 @@ def draw_table(headers: Sequence[str], lines: Sequence[Sequence[str]], title: st
 
 
 def _without_slower_baselines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All rows, but of our BERT with a bias only the fastest."""
+    """All rows, but only the fastest of our BERT with a bias."""
     fastest: dict[int, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: -row["seconds"]["median"]):
         if row["baseline"] == OURS:

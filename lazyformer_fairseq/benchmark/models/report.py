@@ -10,7 +10,7 @@ from tabulate import tabulate
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
 from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
 
-# What a speed-up is against is in its column's header, and here in full.
+# A speed-up's column header names its baseline; here it is in full.
 EXPLAINED = {
     FAIRSEQ: "fairseq's RobertaModel by its arch roberta_base, as shipped: dropout and attention dropout 0.1",
     HUGGING_FACE: "Hugging Face's BertModel, attn_implementation=sdpa, dropout 0.1, attention dropout 0; its masked-LM "
@@ -26,7 +26,7 @@ of a call."""
 
 
 def tables(results: dict[str, Any]) -> str:
-    """A table for each cell, and what the baselines are; Markdown."""
+    """A Markdown table for each cell, and an explanation of the baselines."""
     parts = [_cell_table(cell) for cell in results["cells"]]
     if results["causal"]:
         parts.append(f"Causal language models, batch 1\n\n{causal_table(results['causal'])}")
@@ -38,7 +38,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def stopped_early(results: dict[str, Any]) -> bool:
-    """Whether cells are missing that were planned."""
+    """Whether planned cells are missing."""
     causal = {row["precision"] for row in results["causal"]}
     return len(results["cells"]) + len(causal) < results["cells_planned"]
 
@@ -95,7 +95,7 @@ def causal_table(rows: list[dict[str, Any]]) -> str:
 
 
 def back_end_of(row: dict[str, Any]) -> str:
-    """Its name, and for auto what it took; of models of others nothing that has a name here."""
+    """Its name, and for auto what it chose; other libraries' models have no back end with a name here."""
     return f"auto: {', '.join(row['back_end_used'])}" if row["back_end"] == "auto" else row["back_end"]
 
 
@@ -136,7 +136,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_csv(results: dict[str, Any], path: Path) -> None:
-    """Every row of every cell as one line; a column that a row does not have stays empty."""
+    """Every row of every cell as one line; columns that a row lacks stay empty."""
     rows = list(csv_rows(results))
     columns = list(dict.fromkeys(column for row in rows for column in row))
     with path.open("w", newline="", encoding="utf-8") as file:

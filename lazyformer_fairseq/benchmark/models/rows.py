@@ -1,4 +1,4 @@
-"""A row of the results: what was measured of an entry, and what that is beside each baseline."""
+"""A row of the results: an entry's measurements, and how they compare with each baseline."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from lazyformer_fairseq.costs.latency import Timing
 
 
 def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float) -> dict[str, Any]:
-    """What was measured, and what follows from it.
+    """The measurements, and what follows from them.
 
     Args:
         entry: what ran.
-        cell: at what.
+        cell: what it was measured at.
         timing: seconds of its calls.
-        memory: bytes, the most that were needed at once.
+        memory: peak bytes.
         peak: FLOP/s of the fastest matrix product in the same rounds.
 
     Returns:
-        `flops` are those that this back end does, `share_of_peak` is theirs.
+        `flops` are those that this back end performs; `share_of_peak` refers to them.
     """
     training = WORKLOADS[cell.workload][1]
     predicted = predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
@@ -48,10 +48,10 @@ def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float)
 
 
 def add_speedups(rows: list[dict[str, Any]]) -> None:
-    """Adds `against` to each row of a cell: by name of the baseline, what the row is beside it.
+    """Adds `against` to each row of a cell: how the row compares with each baseline, by name.
 
     `speedup` is the ratio of the medians, `low` and `high` the quartiles of the ratios round by round, `limit` the
-    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERT is taken on its fastest back end,
+    ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERT runs on its fastest back end,
     `back_end`, with the row's own relative bias; the others have none.
     """
     for row in rows:

@@ -1,4 +1,4 @@
-"""One benchmark: for each precision, length and workload all models take turns, round after round."""
+"""One benchmark: for each precision, length and workload, all models take turns, round after round."""
 
 import logging
 import time
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def run_bench(settings: BenchSettings) -> dict[str, Any]:
-    """Measures all of it. After Ctrl-C, SIGTERM or an error of a GPU what has been measured until then, if any has.
+    """Measures everything. After Ctrl-C, SIGTERM or a GPU error it returns the measurements so far, if any.
 
     Returns:
         `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`bench_rows.describe`) and `left_out`, reasons
-        by name of what could not run; `causal`, rows of the causal models; `cells_planned`, more than there are where
+        by name of what could not run; `causal`, rows of the causal models; `cells_planned`, more than there are if
         the run was stopped.
     """
     planned = len(settings.precisions) * (len(list(_cells(settings, ""))) + bool(settings.causal_archs))
@@ -41,12 +41,12 @@ def run_bench(settings: BenchSettings) -> dict[str, Any]:
 
 
 def _measure_all(settings: BenchSettings, results: dict[str, Any]) -> None:
-    """Puts into `results` one cell after the other."""
+    """Adds one cell after the other to `results`."""
     begin = time.perf_counter()
     with tqdm(total=results["cells_planned"], desc="benchmark", unit=" cells") as bar:
 
         def seconds_for_one() -> float | None:
-            """What is left of the time, shared among the cells that are left."""
+            """The remaining time, shared among the remaining cells."""
             if settings.minutes is None:
                 return None
             return max(0.0, 60 * settings.minutes - (time.perf_counter() - begin)) / (bar.total - bar.n)
@@ -89,9 +89,9 @@ def _measure_cell(cell: Cell, entries: list[Entry], settings: BenchSettings, sec
 def _try_out(
     cell: Cell, entries: list[Entry], settings: BenchSettings
 ) -> tuple[dict[str, Callable[[], object]], dict[str, int], dict[str, str]]:
-    """What to call, the bytes that it needs, and why some cannot run; by name of the entry.
+    """Things to call, the bytes that each needs, and why some cannot run; by name of the entry.
 
-    The calls are a warm-up too: kernels are compiled and tuned here.
+    The calls also warm up: here torch and Triton compile and tune kernels.
     """
     things, memory, left_out, shared = {}, {}, {}, {}
     for entry in tqdm(entries, desc=f"{cell}: trying out", leave=False):

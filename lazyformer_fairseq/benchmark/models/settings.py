@@ -25,22 +25,22 @@ class BenchSettings:
         patterns: further encoders by name, in the sizes of `baseline_arch`.
         lengths: tokens of a sequence, each a measurement of its own.
         batch: sequences; None for as many as `tokens` make up.
-        tokens: of a batch, where `batch` is None; at least one sequence.
+        tokens: per batch, where `batch` is None; at least one sequence.
         precisions: of weights and activations, keys of PRECISIONS.
-        back_ends: of the lazy models, "auto" among them; each makes a row.
+        back_ends: of the lazy models, including "auto"; each makes a row.
         baseline_back_ends: of our BERT, the fastest of which is the baseline.
-        buckets: of the relative bias; the encoders are measured with each.
+        buckets: of the relative bias; each gives a measurement of the encoders.
         workloads: keys of WORKLOADS.
         baseline_arch: whose sizes the baselines have.
         device: cpu or cuda.
         rounds: samples of each row.
-        minutes: that all rounds together may take, but for one round of each; None for no limit.
+        minutes: limit for all rounds together; one round of each always runs. None for no limit.
         compile: whether torch compiles every model.
         tgt_len: tokens of a causal model's segment.
         mem_len: tokens that it remembers.
 
     Raises:
-        UserError: a name that is not known, or sizes that do not fit together.
+        UserError: an unknown name, or sizes that do not fit together.
     """
 
     archs: tuple[str, ...] = ("lazyformer_m2x6_s",)

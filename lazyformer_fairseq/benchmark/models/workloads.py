@@ -1,4 +1,4 @@
-"""What is measured of a model: an update, the encoder alone in training, and inference."""
+"""What a benchmark measures of a model: an update, the encoder alone in training, and inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.benchmark.models.contenders import Contender, random_batch, random_tokens
 from lazyformer_fairseq.modules.compiled import compiled
 
-# By name: what it is in words, and whether it trains.
+# By name: a description, and whether it trains.
 WORKLOADS = {
     "training": ("training step: forward, masked-LM loss, backward, AdamW", True),
     "encoder": ("encoder alone: forward and backward", True),
@@ -20,7 +20,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What all models are measured at in turn.
+    """The conditions at which all models take turns.
 
     Attributes:
         workload: a key of WORKLOADS.
@@ -41,8 +41,8 @@ class Cell:
 class Update:
     """Forward, cross-entropy at 15% of the positions, backward, and a step of torch's fused AdamW.
 
-    In half precision the optimizer works on weights in single precision, which are copied back, as fairseq does. fp16
-    scales its loss by a constant: whether gradients overflow changes no time.
+    In half precision the optimizer updates weights in single precision and copies them back, as fairseq does. fp16
+    scales its loss by a constant: overflowing gradients do not change the time.
     """
 
     LOSS_SCALE = 128.0
@@ -52,7 +52,7 @@ class Update:
         self.weights = [weight for weight in contender.model.parameters() if weight.requires_grad]
         device, dtype = self.weights[0].device, self.weights[0].dtype
         self.masters = self.weights if dtype == torch.float32 else [_master(weight) for weight in self.weights]
-        # A rate of nearly nothing: what is timed must not depend on how far a model has learned random tokens.
+        # A tiny rate: the time must not depend on how far a model has learned random tokens.
         self.optimizer = torch.optim.AdamW(self.masters, lr=1e-9, fused=True)
         self.scale = self.LOSS_SCALE if dtype == torch.float16 else 1.0
         self.batch = random_batch(batch, time, device)
@@ -78,14 +78,14 @@ class Update:
             weight.grad = master.grad = None
 
     def held_bytes(self) -> int:
-        """Of weights and all that the optimizer keeps between updates."""
+        """Bytes of weights and of all that the optimizer keeps between updates."""
         kept = {id(tensor): tensor for tensor in [*self.weights, *self.masters]}
         states = (value for state in self.optimizer.state.values() for value in state.values())
         return bytes_of([*kept.values(), *(value for value in states if isinstance(value, Tensor))])
 
 
 def encoder_training(contender: Contender, batch: int, time: int) -> Callable[[], None]:
-    """Forward and backward of the encoder, from a gradient that is there already."""
+    """Forward and backward of the encoder, from a given gradient."""
     weight = next(contender.model.parameters())
     tokens_BT = random_tokens(batch, time, weight.device)
     gradient_BTC = torch.randn(batch, time, contender.sizes.embed_dim, device=weight.device, dtype=weight.dtype)

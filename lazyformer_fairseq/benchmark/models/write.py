@@ -1,4 +1,4 @@
-"""A benchmark from its settings to the files in its folder."""
+"""Runs a benchmark, from its settings to the files in its folder."""
 
 import sys
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
     """Measures, writes `results.json`, `results.csv`, `results.md` and pictures, and returns the tables.
 
     Args:
-        folder: is made when all is measured, and whole.
-        settings: what is measured.
+        folder: created, complete, after all measurements.
+        settings: what to measure.
         command: as it was given, for the record.
 
     Raises:
-        UserError: the folder holds something, or cannot be made.
+        UserError: the folder is not empty, or cannot be created.
     """
     refuse_filled_folder(folder)
     torch.manual_seed(1)
@@ -50,7 +50,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
 
 
 def _draw(results: dict[str, Any], folder: Path) -> None:
-    """Pictures, but not on a machine that was lent for a measurement and has no matplotlib."""
+    """Draws pictures, except on a machine without matplotlib, such as one borrowed for a measurement."""
     try:
         from lazyformer_fairseq.benchmark.models.pictures import draw_all
     except ModuleNotFoundError as error:

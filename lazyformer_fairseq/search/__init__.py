@@ -1,1 +1,1 @@
-"""Searches a sublayer pattern by gradient descent: PAR Transformer, section 2, and lazy attention beside it."""
+"""Searches for a sublayer pattern by gradient descent: PAR Transformer, section 2, extended by lazy attention."""

@@ -109,7 +109,7 @@ def _settings(
     device: Optional[str],
     **rest: Any,
 ):
-    """Raises UserError where the options do not fit together."""
+    """Raises UserError if the options do not fit together."""
     import torch
 
     from lazyformer_fairseq.errors import UserError

@@ -1,4 +1,4 @@
-"""The folder of a search: whose it is, what it has so far, what it has found. All files are whole or not there."""
+"""The folder of a search: its owner, its state so far, its result. Every file is either complete or absent."""
 
 import json
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ LATENCIES = "latencies.json"
 
 
 class SearchFolder:
-    """What a folder has of a search.
+    """A search's files in its folder.
 
     Args:
-        path: of the folder; made where it is not.
+        path: of the folder; created if missing.
         settings: of the search.
 
     Raises:
-        UserError: the folder holds a search of other settings that has begun, or other things, or cannot be written.
+        UserError: the folder holds a search begun with other settings, or other things, or is not writable.
     """
 
     def __init__(self, path: Path, settings: SearchSettings):
@@ -43,7 +43,7 @@ class SearchFolder:
     @contextmanager
     def claimed(cls, path: Path, settings: SearchSettings) -> Iterator["SearchFolder"]:
         """The folder, which no other process may use until the block ends."""
-        _refuse_other_things(path)  # before a lock is put among them
+        _refuse_other_things(path)  # before adding a lock to them
         with claimed(path):
             yield cls(path, settings)
 
@@ -56,19 +56,19 @@ class SearchFolder:
         write_text(self._file(HISTORY), "".join(json.dumps(row) + "\n" for row in state["history"]))
 
     def load_state(self) -> Optional[dict[str, Any]]:
-        """What was saved last, on the CPU; None at the start."""
+        """The last saved state, on the CPU; None at the start."""
         path = self._file(STATE)
         if not path.exists():
             return None
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds over a damaged file
+        except Exception as error:  # torch raises many kinds of errors on a damaged file
             raise UserError(
                 f"{path}: damaged, or no state of a search ({type(error).__name__}); remove it to start anew"
             ) from error
 
     def result(self) -> Optional[dict[str, Any]]:
-        """Of a finished search."""
+        """The result of a finished search."""
         return read_json(self._file(RESULT)) if self._file(RESULT).exists() else None
 
 

@@ -21,7 +21,7 @@ SAVE_INTERVAL = 500
 class Search:
     """Runs a search from any state to its end.
 
-    An epoch is all batches of the weights' part, then, once the constant phase is over, all of the architecture's part.
+    An epoch is all batches of the weights' part, then, after the constant phase, all of the architecture's part.
 
     Args:
         training: the supernet and its optimizers.
@@ -59,7 +59,7 @@ class Search:
         self.update = 0
         self.epoch = 1
         self.position = 0  # updates done in this epoch
-        self.unchanged = 0  # architecture updates in a row that left the pattern as it was
+        self.unchanged = 0  # architecture updates in a row that did not change the pattern
         self.chosen = self.most_probable()
         self.converged = False
         first = schedule.first_architecture_update(len(self.weights_part))
@@ -79,7 +79,7 @@ class Search:
         return most_probable(self.choices.probabilities().tolist(), self.choices.candidates)
 
     def run(self, save: Callable[[dict[str, Any]], None], save_interval: int = SAVE_INTERVAL) -> None:
-        """Searches to the end; `save` gets the state every so many updates and at the end."""
+        """Searches to the end; `save` gets the state every `save_interval` updates and at the end."""
         bar = tqdm(total=self.schedule.max_updates, initial=self.update, desc="search", unit=" updates")
         with bar:
             while not self.is_finished:
@@ -95,7 +95,7 @@ class Search:
         return self.position == weights_updates + (0 if is_constant else len(self.architecture_part))
 
     def _stage(self, is_architecture: bool, save, save_interval: int, bar: tqdm) -> None:
-        """What is left of this epoch's updates of one kind."""
+        """Runs the rest of this epoch's updates of one kind."""
         part = self.architecture_part if is_architecture else self.weights_part
         begin = len(self.weights_part) if is_architecture else 0
         for batch in part.batches(self.epoch, self.position - begin):

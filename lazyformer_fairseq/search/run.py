@@ -18,7 +18,7 @@ from lazyformer_fairseq.search.supernet.training import SupernetTraining
 
 
 def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:
-    """Searches in the folder `path`, or goes on where an earlier run was stopped, or says what it has found.
+    """Searches in the folder `path`, resumes a stopped search there, or returns the result of a finished one.
 
     Returns:
         What result.json holds.
@@ -38,7 +38,7 @@ def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_I
 
 
 def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
-    """A search at its start, or where its folder's state has it."""
+    """A search at its start, or at its folder's saved state."""
     settings, prices = fairseq.settings, _prices(fairseq, folder)
     price = LatencyPrice(prices, settings.latency_price, settings.latency_budget, prices.of(settings.baseline))
     supernet = fairseq.build_supernet(settings.candidates)
@@ -51,7 +51,7 @@ def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
 
 
 def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
-    """As given; else as measured when the search began, for a search that goes on must pay the same."""
+    """As given; else as measured when the search began, because a resumed search must pay the same."""
     given = fairseq.settings.prices
     if given is not None:
         return PriceList.of_json(given)
@@ -82,5 +82,5 @@ def _write_results(fairseq: FairseqSearch, folder: SearchFolder, search: Search)
         "table": rows,
     }
     write_text(path / "table.md", markdown_table(rows) + "\n")
-    write_json(path / RESULT, result)  # last: it says that all is there
+    write_json(path / RESULT, result)  # last: it marks the folder as complete
     return result

@@ -1,4 +1,4 @@
-"""When the search does what: temperature, the first architecture stage, the end."""
+"""The search's timetable: temperature, the first architecture stage, the end."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Schedule:
         max_updates: of both kinds together.
         temperature: of the Gumbel-softmax at first.
         final_temperature: at `max_updates`.
-        unchanged_share: of an architecture stage's updates; so many in a row without a change of the pattern end it.
+        unchanged_share: of an architecture stage's updates; this many in a row without a new pattern end the search.
     """
 
     constant_updates: int = 10_000
@@ -22,16 +22,16 @@ class Schedule:
     unchanged_share: float = 0.75
 
     def temperature_at(self, update: int) -> float:
-        """Constant as long as the architecture is, then exponential decay."""
+        """Constant while the architecture is, then exponential decay."""
         decaying = self.max_updates - self.constant_updates
         share = max(update - self.constant_updates, 0) / decaying
         return self.temperature * (self.final_temperature / self.temperature) ** share
 
     def is_converged(self, unchanged: int, stage_updates: int) -> bool:
-        """Whether `unchanged` architecture updates in a row suffice, a stage being `stage_updates` long."""
+        """Whether `unchanged` architecture updates in a row suffice; a stage has `stage_updates`."""
         return unchanged >= self.unchanged_share * stage_updates
 
     def first_architecture_update(self, weights_updates: int) -> int:
-        """Updates of weights before the first of architecture, a stage of weights being `weights_updates` long."""
+        """Weights updates before the first architecture update; a stage of weights has `weights_updates`."""
         stages = -(-self.constant_updates // weights_updates)
         return max(stages, 1) * weights_updates

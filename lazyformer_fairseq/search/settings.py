@@ -1,4 +1,4 @@
-"""What decides a search's result; kept in its folder, so that a second run knows what it may go on with."""
+"""What decides a search's result; kept in its folder, so that a second run resumes only the same search."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
@@ -16,20 +16,20 @@ class SearchSettings:
     Attributes:
         data: what the task reads.
         task: ``masked-lm`` or ``language-model``.
-        arch: a named architecture, for its sizes; its pattern gives way.
-        baseline: pattern that the search is compared with, written out; as many sublayers as there are layers.
+        arch: a named architecture, for its sizes; the search replaces its pattern.
+        baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
         candidates: of each layer.
         schedule: of updates and temperature.
         architecture_share: of the training data, held apart for the architecture's updates.
-        batch_size: sequences or streams an update.
+        batch_size: sequences or streams per update.
         weights_lr, weights_decay: of LAMB.
         clip_norm: of the weights' gradient; 0 for none.
         architecture_lr, architecture_decay: of Adam.
-        latency_price: nats a prediction for one baseline's latency.
+        latency_price: nats per prediction for one baseline's latency.
         latency_budget: share of the baseline's latency that is free.
-        prices: milliseconds by kind, where they were given by hand.
-        latency_tokens, latency_memory: of the sequence that latency is measured with; None for the training's.
-        seed: of everything.
+        prices: milliseconds by kind, if the user gives them.
+        latency_tokens, latency_memory: of the sequence for measuring latency; None for the training's.
+        seed: for everything.
         device: ``cpu`` or ``cuda``.
         fairseq_options: of task and model, as given.
         log_interval: updates between lines of the history.
@@ -59,7 +59,7 @@ class SearchSettings:
     log_interval: int = 100
 
     def __post_init__(self):
-        """Raises UserError where values do not fit together."""
+        """Raises UserError if values do not fit together."""
         read_candidates(",".join(self.candidates))
         if self.schedule.max_updates <= self.schedule.constant_updates:
             raise UserError(
@@ -73,7 +73,7 @@ class SearchSettings:
 
     @property
     def priced(self) -> list[str]:
-        """The sublayers that candidates and baseline are made of, without identity; each once."""
+        """The sublayers in candidates and baseline, without identity; each once."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 

@@ -1,1 +1,1 @@
-"""What candidates cost in latency."""
+"""The latency that candidates cost."""

@@ -1,4 +1,4 @@
-"""What sublayers and whole models take on this machine."""
+"""The time that sublayers and whole models take on this machine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> PriceList:
 
 
 def measure_models(search: FairseqSearch, patterns: Mapping[str, str], rounds: int = ROUNDS) -> dict[str, Timing]:
-    """Seconds a forward pass of whole models at batch 1, by name, measured in turn."""
+    """Seconds per forward pass of whole models at batch 1, by name, measured in turn."""
     things = {name: _forward(search, search.build_model(pattern)[0]) for name, pattern in patterns.items()}
     return measure(things, rounds, device=search.settings.device)
 

@@ -1,4 +1,4 @@
-"""What a pattern costs in latency, as a number and as something to differentiate."""
+"""The latency that a pattern costs, as a number and as a differentiable expectation."""
 
 import json
 import math
@@ -22,9 +22,9 @@ class PriceList:
     """Latency of single sublayers, milliseconds.
 
     Attributes:
-        sublayers: by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless given); what is
-            not there, such as identity, costs nothing.
-        rest: of the model, embeddings and head.
+        sublayers: by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless given); missing
+            ones, such as identity, cost nothing.
+        rest: of the rest of the model: embeddings and head.
     """
 
     sublayers: Mapping[str, float] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class PriceList:
         return self.sublayers.get(sublayer.text + READ, alone) if is_read else alone
 
     def expected(self, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
-        """Milliseconds a pattern drawn from these probabilities takes in the mean; differentiable.
+        """Mean milliseconds of a pattern drawn from these probabilities; differentiable.
 
-        Exact where layers are drawn independently of each other and a kind hands one thing on. Whether an ``s`` is read
-        depends on the layers above: ``read[what]`` is the probability that of them one that reads it comes before the
-        next that hands it on.
+        Exact if layers are drawn independently of each other and a kind hands one thing on. Whether an ``s`` is read
+        depends on the layers above: ``read[what]`` is the probability that one of them that reads it comes before
+        the next that hands it on.
         """
         rows = [read_sublayer(name) for name in candidates]
         zero = probabilities_LK.new_zeros(())
@@ -78,7 +78,7 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> PriceList:
     """Reads ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
 
     Raises:
-        UserError: the file is no such object, lacks a sublayer, or has an unknown name or a price below 0.
+        UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
     """
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -104,7 +104,7 @@ class LatencyPrice:
 
     Attributes:
         prices: milliseconds by kind.
-        price: nats a prediction for one baseline's latency.
+        price: nats per prediction for one baseline's latency.
         budget: share of the baseline's latency that is free.
         baseline: the baseline's latency, milliseconds.
     """
@@ -115,7 +115,7 @@ class LatencyPrice:
     baseline: float
 
     def __call__(self, probabilities_LK: Tensor, candidates: Sequence[str]) -> Optional[Tensor]:
-        """Nats to add to the loss; None where nothing has a price."""
+        """Nats to add to the loss; None if nothing has a price."""
         if not self.price:
             return None
         share = self.prices.expected(probabilities_LK, candidates) / self.baseline

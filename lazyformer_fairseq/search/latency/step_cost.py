@@ -1,4 +1,4 @@
-"""What an update of the supernet costs beside one of the baseline: less than twice (PAR Transformer, section 2.1)."""
+"""Compares an update of the supernet with one of the baseline: less than twice (PAR Transformer, section 2.1)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.supernet.training import SupernetTraining, update_weights, weights_optimizer
 
 ROUNDS = 20
-# All kinds without settings, and those of them that read nothing of others.
+# All kinds, without settings, and those that read nothing from others.
 CANDIDATES = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds())
 WITHOUT_READERS = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds() if not kind.reads)
 
@@ -50,7 +50,7 @@ def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS) -> 
 
 
 def _batches(fairseq: FairseqSearch, part: Part) -> Callable[[], dict[str, Any]]:
-    """The next batch of a part, over and over, on the search's device."""
+    """Returns the next batch of a part at each call, endlessly, on the search's device."""
 
     def endless():
         while True:

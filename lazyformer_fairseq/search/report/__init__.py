@@ -1,1 +1,1 @@
-"""What a search found, as files, tables and pictures."""
+"""A search's result as files, tables and pictures."""

@@ -1,4 +1,4 @@
-"""What a search ends with: files for a program, pictures and a table for a reader."""
+"""A search's final output: files for a program, pictures and a table for a reader."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ COSTS = ("parameters", "GFLOPs", "latency, ms (quartiles)", "latency")
 
 
 def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict[str, Any]]:
-    """Sizes and speed of the baseline and of what was found, as rows; measured in turn.
+    """Sizes and speed of the baseline and of the found pattern, as rows; measured in turn.
 
     FLOPs and latency are of one forward pass at batch 1 over ``latency_tokens`` and ``latency_memory``.
     """
@@ -30,7 +30,7 @@ def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict
 def _row(search: FairseqSearch, name: str, pattern: str, timings: Mapping[str, Timing]) -> dict[str, Any]:
     model, network = search.build_model(pattern)
     lower, upper = timings[name].quartiles
-    # Of an encoder's head what one prediction costs: downstream tasks have no masked-LM head.
+    # Count an encoder's head for one prediction only: downstream tasks have no masked-LM head.
     predicted = 1 if search.settings.task == "masked-lm" else None
     return {
         "name": name,

@@ -8,7 +8,7 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:
     """The most probable candidate of each layer (PAR Transformer, section 2.1), the lowest layer first.
 
-    One that has nothing below to read is passed over: such a layer takes its next most probable one.
+    A layer skips candidates that have nothing below to read, and takes its next most probable one.
     """
     kinds = {name: read_sublayer(name).kind for name in candidates}
     chosen: list[str] = []
@@ -25,7 +25,7 @@ def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence
 
 
 def letters(chosen: Sequence[str]) -> str:
-    """The pattern written out; identity layers drop out."""
+    """The pattern written out, without identity layers."""
     return "".join(name for name in chosen if not read_sublayer(name).kind.is_identity)
 
 
@@ -35,9 +35,9 @@ def by_layer(chosen: Sequence[str]) -> str:
 
 
 def compact(pattern: str) -> str:
-    """A pattern that is written out, with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
+    """A written-out pattern, with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
 
-    Of equally short ones that whose groups start with a sublayer that hands something on, as the paper writes them.
+    Among equally short ones it prefers groups that start with a sublayer that hands something on, as in the paper.
     """
     parts = split_sublayers(pattern)
     best: list[tuple[int, int, str]] = [(0, 0, "")]  # of the first n sublayers: length, odd groups, text

@@ -1,4 +1,4 @@
-"""Pictures of a search: the probabilities as the paper's Figure 2 shows them, and how they came about."""
+"""Pictures of a search: the probabilities as in the paper's Figure 2, and how they evolved."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +79,7 @@ def _label(name: str) -> str:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """By the table of kinds."""
+    """Sort key: the order of the table of kinds."""
     return kinds().index(read_sublayer(name).kind), name
 
 

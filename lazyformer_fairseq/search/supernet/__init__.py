@@ -1,1 +1,1 @@
-"""The network that is searched: every layer a mixture of candidates."""
+"""The network that a search trains: every layer is a mixture of candidates."""

@@ -1,4 +1,4 @@
-"""What the search chooses: for every layer a distribution over candidates, and the noise it is explored with."""
+"""What the search learns: for every layer a distribution over candidates, and the noise that explores it."""
 
 import math
 import re
@@ -13,15 +13,15 @@ from lazyformer_fairseq.patterns.kinds import kinds
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:
-    """As ``--candidates`` has it: letter and settings; ``identity`` by its name, as a dash is easily overlooked."""
+    """As in ``--candidates``: letter and settings; ``identity`` by its name, because a dash is easy to overlook."""
     return sublayer.kind.name if sublayer.kind.is_identity else sublayer.text
 
 
 def read_candidates(text: str) -> tuple[str, ...]:
-    """``"s,f,identity"`` as the candidates, in the order of the table of kinds; commas in brackets divide nothing.
+    """``"s,f,identity"`` as the candidates, in the order of the table of kinds; commas in brackets do not separate.
 
     Raises:
-        UserError: for an unknown one, fewer than two, and one that reads without another that hands on what it reads.
+        UserError: an unknown one, fewer than two, or one that reads what no other hands on.
     """
     given = [_read(name.strip(), text) for name in re.split(r",(?![^\[]*\])", text) if name.strip()]
     handed_on = {what for candidate in given for what in candidate.kind.hands_on}
@@ -57,7 +57,7 @@ class Choices(nn.Module):
     Attributes:
         candidates: as given.
         logits: the parameter, (L, K).
-        allowed: (L, K); False in the first layer for what reads, as there is nothing to read: its weight is exactly 0.
+        allowed: (L, K); False in the first layer for kinds that read, as nothing is below: their weight is exactly 0.
         temperature: of the Gumbel-softmax; the search lowers it.
     """
 
@@ -73,14 +73,14 @@ class Choices(nn.Module):
     def forward(self) -> Tensor:
         """The weights m (L, K) of equation 4; rows sum to 1.
 
-        In training they are drawn anew by Gumbel-softmax at each call; in evaluation they are the probabilities.
+        In training each call draws them anew by Gumbel-softmax; in evaluation they are the probabilities.
         """
         if not self.training:
             return self.probabilities()
         return F.gumbel_softmax(self._masked(), tau=self.temperature, dim=-1)
 
     def probabilities(self) -> Tensor:
-        """(L, K): how probable each candidate is to be the one sampled."""
+        """(L, K): the probability that each candidate is sampled."""
         return self._masked().softmax(dim=-1)
 
     def entropy(self) -> float:

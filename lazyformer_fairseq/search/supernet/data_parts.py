@@ -1,4 +1,4 @@
-"""The training data in two parts that never meet: one for the weights, one for the architecture."""
+"""The training data in two disjoint parts: one for the weights, one for the architecture."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from lazyformer_fairseq.tasks.stream_language_modeling import check_memory_fits
 
 
 class Part(Protocol):
-    """Batches for one of the two; the same ones for the same epoch, from any start."""
+    """Batches of one part; the same ones for the same epoch, from any start."""
 
     def __len__(self) -> int: ...
 
@@ -25,7 +25,7 @@ class Part(Protocol):
 
 
 class BlocksPart:
-    """Some blocks of a dataset that is read in another order each epoch.
+    """Some blocks of a dataset, read in a different order each epoch.
 
     Args:
         dataset: of blocks.
@@ -43,7 +43,7 @@ class BlocksPart:
         return -(-(self.last - self.first) // self.batch_size)
 
     def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
-        """Those of an epoch from number `start` on."""
+        """An epoch's batches from number `start` on."""
         self.dataset.set_epoch(epoch)
         order = np.asarray(self.dataset.ordered_indices())
         own = order[(order >= self.first) & (order < self.last)]
@@ -58,9 +58,9 @@ class BlocksPart:
 
 
 class StreamsPart:
-    """Streams of contiguous text with the memory that goes along with them.
+    """Streams of contiguous text, with their memory.
 
-    Each epoch starts at their beginning, where nothing is remembered.
+    Each epoch starts at their beginning, with an empty memory.
 
     Args:
         streams: of the part.
@@ -79,7 +79,7 @@ class StreamsPart:
         return len(self.streams)
 
     def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
-        """Those from segment `start` on; from 0, memory is cleared."""
+        """Batches from segment `start` on; clears the memory at 0."""
         for segment in range(start, len(self.streams)):
             if segment == 0:
                 self.memory.clear()
@@ -107,7 +107,7 @@ def two_parts_of_blocks(dataset: SizedDataset, architecture_share: float, batch_
 def two_parts_of_text(
     tokens: np.ndarray, architecture_share: float, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
 ) -> tuple[Part, Part]:
-    """As :func:`two_parts_of_blocks`, of one long text."""
+    """As :func:`two_parts_of_blocks`, for one long text."""
     border = _border(len(tokens), architecture_share, "tokens")
     weights, architecture = (
         TokenStreams(part, batch_size, tgt_len, eos, pad) for part in (tokens[:border], tokens[border:])

@@ -18,7 +18,7 @@ from lazyformer_fairseq.search.supernet.choices import Choices
 from lazyformer_fairseq.search.supernet.data_parts import Part, two_parts_of_blocks, two_parts_of_text
 from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
 
-# Task, criterion, and the model whose architectures fit.
+# Task, criterion, and the model whose architectures fit them.
 TASKS = {
     "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "lazyformer"),
     "language-model": ("stream_language_modeling", "causal_lm", "lazyformer_lm"),
@@ -30,7 +30,7 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
     """fairseq's config.
 
     Raises:
-        UserError: the arch is not one for the task, or fairseq does not know an option or a value of one.
+        UserError: the arch does not fit the task, or fairseq rejects an option or its value.
     """
     for option in fairseq_options:
         if option.split("=")[0] in OURS:
@@ -50,7 +50,7 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
 
 
 def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
-    """Raises a UserError that names those that fit, the most similar ones first."""
+    """Raises a UserError that lists fitting archs, the most similar ones first."""
     if arch in fitting:
         return
     close = difflib.get_close_matches(arch, fitting)
@@ -89,7 +89,7 @@ class FairseqSearch:
         return model, next(module for module in model.modules() if isinstance(module, Stack))
 
     def build_supernet(self, candidates: tuple[str, ...]) -> Supernet:
-        """A supernet of as many layers as the baseline has."""
+        """A supernet with as many layers as the baseline."""
         layers = self.settings.layers
         model, network = self.build_model(supernet_pattern(candidates, layers))
         return Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
@@ -100,7 +100,7 @@ class FairseqSearch:
         return loss, count
 
     def parts(self) -> tuple[Part, Part]:
-        """The training data, for the weights and for the architecture; each call reads it from its start.
+        """The training data, for the weights and for the architecture; each call starts it anew.
 
         Raises:
             UserError: there is too little of it, or it does not fit the model.
@@ -123,13 +123,13 @@ class FairseqSearch:
 
     @property
     def latency_tokens(self) -> int:
-        """T of what latency is measured with: as asked, else the training's."""
+        """T for measuring latency: the setting, else the training's."""
         segment = self.cfg.task.tokens_per_sample if self.settings.task == "masked-lm" else self.cfg.task.tgt_len
         return self.settings.latency_tokens or segment
 
     @property
     def latency_memory(self) -> int:
-        """M of what latency is measured with, 0 for encoders."""
+        """M for measuring latency; 0 for encoders."""
         if self.settings.task == "masked-lm":
             return 0
         asked = self.settings.latency_memory
@@ -137,11 +137,11 @@ class FairseqSearch:
 
 
 def sublayers_of(cfg: Any) -> int:
-    """How many the architecture has by its own pattern."""
+    """How many sublayers the architecture's own pattern has."""
     return len(plan(cfg.model.sublayer_pattern))
 
 
 def random_tokens(vocab_size: int, rows: int, length: int, device: str) -> Tensor:
-    """Ids (B, T) without padding, the same ones each time."""
+    """Ids (B, T) without padding, the same every time."""
     generator = torch.Generator().manual_seed(1)
     return torch.randint(4, max(vocab_size, 5), (rows, length), generator=generator).to(device)

@@ -18,8 +18,8 @@ from lazyformer_fairseq.search.supernet.choices import Choices
 def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
     """The pattern of a model that holds the candidates of all layers one after the other.
 
-    In a layer those that read come first (there are none in the first layer): so each reads of the layer below, and a
-    sublayer keeps what it hands on just where a layer above may read it.
+    In each layer those that read come first (the first layer has none): so each reads from the layer below, and a
+    sublayer keeps what it hands on only where a layer above may read it.
 
     Raises:
         UserError: there are no layers.
@@ -44,16 +44,16 @@ def in_building_order(candidates: Iterable[str]) -> list[str]:
 class Mixture(nn.Module):
     """One layer: the sum of its candidates' outputs, each times its weight (equation 4).
 
-    With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where P_s is what its own
-    ``s`` has computed and P_(i-1) came from below. Of the first layer P_s is all there is. Of several candidates that
-    compute one, P_s is their mean by weight, and m_s the sum of their weights. Rows sum to 1.
+    With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where its own ``s``
+    computes P_s and P_(i-1) comes from below. The first layer has only P_s. If several candidates compute a
+    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1.
 
     Args:
         sublayers: its candidates by name.
-        candidates: of all layers: the order of :attr:`weights`.
+        candidates: of all layers, in the order of :attr:`weights`.
 
     Attributes:
-        weights: (K,), put here for each forward pass by :class:`Supernet`.
+        weights: (K,); :class:`Supernet` sets them for each forward pass.
     """
 
     attends = True
@@ -83,7 +83,7 @@ class Mixture(nn.Module):
 
 
 def _key(name: str) -> str:
-    """A module's name has no dots."""
+    """Key of a candidate's module; module names cannot have dots."""
     return name.replace(".", "_")
 
 
@@ -98,12 +98,12 @@ def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor
 
 
 class Supernet(nn.Module):
-    """A model of :func:`supernet_pattern` whose sublayers have become mixtures.
+    """A model of :func:`supernet_pattern` with its sublayers gathered into mixtures.
 
     Args:
         model: the fairseq model.
-        network: its stack, whose ``sublayers`` are replaced.
-        choices: of as many layers as the pattern was made for.
+        network: its stack; mixtures replace its ``sublayers``.
+        choices: with as many layers as the pattern.
     """
 
     def __init__(self, model: nn.Module, network: Stack, choices: Choices):
@@ -113,7 +113,7 @@ class Supernet(nn.Module):
         self.mixtures = _into_layers(network.sublayers, choices)
         network.sublayers = nn.ModuleList(self.mixtures)
         if any(mixture.carries for mixture in self.mixtures):
-            network.lazy_backend = "eager"  # distributions are mixed, so they have to be there
+            network.lazy_backend = "eager"  # mixing needs stored distributions
 
     def forward(self, *args, **kwargs) -> Any:
         """The model's output, with weights drawn for this pass."""
@@ -122,7 +122,7 @@ class Supernet(nn.Module):
         return self.model(*args, **kwargs)
 
     def learn(self, architecture: bool) -> None:
-        """Whether gradients go to the choices or to all else; the other side costs nothing."""
+        """Sends gradients to the choices or to everything else; the other side costs nothing."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(not architecture)
         self.choices.logits.requires_grad_(architecture)

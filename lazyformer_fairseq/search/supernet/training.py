@@ -18,10 +18,10 @@ Price = Callable[[Tensor, Sequence[str]], Optional[Tensor]]
 
 
 def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
-    """LAMB as its paper has it (version 3): weight decay within the trust ratio, no bias correction.
+    """LAMB as in its paper (version 3): weight decay within the trust ratio, no bias correction.
 
     Raises:
-        UserError: the package that has it is not installed.
+        UserError: the package that provides it is not installed.
     """
     try:
         from pytorch_optimizer import Lamb
@@ -95,7 +95,7 @@ class SupernetTraining:
 
 
 class RunningLoss:
-    """Mean loss since it was last read, in bits a prediction; a GPU is waited for only when it is read."""
+    """Mean loss since it was last read, in bits per prediction; only reading it waits for a GPU."""
 
     def __init__(self, device: torch.device):
         self.sums = torch.zeros(2, dtype=torch.float64, device=device)

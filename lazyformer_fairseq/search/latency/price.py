@@ -24,7 +24,7 @@ class PriceList:
     Attributes:
         sublayers: by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless given); missing
             ones, such as identity, cost nothing.
-        rest: of the rest of the model: embeddings and head.
+        rest: latency of the rest of the model, embeddings and head.
     """
 
     sublayers: Mapping[str, float] = field(default_factory=dict)

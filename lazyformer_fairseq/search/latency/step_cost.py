@@ -1,4 +1,4 @@
-"""Compares an update of the supernet with one of the baseline: less than twice (PAR Transformer, section 2.1)."""
+"""An update of the supernet against one of the baseline: it costs less than twice (PAR Transformer, section 2.1)."""
 
 from collections.abc import Callable
 from pathlib import Path

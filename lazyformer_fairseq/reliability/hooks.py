@@ -197,7 +197,7 @@ HOOKS = (
     Hook(RUN, "fairseq.models.ema.ema:EMA.__init__", "(self, model, config, device=None, skip_keys=None)",
          "reliability.checkpoints.moving_average:skipping_what_is_no_number",
          "the moving average (--store-ema) multiplies all that a model holds, bytes too, and fails"),
-    # fairseq resumes near where it was: with rounded weights, and with other data if the processes are others. Tasks
+    # fairseq resumes near where it was: with rounded weights, and with other data if the processes differ. Tasks
     # and fairseq_cli.train look both iterators up there.
     Hook(RUN, "fairseq.data.iterators:EpochBatchIterator", _EPOCH_ITERATOR,
          "reliability.resume.data_order:ExactEpochBatchIterator",

@@ -62,7 +62,7 @@ class WordPieces:
     """
 
     def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, kept_hashes: np.ndarray):
-        # The task alone masks; a text about masks is text.
+        # Only the task masks; a text about masks is text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
         hashes = word_hashes(vocabulary)
         kept = (place_of(hashes, kept_hashes) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))

@@ -9,8 +9,8 @@ between two words of the right kind, and the answer is kept. That is exact becau
   :meth:`~MosesWords._kind_of`. No match reaches over more than one letter; so a letter between two marks, as in
   ``'n'`` or ``U.S.``, belongs to the gap.
 - The rule for full stops reads the whole token before (is it an abbreviation? has it a stop inside?) and the first
-  letter of the next one. So a gap with a full stop in it is asked for with what stands before it, unless that is a
-  word like any other.
+  letter of the next one. So sacremoses gets a gap with a full stop in it together with what stands before it, unless
+  that is a word like any other.
 
 What is not printable (control characters, which one of the rules deletes, and rare spaces), what looks like the marker
 that stands for several stops, and very long gaps (writing that the rules know as marks, such as Chinese) go to

@@ -45,7 +45,7 @@ def choose(cfg: Any) -> Optional[Path]:
     """The checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
 
     Raises:
-        UserError: a file that was asked for by name is missing or damaged, or all in the save folder are.
+        UserError: a file that the user named is missing or damaged, or all in the save folder are.
     """
     last = _last_of(cfg)
     if cfg.restore_file != LAST:

@@ -45,7 +45,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
         hashed = _HashedFile(file)
         try:
             torch.save(state, hashed)
-        except RuntimeError:  # torch's, when it cannot go on where a write failed
+        except RuntimeError:  # torch's, when it cannot continue after a failed write
             if hashed.error is not None:
                 raise hashed.error from None
             raise

@@ -1,4 +1,4 @@
-"""``lazyformer corpus bench``: what a corpus costs, by step; with 1 worker and with more, in turn."""
+"""``lazyformer corpus bench``: the cost of a corpus, by step; with 1 worker and with more, in turn."""
 
 import csv
 import tempfile
@@ -23,7 +23,7 @@ def run_bench(
     """Builds a corpus ``repeats`` times with each number of workers, in turn, in a temporary folder.
 
     Returns:
-        two tables: core-seconds by step, and what the whole took.
+        two tables: core-seconds by step, and the cost of the whole.
     """
     input_bytes = sum(file.size for file in find_inputs(inputs, settings.bad_files))
     timings: Timings = {count: [] for count in workers}
@@ -40,7 +40,7 @@ def run_bench(
 
 
 def step_rows(timings: Timings) -> list[list[Any]]:
-    """Median core-seconds of each step, and its megabytes of extracted text a second; the first row is the header."""
+    """Median core-seconds of each step, and its megabytes of extracted text per second; the first row is the header."""
     first = next(iter(timings.values()))
     megabytes = first[0]["megabytes"]
     rows: list[list[Any]] = [["step", *(f"core-seconds, {count} workers" for count in timings), "MB/s"]]

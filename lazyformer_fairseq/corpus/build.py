@@ -50,10 +50,10 @@ def build_corpus(
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
     executor: ExecutorSettings = ExecutorSettings(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
-    """Makes ``folder`` of raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
+    """Makes ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
-    Stopped at any moment, it goes on when it is called again with the same arguments; the bytes written are the same
-    (but for ``timing`` in the manifest), whatever the executor and the number of workers.
+    Stop it at any time; call it again with the same arguments to resume. The bytes written are the same (but for
+    ``timing`` in the manifest), whatever the executor and the number of workers.
 
     Args:
         inputs: files or folders, each with ``FORMAT:`` before it or without.
@@ -62,14 +62,14 @@ def build_corpus(
         the manifest.
 
     Raises:
-        UserError: an input, the folder or a setting is not as it must be, or what stopped a task.
+        UserError: an input, the folder or a setting is wrong, or a task stopped, and why.
     """
     folder = Path(folder)
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
     _tell(left_out, files)
     if settings.spacy_model:
-        load_splitter(settings.spacy_model)  # one that cannot do the work is named now, not by a worker
+        load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     plan = {
         "settings": settings.as_json(),
         "versions": versions(settings.spacy_model),
@@ -121,13 +121,13 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def _divide(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings that decide the stored words, and those that decide what is made of them."""
+    """Settings that decide the stored words, and those that decide what later stages make of them."""
     late = {name: settings[name] for name in LATE_SETTINGS}
     return {name: value for name, value in settings.items() if name not in late}, late
 
 
 def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
-    """Whoever changes a late setting of a corpus that is not finished need not have the words made again."""
+    """Whoever changes a late setting of an unfinished corpus need not make the words again."""
     chosen = paths.root / "late_settings.json"
     if chosen.exists() and json.loads(chosen.read_text()) == late:
         return
@@ -137,7 +137,7 @@ def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
-    """Input in a unit: by the settings, else small enough that a few workers share a small input evenly."""
+    """Bytes of input in a unit: by the settings, else few enough that a few workers share a small input evenly."""
     if settings.unit_megabytes:
         return max(1, round(settings.unit_megabytes * MEGABYTE))
     total = sum(file.size for file in files)
@@ -147,7 +147,7 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
 def _cut(
     paths: WorkPaths, files: Sequence[InputFile], settings: CorpusSettings, executor: ExecutorSettings
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """The files to read, where those that cannot be read in pieces are replaced by parts; the file of each part."""
+    """The files to read, with parts in place of those that cannot be read in pieces; the file of each part."""
     size = unit_bytes(files, settings)
     to_cut = [file for file in files if must_be_cut(file, size)]
     if to_cut:
@@ -173,7 +173,7 @@ def _run_stage(paths: WorkPaths, stage: Stage, executor: ExecutorSettings) -> No
         with progress_bar(stage.name, stage.sizes, folder / "completions", folder / "progress", in_bytes):
             run_tasks(stage.pipeline, len(stage.sizes), folder, executor)
     finally:
-        with (folder / "seconds").open("a") as file:  # of this run; a run that goes on adds a line
+        with (folder / "seconds").open("a") as file:  # of this run; a resumed run adds a line
             file.write(f"{time.monotonic() - began}\n")
 
 
@@ -188,7 +188,7 @@ def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
 
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """How the input was understood: a guessed format may not be what was meant."""
+    """Reports the format of each input: a guess may not be what the user meant."""
     for name, document in DOCUMENT_IS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"

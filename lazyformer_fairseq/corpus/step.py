@@ -1,4 +1,4 @@
-"""What the steps of the corpus pipeline share: each is a datatrove block that takes documents and passes them on."""
+"""The base of the corpus pipeline's steps: each is a datatrove block that takes documents and passes them on."""
 
 import time
 from abc import abstractmethod
@@ -16,7 +16,7 @@ EXAMPLE_LENGTH = 160
 
 @dataclass
 class TaskNotes:
-    """What a task wants to tell the report beside its numbers; shared by the steps of one task.
+    """A task's notes for the report, beside its numbers; the steps of one task share them.
 
     Attributes:
         examples: by step, pairs of text before and after, around the first place that the step changed.
@@ -47,13 +47,13 @@ class TaskNotes:
 
 
 class CorpusStep(PipelineStep):
-    """What all steps of a corpus count alike."""
+    """Counts that all steps of a corpus share."""
 
     type = "corpus"
 
     @contextmanager
     def track_core_time(self) -> Iterator[None]:
-        """Adds what the block takes of a core to ``core seconds``; datatrove's ``track_time`` counts waiting too."""
+        """Adds the block's core time to ``core seconds``; datatrove's ``track_time`` counts waiting too."""
         began = time.process_time()
         yield
         self.stat_update("core seconds", value=time.process_time() - began)
@@ -75,7 +75,7 @@ class DocumentStep(CorpusStep):
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:
-        """Changes ``document`` in place. None: it goes on; a string: it is dropped, and this is why."""
+        """Changes ``document`` in place. None: passes it on; a string: drops it for this reason."""
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         for document in data:

@@ -1,1 +1,1 @@
-"""Files that are there whole or not at all, and the formats that several parts of the project share."""
+"""Writes files whole or not at all, and holds the formats that several parts of the project share."""

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept in the user's cache folder for later processes."""
+"""Keeps measurements of this machine in the user's cache folder for later processes."""
 
 import os
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def cache_file(name: str) -> Path:
 def remembered(name: str, machine: str, key: str, measure: Callable[[], T]) -> T:
     """What an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
 
-    Of processes that measure at the same moment the first to write decides for all that come later. Where the folder
-    cannot be written each process measures for itself.
+    If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot
+    be written, each process measures for itself.
 
     Args:
         name: of the file.

@@ -1,4 +1,4 @@
-"""Folders that belong to one run: to one process at a time, and to the same settings each time it goes on."""
+"""Folders that belong to one run: to one process at a time, and to the same settings each time it resumes."""
 
 import fcntl
 import json
@@ -20,9 +20,9 @@ LOCK = ".lock"
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Makes the folder, and keeps other processes out of it until the block ends, or the process, however it ends.
+    """Makes the folder, and keeps other processes out of it until the block or the process ends, however it ends.
 
-    What killed processes left unfinished in it goes. A hidden file in it tells who is at work.
+    Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
 
     Raises:
         UserError: the folder cannot be written, or another process is at work in it.
@@ -52,7 +52,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Waits until no other process holds the file; holds it until the block ends, or the process, however it ends."""
+    """Waits until no other process holds the file; holds it until the block or the process ends, however it ends."""
     descriptor = hold(path)
     try:
         yield
@@ -61,7 +61,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def hold(path: Path, shared: bool = False) -> int:
-    """As :func:`held`, for as long as the process lives, or until the descriptor is closed that is returned.
+    """Like :func:`held`, but for as long as the process lives, or until the returned descriptor is closed.
 
     Args:
         shared: with others who share it, too.
@@ -74,12 +74,12 @@ def hold(path: Path, shared: bool = False) -> int:
 def keep_settings(
     file: Path, settings: Mapping[str, Any], of_what: str, begun: bool, made_by_them: Iterable[Path] = ()
 ) -> None:
-    """Keeps in a file the settings that all in its folder is made with; before work has begun they may still change.
+    """Keeps in a file the settings of everything in its folder; they may change until work has begun.
 
     Args:
         of_what: "a search", say.
-        begun: whether there is work that was done with the settings in the file.
-        made_by_them: files to remove where the settings are other ones.
+        begun: whether work was done with the settings in the file.
+        made_by_them: files to remove where the settings differ.
 
     Raises:
         UserError: work has begun with other settings; names each of them.
@@ -99,7 +99,7 @@ def keep_settings(
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Of two settings, in words; empty where there are none."""
+    """The differences of two settings, in words; empty where there are none."""
     return "; ".join(
         f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
         for name in sorted({*there, *here})

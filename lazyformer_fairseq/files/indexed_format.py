@@ -27,7 +27,7 @@ Dtype = Union[type, np.dtype]
 
 @dataclass(frozen=True)
 class Index:
-    """What an .idx tells: numpy's type of the ids, ids of each item (items,), bytes before each item (items,)."""
+    """The contents of an .idx: numpy's type of the ids, ids of each item (items,), bytes before each item (items,)."""
 
     path: Path
     dtype: np.dtype
@@ -36,15 +36,15 @@ class Index:
 
     @property
     def bytes(self) -> int:
-        """Of the .bin, by the last item."""
+        """Size of the .bin, by the last item."""
         return int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize if len(self.sizes) else 0
 
 
 def read_index(prefix: Prefix) -> Index:
-    """Reads the header of ``PREFIX.idx``, maps the rest; it may have no item.
+    """Reads the header of ``PREFIX.idx`` and maps the rest; there may be no item.
 
     Raises:
-        UserError: one of the two files is missing; the index is no such file, or not whole.
+        UserError: one of the two files is missing; the index is not one, or not whole.
     """
     path, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     for file, other in ((data, path), (path, data)):
@@ -74,8 +74,8 @@ def read_index(prefix: Prefix) -> Index:
 def read_items(items, sizes: np.ndarray, first: int, last: int) -> np.ndarray:
     """The tokens of items `first` to `last` of an indexed dataset, both included, one item after the other.
 
-    fairseq's own format holds them so, and a block of sentences is one piece of the file. Read item by item, as other
-    formats are, it takes longer than all else that is done to the block.
+    fairseq's own format stores them so, and a block of sentences is one piece of the file. Reading item by item, as
+    other formats need, takes longer than everything else done to the block.
 
     Args:
         items: of any of fairseq's formats.
@@ -107,13 +107,13 @@ def write_items(
 
 
 def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
-    """Writes ``target.bin`` and ``target.idx``, each whole or not at all: the bytes of one dataset written at once.
+    """Writes ``target.bin`` and ``target.idx``, each whole or not at all: the same bytes as one dataset written whole.
 
     Args:
         parts: prefixes of at least one dataset; the items come in their order.
 
     Raises:
-        UserError: a part's files do not belong together, or not to the other parts.
+        UserError: a part's files do not match each other, or the other parts.
     """
     dtype = read_index(parts[0]).dtype
     for part in parts:

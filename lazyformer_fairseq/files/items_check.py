@@ -38,12 +38,12 @@ def check_items(
     Args:
         prefix: path without ``.bin`` and ``.idx``.
         vocab_size: symbols of the dictionary; None where it is not known.
-        eos: id that every item ends in; None where they end in any.
+        eos: id that every item ends in; None where any id may.
         part, parts: "full" may be shared: process `part` of `parts` reads every `parts`-th piece.
 
     Raises:
-        UserError: a file is missing, truncated, empty, no such file at all, of another dataset or dictionary; with the
-            file's name and what to do.
+        UserError: a file is missing, truncated, empty, of another format, dataset or dictionary; with the file's name
+            and what to do.
     """
     index = read_index(prefix)
     if not len(index.sizes):
@@ -139,7 +139,7 @@ def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]
 
 
 def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> int:
-    """At least one item, however long."""
+    """Takes at least one item, however long."""
     sizes = index.sizes[start : start + most_items]
     return start + max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most_ids)))
 
@@ -147,7 +147,7 @@ def _end_of_piece(index: Index, start: int, most_items: int, most_ids: int) -> i
 def _check_piece(
     index: Index, data: Path, ids: np.ndarray, first: int, last: int, vocab_size: int, eos: Optional[int]
 ) -> None:
-    """Items [first, last), and that the item after them starts where they end."""
+    """Checks items [first, last), and that the item after them starts where they end."""
     sizes = index.sizes[first:last].astype(np.int64)
     if (sizes < 1).any():
         item = first + int(np.argmax(sizes < 1))

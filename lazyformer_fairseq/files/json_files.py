@@ -13,11 +13,11 @@ def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> 
     """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.files.whole.whole_file`."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     with whole_file(path, durable) as file:
-        file.write(text.encode(errors="backslashreplace"))  # half of a surrogate, of a file's name, say, as JSON has it
+        file.write(text.encode(errors="backslashreplace"))  # half a surrogate, from a file's name, say, as JSON has it
 
 
 def read_json(path: Path, remedy: str = "remove it and run the same command again") -> dict[str, Any]:
-    """Raises a UserError, which ends in the remedy, where the file is no JSON object."""
+    """Raises a UserError, which ends in the remedy, where the file is not a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """Files and folders that are there whole or not at all.
 
-Each is written under a hidden name beside its own, ``.NAME.0123abcd.unfinished``, locked, synced to the disk, renamed.
-Whoever reads NAME sees what stood there before or what stands there now. What a killed process leaves under such a name
-the next one removes: nobody holds its lock any more.
+Each is written under a hidden name beside its own, ``.NAME.0123abcd.unfinished``, locked, synced to disk, renamed.
+Whoever reads NAME sees the old contents or the new. The next process removes what a killed one left under such a name:
+nobody holds its lock any more.
 """
 
 import errno
@@ -27,14 +27,14 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def whole_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
-    """Yields a file to write; it takes the name `path` when the block ends well. Folders that are missing are made.
+    """Yields a file to write; it takes the name `path` when the block ends well. Makes missing folders.
 
     Args:
         durable: from then on it survives a power cut. That takes some milliseconds, too long for thousands of files
             that can be made again.
 
     Raises:
-        OSError: it cannot be written; what stood under the name before is as it was.
+        OSError: it cannot be written; what stood under the name before is unchanged.
     """
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def refuse_filled_folder(folder: Union[str, Path]) -> None:
 
 
 def unfinished_name(path: Path) -> Path:
-    """A hidden sibling that no other process has, and that :func:`remove_leftovers` knows."""
+    """A hidden sibling that no other process has, and that :func:`remove_leftovers` recognizes."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
@@ -132,18 +132,18 @@ def remove_leftovers(folder: Union[str, Path], name: str = "*", deep: bool = Fal
 
 
 def _lock(descriptor: int) -> None:
-    with suppress(OSError):  # not every file system knows locks
+    with suppress(OSError):  # not every file system has locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sync_content(folder: Path) -> None:
-    """All files in a folder and its subfolders survive a power cut from now on."""
+    """Makes all files in a folder and its subfolders survive a power cut from now on."""
     for path in (*folder.rglob("*"), folder):
         _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Of a folder its names: without this a power cut can take a rename back."""
+    """For a folder, syncs its names: without this a power cut can undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

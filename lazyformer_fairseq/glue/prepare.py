@@ -35,7 +35,7 @@ PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 
 @dataclass(frozen=True)
 class Preparation:
-    """What prepare was asked for.
+    """The request to prepare.
 
     Attributes:
         data: folder of the official download.
@@ -56,7 +56,7 @@ class Preparation:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """A tokenizer's folder from it, from a folder of checkpoints, or from a checkpoint.
+    """A tokenizer's folder, given the folder itself, a folder of checkpoints, or a checkpoint.
 
     Raises:
         UserError: there is none.
@@ -89,7 +89,7 @@ def prepare_tasks(wanted: Preparation, tasks: Sequence[TaskDescription]) -> list
             prepared before in another way. Tasks that were finished before stay.
     """
     tokenizer = Tokenizer.load(wanted.tokenizer)
-    settings = [_settings(wanted, task) for task in tasks]  # every missing folder is told before anything is encoded
+    settings = [_settings(wanted, task) for task in tasks]  # reports every missing folder before anything is encoded
     prepared = []
     with tqdm(total=len(tasks), desc="prepare", unit=" tasks", disable=None) as progress:
         for task, values in zip(tasks, settings, strict=True):
@@ -100,7 +100,7 @@ def prepare_tasks(wanted: Preparation, tasks: Sequence[TaskDescription]) -> list
 
 
 def remarks(prepared: PreparedTask) -> list[str]:
-    """What a user should know of a task's files: missing ones, skipped rows, another number of rows than official."""
+    """Remarks for the user on a task's files: missing ones, skipped rows, an unofficial number of rows."""
     task, manifest = prepared.task, prepared.manifest
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
@@ -117,7 +117,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
 
 
 def overview(prepared: Sequence[PreparedTask]) -> str:
-    """A table of what was prepared, a row a split, and under it what a user should know."""
+    """A table of the prepared data, a row per split, with remarks for the user under it."""
     rows = [
         (
             task.task.name,
@@ -179,7 +179,7 @@ def _prepare(
     source, folder = wanted.data / task.folder, wanted.folder(task)
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
-    files = {split: read_split(task, source, split) for split in there}  # wrong rows are told before any is encoded
+    files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
     with whole_folder(folder) as unfinished:
         manifest = {
             "format": FORMAT,
@@ -198,7 +198,7 @@ def _prepare(
 def _write(
     wanted: Preparation, task: TaskDescription, split: str, file: SplitFile, tokenizer: Tokenizer, folder: Path
 ) -> dict[str, Any]:
-    """Writes a split. Returns what the manifest says of it."""
+    """Writes a split. Returns its entry in the manifest."""
     encoded = encode_split(tokenizer, file, wanted.max_length, wanted.processes)
     examples = EncodedExamples(encoded.inputs, targets_of(task, file.examples))
     write_split(folder, split, examples, len(tokenizer.dictionary))

@@ -1,4 +1,4 @@
-"""``lazyformer lm``: texts of language modelling, and what a model makes of them."""
+"""``lazyformer lm``: prepares texts of language modelling, and evaluates models on them."""
 
 from pathlib import Path
 from typing import Optional

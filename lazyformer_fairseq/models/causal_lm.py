@@ -34,7 +34,7 @@ class CausalLanguageModel(BaseFairseqModel):
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """fairseq's, of files that may be somebody else's: nothing that they hold is run."""
+        """fairseq's, for files that may be somebody else's: runs nothing that they hold."""
         with loading_safely():
             return super().from_pretrained(*args, **kwargs)
 
@@ -86,7 +86,7 @@ class CausalLanguageModel(BaseFairseqModel):
 
         Args:
             src_tokens: ids (B, T).
-            memory: of these B streams; it is brought up to the end of this segment. None to start and end here.
+            memory: of these B streams; advances to the end of this segment. None to start and end here.
             target: ids (B, T), the tokens that follow.
             features_only: return the decoder's output.
             return_all_hiddens: also return what every sublayer returned.

@@ -71,7 +71,7 @@ def parse_cutoffs(text: str) -> tuple[int, ...]:
     """``"19997,39997"`` -> ``(19997, 39997)``; nothing for an empty text.
 
     Raises:
-        UserError: something else than whole numbers stands between the commas.
+        UserError: anything but whole numbers stands between the commas.
     """
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()

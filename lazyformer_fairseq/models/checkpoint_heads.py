@@ -1,4 +1,4 @@
-"""Classification heads when a checkpoint is loaded: pre-training knows none, fine-tuning adds them."""
+"""Matches classification heads when a checkpoint loads: pre-training has none, fine-tuning adds them."""
 
 import logging
 
@@ -10,7 +10,7 @@ PREFIX = "classification_heads."
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
-    """Makes the heads in `state_dict` those of the model, in place, and logs what was left out or starts anew.
+    """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
 
     A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
     fresh weights.

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's weights and dictionary are those that a model needs."""
+"""Checks that a checkpoint's weights and dictionary are those that a model needs."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 
-PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # of the encoder, the weight with a row for each word
+PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
 
 
 def dictionary_hash(dictionary) -> Tensor:

@@ -1,4 +1,4 @@
-"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, used from raw text."""
+"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text."""
 
 import logging
 from pathlib import Path
@@ -34,7 +34,7 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
 
     Args:
-        model_class: LazyFormerModel, which asks.
+        model_class: LazyFormerModel, the caller.
         folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both.
         checkpoint_file: name in `folder`; by default the best, else the last.
 
@@ -66,7 +66,7 @@ def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
         raise UserError(f"{path}: not a checkpoint of this package's models: its weights are no tensors")
     try:
-        # Sizes first, without memory: a few bytes of settings can ask for more of it than there is.
+        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
             sizes = _assemble(model_class, cfg, dictionary, weights).state_dict()
         own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}

@@ -65,17 +65,17 @@ class LazyFormerModel(FairseqEncoderModel):
         has_padding: Optional[bool] = None,
         **unused,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Encodes, and applies the head asked for.
+        """Encodes, and applies the requested head.
 
         Args:
             src_tokens: ids (B, T), padded on the right.
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
-            masked_tokens: logits at these positions alone: places in the B * T ones, int64 (M,), or a boolean (B, T).
+            masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
             classification_head_name: return this head's logits.
             return_all_hiddens: also return what every sublayer returned.
-            has_padding: whether any sequence is padded. Whoever made the batch knows; without it a GPU must be waited
-                for to find out.
+            has_padding: whether any sequence is padded. Whoever made the batch can tell; without it the model must wait
+                for the GPU to find out.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
@@ -95,7 +95,7 @@ class LazyFormerModel(FairseqEncoderModel):
 
     @property
     def compiles(self) -> bool:
-        """Whether training goes through torch.compile; the criterion asks."""
+        """Whether training goes through torch.compile; for the criterion."""
         return self.encoder.sentence_encoder.compiles
 
     def register_classification_head(self, name: str, num_classes: int) -> None:
@@ -112,7 +112,7 @@ class LazyFormerModel(FairseqEncoderModel):
         self.classification_heads[name] = head
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Lets a checkpoint with other classification heads than the model's load; says which are new or left out."""
+        """Lets a checkpoint with other classification heads than the model's load; logs which are new or left out."""
         super().upgrade_state_dict_named(state_dict, name)
         match_classification_heads(state_dict, self.classification_heads)
 

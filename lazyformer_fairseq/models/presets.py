@@ -1,4 +1,4 @@
-"""Rows of the table of architectures become values of ``--arch``."""
+"""Turns rows of the table of architectures into values of ``--arch``."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -27,8 +27,8 @@ def register_presets(model: str, rows: Mapping[str, Architecture]) -> None:
 
 def _preset(row: Architecture, defaults: Mapping[str, object]):
     def preset(args):
-        # Settings of a checkpoint lack the options that came after it. fairseq knows their defaults by a model's name,
-        # but not by an arch's; of a command line it fills them in later.
+        # A checkpoint's settings lack options that are newer than it. fairseq finds their defaults by a model's name,
+        # not by an arch's; for a command line it fills them in later.
         values = {**defaults, **row.options()} if OmegaConf.is_config(args) else row.options()
         for option, value in values.items():
             if getattr(args, option, None) is None:

@@ -29,7 +29,7 @@ OPTIONS = tuple(field.name for field in fields(LazyFormerConfig) if not field.na
 
 
 def reading_safetensors(load_checkpoint_to_cpu: Callable) -> Callable:
-    """Wraps fairseq's ``load_checkpoint_to_cpu``: safetensors are read where a checkpoint is asked for."""
+    """Wraps fairseq's ``load_checkpoint_to_cpu``: also reads safetensors in place of a checkpoint."""
 
     @functools.wraps(load_checkpoint_to_cpu)
     def load(path, *args, **kwargs):
@@ -41,7 +41,7 @@ def reading_safetensors(load_checkpoint_to_cpu: Callable) -> Callable:
 
 
 def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
-    """What :func:`models.export.export` wrote, in the shape of a fairseq checkpoint without an optimizer.
+    """Reads what :func:`models.export.export` wrote, in the form of a fairseq checkpoint without an optimizer.
 
     Args:
         path: of the weights; config.json stands beside them.
@@ -67,7 +67,7 @@ def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights, each tied one under all its names, and metadata. Raises a UserError where it is no such file."""
+    """Weights, each tied one under all its names, and metadata. Raises a UserError where it is not such a file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
@@ -81,7 +81,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's options, each of the right type. Raises a UserError where the file is no such config."""
+    """The model's options, each of the right type. Raises a UserError where the file is not such a config."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

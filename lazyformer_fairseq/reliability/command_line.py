@@ -1,4 +1,4 @@
-"""What a command line prints of errors and warnings. Imports neither fairseq nor torch."""
+"""How a command line prints errors and warnings. Imports neither fairseq nor torch."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from lazyformer_fairseq.reliability.signals.user_error_note import note_user_err
 def printing_user_errors(excepthook: Callable) -> Callable:
     """``sys.excepthook``: a user's mistake ends a command line with its message, Ctrl-C with a line; exit code 1.
 
-    fairseq wraps some errors in its own, so the whole chain is searched. All else goes to the hook that was there.
+    fairseq wraps some errors in its own, so the whole chain is searched. Others go to the hook that was there.
     hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

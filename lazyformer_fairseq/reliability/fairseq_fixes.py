@@ -1,4 +1,4 @@
-"""Wrappers that let fairseq train on machines that it does not think of; ``hooks`` says what it does otherwise."""
+"""Wrappers that let fairseq train on machines that it does not expect; ``hooks`` states what it does otherwise."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
 
 
 def training_on_cpu_under_torchrun(infer_init_method: Callable) -> Callable:
-    """``infer_init_method(cfg)``: takes what torchrun says where there is no GPU."""
+    """``infer_init_method(cfg)``: follows torchrun where there is no GPU."""
 
     @functools.wraps(infer_init_method)
     def infer(cfg, *args, **kwargs):
@@ -50,7 +50,7 @@ def gathering_without_gpu(all_gather_list: Callable) -> Callable:
 
 
 def letting_bf16_run_on_gpus_and_cpus(parse_args_and_arch: Callable) -> Callable:
-    """fairseq's parser; a TPU is used where ``--tpu`` asks for one."""
+    """fairseq's parser; uses a TPU only where ``--tpu`` requests one."""
 
     @functools.wraps(parse_args_and_arch)
     def parse(parser, input_args=None, *args, **kwargs):

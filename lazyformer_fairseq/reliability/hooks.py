@@ -1,4 +1,4 @@
-"""The one table of what of fairseq, torch and Python is replaced, and why; ``installing`` puts its rows in place.
+"""The one table of what we replace in fairseq, torch and Python, and why; ``installing`` puts its rows in place.
 
 Rows of one target wrap each other in the table's order, the last one outermost. The table itself imports nothing, so
 that a command line can read it before it loads fairseq.
@@ -29,9 +29,9 @@ class Hook:
         stage: when it is put in place.
         target: ``module:name`` or ``module:Class.name``.
         signature: the target's, without annotations, as inspect writes it; None where there is none to check.
-        wrapper: ``module:name`` in this package: called with what stands there, it returns what is to stand there.
+        wrapper: ``module:name`` in this package: takes what stands there and returns what replaces it.
         why: what fairseq does otherwise.
-        replaces: `wrapper` itself is to stand there.
+        replaces: `wrapper` itself takes the target's place.
         copies: modules that, where they are loaded, have imported the target by its name.
     """
 
@@ -44,8 +44,8 @@ class Hook:
     copies: tuple[str, ...] = ()
 
 
-# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also says which of
-# fairseq's models it is: with fconv_lm, whatever stood in decoder_layers was run.
+# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also names
+# the fairseq model: with fconv_lm, fairseq ran whatever stood in decoder_layers.
 EVALUATING_MODULES = (
     "fairseq.criterions.ctc",
     "fairseq.data.audio.raw_audio_dataset",
@@ -131,7 +131,7 @@ HOOKS = (
     Hook(LOADING, "fairseq.file_utils:load_archive_file", "(archive_file)",
          "reliability.checkpoints.untrusted:check_archive_first",
          "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
-    # Processes and precision on machines that fairseq does not think of.
+    # Processes and precision on machines that fairseq does not expect.
     Hook(RUN, "fairseq.distributed.utils:infer_init_method", "(cfg, force_distributed=False)",
          "reliability.fairseq_fixes:training_on_cpu_under_torchrun",
          "the number of processes is divided by that of the GPUs, 0 perhaps"),
@@ -152,7 +152,7 @@ HOOKS = (
          "optim.linear_warmup:telling_updates_per_epoch",
          "schedules are built before data; linear_warmup with --max-epoch needs the updates of an epoch"),
     # A NaN ends a run of fairseq; here the update is skipped, counted, and after many in a row the run rolls back.
-    # Before all others, so that a skipped update is one like others for whoever acts after an update.
+    # Before all others, so that whoever acts after an update sees a skipped one like any other.
     Hook(RUN, "fairseq.trainer:Trainer._aggregate_logging_outputs", _AGGREGATE,
          "reliability.bad_updates.skipping:hear_all_processes",
          "the losses of all processes, which fairseq sums anyway, are heard"),
@@ -187,7 +187,7 @@ HOOKS = (
     Hook(RUN, "fairseq.checkpoint_utils:os", None,
          "reliability.checkpoints.retention:CarefulOs",
          "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one"),
-    # The memory of streams, of all workers, goes into checkpoints and comes back.
+    # Checkpoints save and restore the memory of the streams of all workers.
     Hook(RUN, "fairseq.checkpoint_utils:save_checkpoint", "(cfg, trainer, epoch_itr, val_loss)",
          "reliability.resume.task_memory:gather_before_saving",
          "the first process alone is asked what its task carries, when the others have gone on"),
@@ -197,7 +197,7 @@ HOOKS = (
     Hook(RUN, "fairseq.models.ema.ema:EMA.__init__", "(self, model, config, device=None, skip_keys=None)",
          "reliability.checkpoints.moving_average:skipping_what_is_no_number",
          "the moving average (--store-ema) multiplies all that a model holds, bytes too, and fails"),
-    # fairseq resumes near where it was: with rounded weights, and with other data if the processes are others. Tasks
+    # fairseq resumes near where it was: with rounded weights, and with other data if the processes differ. Tasks
     # and fairseq_cli.train look both iterators up there.
     Hook(RUN, "fairseq.data.iterators:EpochBatchIterator", _EPOCH_ITERATOR,
          "reliability.resume.data_order:ExactEpochBatchIterator",
@@ -218,7 +218,7 @@ HOOKS = (
     Hook(RUN, "fairseq.trainer:Trainer.load_checkpoint", _LOAD_TRAINER,
          "reliability.resume.exact_state:keep_between_epochs",
          "of an epoch that is over, the schedule does not hear its validation, and averages start anew"),
-    # A signal kills a run of fairseq. Last of all, so that saving and updates are what the others made of them.
+    # A signal kills a run of fairseq. Last of all, so that these wrap saving and updates as the others left them.
     Hook(RUN, "fairseq.checkpoint_utils:load_checkpoint", "(cfg, trainer, **passthrough_args)",
          "reliability.signals.preemption:listen_from_here",
          "signals are heard from here on: called by training alone, once, before the first update"),

@@ -1,4 +1,4 @@
-"""Puts the rows of the table of hooks in place, each once, after a look at whether it still fits."""
+"""Puts the rows of the table of hooks in place, each once, after checking that it still fits."""
 
 import importlib
 import inspect
@@ -20,9 +20,9 @@ _before: dict[Hook, Any] = {}  # what stood where a hook is in place now
 
 
 def install(*stages: Stage) -> list[Hook]:
-    """Puts the hooks of some stages in place, in the table's order; those that are stay as they are.
+    """Puts the hooks of some stages in place, in the table's order; skips those already there.
 
-    Of what does not fit it warns: stock tasks can do without. :func:`start_run` refuses.
+    Warns of hooks that do not fit: stock tasks can do without them. :func:`start_run` refuses.
 
     Returns:
         Those that were not in place before.
@@ -37,13 +37,13 @@ def install(*stages: Stage) -> list[Hook]:
 
 
 def start_run(command_line: bool = False) -> None:
-    """Puts all in place that a run of ours needs.
+    """Puts in place every hook that a run of ours needs.
 
     Args:
         command_line: the process is fairseq's or ours from its start, so that warnings and errors are ours to print.
 
     Raises:
-        UserError: names every hook that does not fit; what holds a run only in part does not keep it safe.
+        UserError: names every hook that does not fit; a run that only some hooks protect is not safe.
     """
     stages = set(Stage) if command_line else set(Stage) - {Stage.COMMAND_LINE}
     _refuse_misfits(*stages)
@@ -52,7 +52,7 @@ def start_run(command_line: bool = False) -> None:
 
 @contextmanager
 def loading_safely() -> Iterator[None]:
-    """What keeps files from running code is in place for a while, in a process that may start no run.
+    """Keeps files from running code while the block runs, in a process that may never start a run.
 
     Raises:
         UserError: as :func:`start_run`.
@@ -73,7 +73,7 @@ def _refuse_misfits(*stages: Stage) -> None:
 
 
 def _misfits(*stages: Stage) -> dict[Hook, str]:
-    """Of the hooks that are not in place those that do not fit, and why."""
+    """The hooks not yet in place that do not fit, and why."""
     missing = (hook for hook in HOOKS if hook.stage in stages and hook not in _before)
     return {hook: misfit for hook in missing if (misfit := find_misfit(hook))}
 
@@ -107,7 +107,7 @@ def _passes_all_on(parameters: list[inspect.Parameter]) -> bool:
 
 
 def _find(target: str) -> tuple[Any, str, Any]:
-    """Of ``module:path`` the object that has the name, the name, and what stands there, a static method as one."""
+    """For ``module:path``: the object that has the name, the name, and what stands there, a static method as one."""
     module, _, path = target.partition(":")
     *parents, name = path.split(".")
     owner = reduce(getattr, parents, importlib.import_module(module))

@@ -1,4 +1,4 @@
-"""What is a run of ours, and where it starts: fairseq runs many tasks, and those of others are to stay as they are."""
+"""Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def names_task_of_ours(settings: Any) -> bool:
 
 
 def is_task_of_ours(task: Any) -> bool:
-    """The same of a class, which is ours or extends one of ours."""
+    """The same for a class, which is ours or extends one of ours."""
     return any(base.__module__.startswith(f"{PACKAGE}.") for base in getattr(task, "__mro__", ()))
 
 

@@ -1,1 +1,1 @@
-"""What is dropped and mended of a document before it is divided into sentences."""
+"""Cleans documents, and drops some, before they are divided into sentences."""

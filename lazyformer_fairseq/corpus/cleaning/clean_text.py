@@ -1,4 +1,4 @@
-"""Cleans documents line by line (a line is a paragraph), and drops the lines and documents that are no prose."""
+"""Cleans documents line by line (a line is a paragraph), and drops the lines and documents that are not prose."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ from datatrove.data import Document
 from lazyformer_fairseq.corpus.cleaning.rules import HALVES, INVISIBLE, UNDECODABLE, Rule, rules_for
 from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
 
-PASSES = 8  # markup nested deeper than this is no prose
+PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # share of a line's characters
 ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
 FEW = 5  # signs, which even the shortest line may have: "No!"
@@ -25,14 +25,14 @@ SENTENCE_END_OR_SPACE = (re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]",
 class CleanText(DocumentStep):
     """Text of one paragraph a line -> the same without markup, odd characters and spaces, with links as ``<url>`` etc.
 
-    Every line is brought to where no rule changes it any more, so cleaning a text again changes nothing. Unicode
+    The rules run on each line until none changes it, so cleaning a text again changes nothing. Unicode
     becomes NFC, one spelling for what looks the same; not NFKC, which would make 102 of 10². Statistics: ``lines in`` =
     ``lines out`` + the sum of all ``lines dropped: REASON``; ``replaced: <url>``, ``removed: tags`` ... count places.
 
     Args:
         min_line_words: a line with fewer words is dropped unless it ends like a sentence: a title, a caption, an item.
-        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space; counted as so
-            many lines. One without any such place is dropped.
+        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
+            count as lines. One without any such place is dropped.
         min_line_letters: share of letters and spaces among a line's characters.
         min_document_characters: a document that keeps less is dropped as too short; one that lost more than half
             of its characters in lines of few letters is dropped for that.
@@ -111,7 +111,7 @@ class CleanText(DocumentStep):
 
 
 def clean_characters(line: str, counts: Counter[str]) -> str:
-    """Without invisible characters, in NFC, with single spaces."""
+    """The line without invisible characters, in NFC, with single spaces."""
     if UNDECODABLE in line:
         counts["removed: undecodable characters"] += line.count(UNDECODABLE)
         line = line.replace(UNDECODABLE, "")
@@ -148,7 +148,7 @@ def _replace(rule: Rule, line: str, counts: Counter[str]) -> str:
 
 
 def divided(line: str, most: int) -> Iterator[str]:
-    """Parts of at most ``most`` characters, cut after a sentence or at a space; the rest whole if there is neither."""
+    """Parts of at most ``most`` characters, cut after a sentence or at a space; whole if there is neither."""
     start = 0
     while len(line) - start > most:
         for place in SENTENCE_END_OR_SPACE:

@@ -15,19 +15,19 @@ def find_duplicates(
     bands: Sequence[np.ndarray] = (),
     documents_at_once: int = DOCUMENTS_PER_PARTITION,
 ) -> list[np.ndarray]:
-    """Which documents to drop. The order is that of the units, and in a unit that of its documents.
+    """Decides which documents to drop. The order is that of the units, and within a unit that of its documents.
 
     A document is a DUPLICATE if an earlier one has its fingerprint; else a NEAR_DUPLICATE if an earlier one, itself
-    kept or not, has its hash in the same band. So the first of equals stays, and of similar documents every one that
+    kept or not, has its hash in the same band. So the first of equal documents stays, and every one that
     has no similar one before it. How documents are divided into units makes no difference, nor ``documents_at_once``.
 
     Args:
-        fingerprints: a unit an item, uint64 (documents, 2); memory-mapped if they are many.
-        bands: a unit an item, uint64 (documents, bands); none, or with 0 columns, for exact duplicates alone.
+        fingerprints: an item per unit, uint64 (documents, 2); memory-mapped if they are many.
+        bands: an item per unit, uint64 (documents, bands); none, or with 0 columns, for exact duplicates alone.
         documents_at_once: bounds the memory: about 80 bytes for each of these, and 1 byte for each of all documents.
 
     Returns:
-        a unit an item, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
+        an item per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
     """
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
     assert len(bands) in (0, len(fingerprints)) and all(map(_same_length, fingerprints, bands))
@@ -67,7 +67,7 @@ def _let_go(unit: np.ndarray) -> None:
 
 
 class _RowsSeen:
-    """Rows in order, with where they stand. What is repeated is marked and forgotten when there are too many."""
+    """Rows in order, with their places. When there are too many, it marks the repeated ones and forgets all."""
 
     def __init__(self, at_once: int, mark: int, decisions: list[np.ndarray]):
         self.at_once, self.mark, self.decisions = at_once, mark, decisions

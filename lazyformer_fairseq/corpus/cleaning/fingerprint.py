@@ -1,4 +1,4 @@
-"""What tells that two documents are the same: a hash of the text, and if asked for, hashes that similar texts share."""
+"""Tells equal documents by a hash of the text and, on request, similar ones by hashes that they share."""
 
 import re
 from typing import Optional
@@ -29,7 +29,7 @@ class Fingerprint(DocumentStep):
     """Adds to a document's metadata ``fingerprint``: the (high, low) halves of a hash of its letters and digits.
 
     With ``near_duplicates`` also ``bands``: 18 integers of 64 bits (see :func:`bands`). The same text gives the same
-    numbers on every machine; the bands may be others with another version of rensa.
+    numbers on every machine; the bands may differ with another version of rensa.
     """
 
     name = "fingerprint"
@@ -47,7 +47,7 @@ class Fingerprint(DocumentStep):
 def fingerprint(text: str) -> tuple[int, int]:
     """(high, low) 64 bits of xxh3-128 of the text's letters and digits; of the text itself where it has none.
 
-    Case, spacing and punctuation do not count: other lines, curly quotes or one space more make no difference.
+    Case, spacing and punctuation do not count: other line breaks, curly quotes or an extra space make no difference.
     """
     letters = _folded(text).translate(None, NOT_WORDS)
     digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
@@ -55,7 +55,7 @@ def fingerprint(text: str) -> tuple[int, int]:
 
 
 def bands(text: str) -> list[int]:
-    """BANDS integers of 64 bits, of which similar texts share one or more.
+    """BANDS integers of 64 bits; similar texts share one or more.
 
     They are hashes of 14 MinHash values each (Broder 1997) of the set of runs of 5 words. Two texts whose sets have
     Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 56% at 0.8, 99% at 0.9.

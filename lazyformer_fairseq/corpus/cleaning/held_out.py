@@ -1,10 +1,10 @@
-"""Which documents are held out for validation."""
+"""Decides which documents are held out for validation."""
 
 import numpy as np
 
 
 def is_held_out(fingerprints: np.ndarray, valid_share: float, seed: int) -> np.ndarray:
-    """Whether documents belong to the validation split: by their text and the seed, never by their place.
+    """Whether documents belong to the validation split; depends on their text and the seed, never on their place.
 
     Args:
         fingerprints: uint64 (documents, 2), or (2,) of one document.

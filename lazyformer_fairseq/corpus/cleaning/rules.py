@@ -1,7 +1,7 @@
-"""What is replaced inside a line of text: left-overs of wiki and HTML markup, links, odd characters.
+"""The rules that replace parts of a line: left-overs of wiki and HTML markup, links, odd characters.
 
-Each rule takes time in proportion to the line, whatever the line: a pattern that repeats something either stops at the
-character that it starts with, or takes all it can and never gives back (``++``), or starts only where a run starts.
+Each rule takes time in proportion to the line, whatever its text: a pattern that repeats something either stops at the
+character that it starts with, or takes all it can and gives nothing back (``++``), or starts only where a run starts.
 """
 
 import html
@@ -18,8 +18,8 @@ class Rule:
     """A pattern and what takes its place.
 
     Attributes:
-        label: what the count of replacements is called.
-        hints: plain strings, one of which is in every text that the pattern matches: a far quicker test.
+        label: the name of the count of replacements.
+        hints: plain strings, one of which is in every text that the pattern matches: a much quicker test.
         gate: a quick pattern that is found wherever the pattern is.
     """
 
@@ -45,7 +45,7 @@ INVISIBLE = re.compile(
     "\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
     "|(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
 )
-UNDECODABLE = "\ufffd"  # what a reader puts in the place of bytes that are not UTF-8
+UNDECODABLE = "\ufffd"  # a reader puts it in place of bytes that are not UTF-8
 
 # Markup ---------------------------------------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ def _without_empty(brackets: re.Match) -> str:
     return re.sub("(?<! ) ++(?=[,;])", "", rest.rstrip() if after in tuple(".:!?)") else rest)
 
 
-# The rules that know English: MediaWiki's names of namespaces, image options and notes.
+# The rules for English: MediaWiki's names of namespaces, image options and notes.
 ENGLISH = (
     Rule("wiki links", ("[[",), re.compile(r"\[\[ ?:?(?:File|Image|Media|Category):[^\[\]]*+\]\]", re.IGNORECASE), ""),
     Rule("image options", ("thumb|", "thumbnail|", "px|"), re.compile(
@@ -137,7 +137,7 @@ BRACKETS = (
         r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"), ")"),
 )  # fmt: skip
 
-# Halves of pairs; only when nothing else is left to do, because the pair round another pair is seen once that is gone.
+# Halves of pairs. Last of all: the pair around another pair shows only once the inner one is gone.
 HALVES = (
     Rule("comments", ("<!--",), re.compile("<!--"), ""),
     Rule("templates", ("{{", "}}"), re.compile(r"\{\{+|\}\}+"), ""),

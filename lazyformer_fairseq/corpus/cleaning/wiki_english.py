@@ -1,9 +1,9 @@
-"""What :mod:`wiki_markup` must know of one language's Wikipedia: here English. Another language is such a file."""
+"""The facts that :mod:`wiki_markup` needs of one language's Wikipedia: here English. Other languages: one file each."""
 
 import re
 from collections.abc import Callable
 
-# Links into these show a picture, or only sort the page; what is between the brackets is no part of the sentence.
+# Links into these show a picture, or only sort the page; the text between the brackets is not part of the sentence.
 LEFT_OUT_NAMESPACES = frozenset("file image media category".split())
 
 DISAMBIGUATION_TEMPLATE = re.compile(
@@ -58,7 +58,7 @@ def _after(text: str) -> Callable[[Arguments], str]:
     return lambda arguments: text + _first(arguments)
 
 
-# Templates whose text is part of a sentence, by their names in lower case; all others go.
+# Templates whose text is part of a sentence, by their names in lower case; all others are dropped.
 INLINE_TEMPLATES: dict[str, Callable[[Arguments], str]] = {
     **dict.fromkeys(
         "nowrap nobr nbr small smaller big larger em strong angbr vanchor sc sc2 smallcaps keypress key mvar math sic "

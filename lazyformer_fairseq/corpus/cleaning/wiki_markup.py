@@ -1,7 +1,7 @@
-"""Makes paragraphs of wiki markup: what a reader of the article would call its text.
+"""Makes paragraphs from wiki markup: what a reader of the article would call its text.
 
-As in BERT's recipe headings, lists, tables, captions and references go. The package wikiextractor does the markup;
-before it sees a page, what it gets wrong is taken out: it drops links such as [[Alien: Covenant]] for their colon,
+As in BERT's recipe, headings, lists, tables, captions and references go. wikiextractor parses the markup; before it
+sees a page, this module takes out what it gets wrong: it drops links such as [[Alien: Covenant]] for their colon,
 writes italics as quotes, makes a paragraph of each line, loses what templates such as {{convert|5|km}} say, and lets a
 `}}` inside of a formula end a template.
 """
@@ -53,7 +53,7 @@ SHORT_LINE = 100  # characters
 class ExtractWikiMarkup(DocumentStep):
     """Pages of a MediaWiki dump become paragraphs, one a line; documents of other formats pass as they are.
 
-    Dropped: redirects, pages that are no articles, disambiguation pages, and what has no text left.
+    Dropped: redirects, pages that are not articles, disambiguation pages, and what has no text left.
 
     Raises:
         UserError: the package wikiextractor is not installed.
@@ -120,7 +120,7 @@ def simplify(markup: str) -> str:
 
 
 def _join_lines(text: str) -> str:
-    """A line after a line goes on with its paragraph; short lines that begin with a space are code or drawings."""
+    """A line after a line continues its paragraph; short lines that begin with a space are code or drawings."""
     lines: list[str] = []
     goes_on = False
     for line in text.split("\n"):
@@ -172,7 +172,7 @@ def _link_text(match: re.Match) -> str:
 
 
 def _mend(line: str) -> str:
-    """A line of wikiextractor's, without what templates left behind; empty for what is no prose."""
+    """A line of wikiextractor's output, without what templates left behind; empty if it is not prose."""
     if line[:1] and line[0] in LIST_MARKS:
         return ""
     if "(" in line or "[" in line:

@@ -1,1 +1,1 @@
-"""Readers of the input: which files there are, how they are divided into units, and the documents of each."""
+"""Reads the input: finds its files, divides them into units, and yields the documents of each."""

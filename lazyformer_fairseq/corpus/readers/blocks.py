@@ -1,7 +1,7 @@
 """Divides a file into blocks of lines, one document each, for every format that marks a document's start by a line.
 
-A range of bytes ``[start, end)`` of a file gives the blocks whose first line begins in the range, whole: so ranges that
-cover a file give every block once, wherever the cuts fall.
+A range of bytes ``[start, end)`` of a file gives, whole, the blocks whose first line begins in it: so ranges that cover
+a file give every block once, wherever the cuts fall.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """What is read in one go: a whole file, or the documents of it whose first byte lies in ``[start, end)``.
+    """The part to read in one go: a whole file, or the documents of it whose first byte lies in ``[start, end)``.
 
     Offsets are of the file on disk; in a bz2 file a range holds whole streams, each of which begins with a document.
     """
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass
 class Watch:
-    """What a reader tells while it reads.
+    """A reader's report while it reads.
 
     Attributes:
         bytes_done: bytes of the file on disk (compressed ones) consumed so far.
@@ -62,7 +62,7 @@ def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> 
     """Blocks of a piece in order; memory is bounded by the longest one.
 
     Raises:
-        BadInput: compressed data are damaged or truncated.
+        BadInput: compressed data is damaged or truncated.
     """
     is_plain = compression(piece.path) is None
     end = piece.end if is_plain else None
@@ -120,7 +120,7 @@ def _is_blank_before(file: BinaryIO, offset: int) -> bool:
 
 
 def decode(content: bytes, watch: Watch) -> str:
-    """UTF-8 text; a line that is none is taken as cp1252 (old books), of which bytes without meaning become U+FFFD."""
+    """UTF-8 text; any other line is read as cp1252 (old books), where bytes without meaning become U+FFFD."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -136,7 +136,7 @@ def _decode_line(line: bytes, watch: Watch) -> str:
 
 
 def place(piece: Piece, line: int) -> str:
-    """``FILE, line N``: where the line with the number ``line`` of the piece is, for a message."""
+    """``FILE, line N``: the place of the piece's line number ``line``, for a message."""
     if not piece.start:
         return f"{piece.path}, line {line}"
     if compression(piece.path) is not None:

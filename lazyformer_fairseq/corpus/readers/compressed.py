@@ -1,8 +1,8 @@
-"""Opens plain, gz, bz2 and zst files alike, and knows how much of the file on disk is consumed.
+"""Opens plain, gz, bz2 and zst files alike, and counts how much of the file on disk is consumed.
 
-Which it is tells the file's first bytes, not its name. A file may hold several streams, one after the other (bgzip,
-pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers pass over a truncated zst file in
-silence and count no compressed bytes, hence this one.
+The file's first bytes decide which it is, not its name. A file may hold several streams, one after the other (bgzip,
+pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers silently accept a truncated zst
+file and count no compressed bytes, hence this one.
 """
 
 import bz2
@@ -49,7 +49,7 @@ def compression(path: Union[str, Path]) -> Optional[str]:
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
     """The bytes of the streams of a compressed file that begin in ``[start, end)`` of it; ``.raw`` counts (see below).
 
-    Of a file that is not compressed ``end`` is ignored: who reads lines goes beyond it to finish a document.
+    Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
     """
     kind = compression(path)
     file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the reader
@@ -121,7 +121,7 @@ class _Decompressed(_Plain):
         return count
 
     def _holds_input(self) -> bool:
-        """Whether the decompressor has more to say about what it was given; only bz2's ever has."""
+        """Whether the decompressor has more output for the input it was given; only bz2's ever has."""
         return not getattr(self._stream, "needs_input", True)
 
     def _decompress(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Documents of a file, or of a piece of one, whatever its format: :func:`read_piece` finds the right reader."""
+"""Documents of a file, or of a piece of one, in any format: :func:`read_piece` finds the right reader."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional, Union
@@ -23,7 +23,7 @@ class RawDocument(NamedTuple):
     """A document as its file has it.
 
     Attributes:
-        number: of the document in its file, from 1. In a piece of a file, which does not know how many came before:
+        number: of the document in its file, from 1. In a piece of a file, where the number of earlier ones is unknown:
             ``@OFFSET`` of its first byte; in a piece of a bz2 file ``@START+NUMBER``, the number within the piece.
         text: one paragraph a line; of ``mediawiki`` raw wiki markup.
         metadata: of ``mediawiki`` the page's title, namespace, model and is_redirect; else empty.
@@ -38,7 +38,7 @@ def read_piece(piece: Piece, watch: Optional[Watch] = None) -> Iterator[RawDocum
     """Documents in the order of the file; memory is bounded by the longest one.
 
     Raises:
-        BadInput: names the file, the place and the reason; the documents before it were given.
+        BadInput: names the file, the place and the reason; the documents before it were yielded.
     """
     watch = Watch() if watch is None else watch
     if piece.format == "book":

@@ -1,4 +1,4 @@
-"""Finds the input files and the format of each: by its name, and by the first bytes it holds once decompressed."""
+"""Finds the input files and the format of each: by its name, and by its first bytes once decompressed."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def find_inputs(
 
     Args:
         specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders for names
-            that its readers know; hidden files, README and licence files are left out. Without FORMAT it is guessed.
+        that a reader recognizes; hidden files, README and licence files are left out. Without FORMAT it is guessed.
         bad_files: "skip" leaves out a file of a folder that is empty or is not text.
         left_out: receives a line for each file of a folder that is left out: its path, and why.
 
@@ -78,7 +78,7 @@ def find_inputs(
 
 
 def parse_spec(spec: str) -> tuple[Optional[str], Path]:
-    """Format, None where it is to be guessed, and path. Raises a UserError for what is no format, file or folder."""
+    """Format, None where it must be guessed, and path. Raises a UserError for an unknown format or a missing path."""
     prefix, colon, rest = spec.partition(":")
     if colon and prefix in FORMATS:
         wanted_format, path = prefix, Path(rest)
@@ -113,7 +113,7 @@ def _files(path: Path, left_out: list[str]) -> Iterator[Path]:
 
 def _format(file: Path, wanted: Optional[str]) -> str:
     head = _head(file)
-    if head is None:  # compressed, and damaged at once: whoever reads it will tell where
+    if head is None:  # compressed, and damaged from the start: whoever reads it will report where
         return wanted or _format_of_name(file.name)
     content = head.removeprefix(BOM).lstrip()
     if not content:

@@ -15,17 +15,16 @@ PROGRESS_BYTES = 1 << 18
 
 
 class ReadDocuments(CorpusStep):
-    """Reads the unit that has the number of the task.
+    """Reads the unit whose number is the task's.
 
     A document's id is ``FILE:NUMBER`` (see :class:`~lazyformer_fairseq.corpus.readers.documents.RawDocument`), its
     metadata {"format": ...} and what the reader adds.
 
     Args:
         units: of each task, the pieces to read.
-        bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents given before
-            the damage, and goes on with the next file.
-        progress: is called now and then with the number of the task, and the bytes on disk of its whole unit that are
-            consumed so far.
+        bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents before the
+        damage, and continues with the next file.
+        progress: called now and then with the task's number, and the bytes on disk of its whole unit consumed so far.
     """
 
     name = "read"

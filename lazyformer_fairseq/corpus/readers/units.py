@@ -16,7 +16,7 @@ from lazyformer_fairseq.files.whole import whole_folder
 
 DAMAGE_FILE = "damage.txt"
 EXTENSIONS = {"mediawiki": "xml", "jsonl": "jsonl"}
-FAILURES = 3  # after so many streams that begin inside a page no other will do: a bz2 file of pbzip2, say
+FAILURES = 3  # after so many streams that begin inside a page, none will begin with one: a bz2 file of pbzip2, say
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:
@@ -62,9 +62,9 @@ def cut_file(
     They are read as the same format. ``folder`` is made whole or not at all; if it is there it is not made again.
 
     Args:
-        bad_files: "stop" raises :class:`BadInput` where compressed data are damaged or truncated; "skip" keeps the
-            documents before the damage, and writes to ``folder/damage.txt`` what is wrong.
-        progress: is called after each part with the bytes of ``file`` consumed so far.
+        bad_files: "stop" raises :class:`BadInput` where compressed data is damaged or truncated; "skip" keeps the
+        documents before the damage, and writes what is wrong to ``folder/damage.txt``.
+        progress: called after each part with the bytes of ``file`` consumed so far.
     """
     if not folder.is_dir():
         with whole_folder(folder, durable=False) as unfinished:
@@ -121,7 +121,7 @@ def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:
 def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
     """Offsets, some ``unit_bytes`` apart, at which a dump in many bz2 streams has one that begins with a page.
 
-    Wikipedia's ``multistream`` dumps are made so: first a stream for the head, then one for every 100 pages.
+    Wikipedia's ``multistream`` dumps have this form: first a stream for the head, then one for every 100 pages.
     """
     if file.format != "mediawiki" or compression(file.path) != "bz2":
         return []

@@ -1,1 +1,1 @@
-"""What a corpus says of how it came about."""
+"""A corpus's report of how it was made."""

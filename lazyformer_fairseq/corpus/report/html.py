@@ -44,7 +44,7 @@ class Html(str):
 
 
 def text(value: object) -> Html:
-    """Escaped; what cannot be seen (control and direction characters, lone surrogates) as its code, lines by ↵."""
+    """Escaped text; invisible characters (control, direction, lone surrogates) as their codes, line ends as ↵."""
     if isinstance(value, Html):
         return value
     return Html(escape("".join(map(_seen, str(value)))))
@@ -64,7 +64,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]], numbers: str
 
 
 def marked(before: str, after: str) -> tuple[Html, Html]:
-    """Both texts, with marks on what differs."""
+    """Both texts, with marks on the differences."""
     old, new = (PIECES.findall(side[:EXAMPLE_CHARACTERS]) for side in (before, after))
     left, right = [], []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
@@ -79,7 +79,7 @@ def bar(share: float) -> Html:
 
 
 def listing(items: Iterable[object]) -> Html:
-    """Several things in a cell, none of them broken from its number."""
+    """Several things in a cell, each kept on one line with its number."""
     return Html(" ".join(f'<span class="list">{text(item)}</span>' for item in items))
 
 
@@ -105,7 +105,7 @@ def size(number_of_bytes: Union[int, float]) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """Two digits that count: 12%, 1.2%, 0.012%."""
+    """Two significant digits: 12%, 1.2%, 0.012%."""
     return "–" if share is None or share != share else f"{float(f'{100 * share:.2g}'):g}%"
 
 

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a corpus is made of, what every step took in, dropped and gave out, and what it cost."""
+"""``manifest.json``: a corpus's inputs; for every step, what it took in, dropped and gave out; and the cost."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def describe(
 
     Args:
         plan: settings and inputs.
-        origins: for the parts of files that were cut, the file.
+        origins: the file of each part, for files that were cut.
         timing: see :func:`timing`.
     """
     steps = steps_of_words(stage_totals(paths.stage("words")))
@@ -86,7 +86,7 @@ def _step_of_duplicates(documents: dict[str, Any], of_duplicates: dict[str, int]
 
 
 def stage_totals(folder: Path) -> dict[str, StepTotals]:
-    """What the tasks of a stage counted, added up by step.
+    """The counts of a stage's tasks, added up by step.
 
     ``peak memory`` is the largest of the tasks, not their sum.
     """
@@ -103,7 +103,7 @@ def stage_totals(folder: Path) -> dict[str, StepTotals]:
 
 
 def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
-    """The manifest's list of the steps that documents go through."""
+    """The manifest's list of steps that documents pass through."""
     flow = ("documents in", "documents out", "characters in", "characters out")
     steps = []
     for name, counts in totals.items():
@@ -123,7 +123,7 @@ def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
 
 
 def dropped(counts: StepTotals) -> dict[str, int]:
-    """By reason, how many documents a step dropped."""
+    """The number of documents a step dropped, by reason."""
     reasons = {label.removeprefix(DROPPED): int(n) for label, n in counts.items() if label.startswith(DROPPED)}
     return dict(sorted(reasons.items()))
 
@@ -149,9 +149,9 @@ def gather_notes(
 
 
 def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers: int) -> dict[str, Any]:
-    """What the stages cost, of which ``tasks_of`` gives the number of tasks.
+    """The cost of the stages; ``tasks_of`` gives the number of tasks of each.
 
-    Core seconds are those of the tasks: the start of processes, and the command itself, come on top.
+    Core seconds cover the tasks only: starting processes, and the command itself, come on top.
     """
     entries, steps = [], {}
     for name, tasks in tasks_of.items():
@@ -181,7 +181,7 @@ def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers
 
 
 def versions(spacy_model: Optional[str] = None) -> dict[str, str]:
-    """Of what decides the result; of a spaCy model where it is an installed package."""
+    """Versions of all that decides the result; of a spaCy model where it is an installed package."""
     found = {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
     with suppress(PackageNotFoundError):
         if spacy_model:
@@ -190,7 +190,7 @@ def versions(spacy_model: Optional[str] = None) -> dict[str, str]:
 
 
 def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a split holds, and the histograms of its lengths."""
+    """The totals of a split, and the histograms of its lengths."""
     parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
     unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
     tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))

@@ -1,4 +1,4 @@
-"""manifest.json -> report.html: one page without links to anything outside of it, to be read in a minute."""
+"""manifest.json -> report.html: one page without links to anything outside it, a minute's read."""
 
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
@@ -104,7 +104,7 @@ def _inputs(inputs: list[dict[str, Any]]) -> Html:
 
 
 def _grouped(inputs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of folders and formats, the largest first; what is over the limit is one row."""
+    """Rows of folders and formats, the largest first; those over the limit share one row."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for file in inputs:
         sums = groups[str(PurePosixPath(file["path"]).parent), file["format"]]

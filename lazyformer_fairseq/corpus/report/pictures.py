@@ -78,7 +78,7 @@ def _draw_lengths(axes: Axes, name: str, histogram: dict[str, list]) -> None:
         axes.set_axis_off()
         axes.annotate("nothing to count", (0.5, 0.5), xycoords="axes fraction", ha="center", color=SOFT)
         return
-    # Per doubling, for equal bins of a logarithmic axis do not hold equally many whole numbers.
+    # Per doubling, because equal bins of a logarithmic axis do not hold equally many whole numbers.
     doublings = [math.log2(right / left) for left, right in pairwise(edges)]
     shares = [n / sum(counts) / width for n, width in zip(counts, doublings, strict=True)]
     axes.stairs(shares, edges, fill=True, color=BLUE)
@@ -106,7 +106,7 @@ def _draw_lengths(axes: Axes, name: str, histogram: dict[str, list]) -> None:
 
 
 def median(edges: list[float], counts: list[int]) -> float:
-    """Of a histogram with positive edges, as if lengths were spread evenly, by their logarithm, within a bin."""
+    """Median of a histogram with positive edges, as if lengths were spread evenly, by logarithm, within a bin."""
     half = sum(counts) / 2
     place = next(i for i, total in enumerate(accumulate(counts)) if total >= half)
     part = (half - sum(counts[:place])) / counts[place]
@@ -116,7 +116,7 @@ def median(edges: list[float], counts: list[int]) -> float:
 def whole_number_bins(edges: list[float], counts: list[int]) -> tuple[list[float], list[int]]:
     """The same histogram of whole numbers from its first to its last bin that is not empty, on a logarithmic axis.
 
-    Edges become whole numbers, bins between two of them go, 0 becomes 0.5 and infinity twice the edge before it.
+    Edges become whole numbers, bins between two of them vanish, 0 becomes 0.5 and infinity twice the edge before it.
     """
     full = [place for place, n in enumerate(counts) if n]
     if not full:

@@ -1,1 +1,1 @@
-"""The stages of ``lazyformer corpus``, and who runs them where."""
+"""The stages of ``lazyformer corpus``, and the executors that run them."""

@@ -27,24 +27,24 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import held, hold
 from lazyformer_fairseq.files.whole import OUT_OF_SPACE
 
-# In every process: what goes wrong is said once, by the one that was started.
+# In every process: the one that the user started reports an error, once.
 loguru.logger.disable("datatrove")
-for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all that libraries say
+for talkative in ("asyncio", "fsspec"):  # fairseq opens the root logger to all that libraries log
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
 WORKERS_LOCK = "workers.lock"
-FAILED = "failed"  # folder of what went wrong, a file for each task that failed
+FAILED = "failed"  # folder of errors, a file for each task that failed
 LOOK_AT_CLUSTER_EVERY = 5.0  # seconds
 
 
 @dataclass(frozen=True)
 class ExecutorSettings:
-    """Where tasks run; has no influence on the result.
+    """Where tasks run; does not affect the result.
 
     Attributes:
         kind: this machine, a Slurm cluster, or the Ray cluster that ``RAY_ADDRESS`` names (a local one without).
         workers: tasks at the same time.
-        slurm: options of sbatch; ``time`` and ``partition`` are needed.
+        slurm: options of sbatch; ``time`` and ``partition`` are required.
     """
 
     kind: Literal["local", "slurm", "ray"] = "local"
@@ -53,13 +53,13 @@ class ExecutorSettings:
 
 
 def run_tasks(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings) -> None:
-    """Runs ``pipeline`` once for each rank below ``tasks``, but for those that a run before completed.
+    """Runs ``pipeline`` once for each rank below ``tasks``, but for those that an earlier run completed.
 
     Args:
         folder: of datatrove's completions, statistics and logs.
 
     Raises:
-        UserError: a task failed for a reason that the user can mend; what was finished stays.
+        UserError: a task failed for a reason that the user can fix; finished work stays.
     """
     run = {"local": _run_locally, "slurm": _run_on_slurm, "ray": _run_on_ray}[settings.kind]
     shutil.rmtree(folder / FAILED, ignore_errors=True)
@@ -74,7 +74,7 @@ def run_tasks(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: 
 
 
 class TellWhatFailed(PipelineExecutor):
-    """Mixin: whoever started the tasks finds in a file what went wrong, for on a cluster no exception comes back."""
+    """Mixin: writes errors to a file for whoever started the tasks, because a cluster returns no exception."""
 
     def _run_for_rank(self, rank: int, local_rank: int = 0, node_rank: int = -1):
         try:
@@ -100,11 +100,11 @@ class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
         ranks = self.get_incomplete_ranks()
         if self.workers == 1 or len(ranks) < 2:
             for rank in ranks:
-                # As in a pool, each task gets a pipeline of its own: steps count in themselves.
+                # As in a pool, each task gets a pipeline of its own: steps keep their own counts.
                 copy.deepcopy(self).run_task(rank)
             return
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["lazyformer_fairseq.corpus.run.stages"])  # its imports are paid once
+        context.set_forkserver_preload(["lazyformer_fairseq.corpus.run.stages"])  # it pays for its imports once
         _start_forkserver()
         lock = Path(self.logging_dir.path).parent / WORKERS_LOCK
         pool = ProcessPoolExecutor(min(self.workers, len(ranks)), context, _begin_worker, (lock,))
@@ -142,7 +142,7 @@ def _run_on_slurm(
 
     class SlurmExecutor(TellWhatFailed, SlurmPipelineExecutor):
         def launch_merge_stats(self) -> None:
-            """Not as a job of its own: ``manifest.py`` adds the statistics up."""
+            """Submits no job of its own: ``manifest.py`` adds up the statistics."""
 
     options = dict(settings.slurm)
     if missing := {"time", "partition"} - options.keys():
@@ -197,7 +197,7 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
 
 
 def wait_for_workers(folder: Path) -> None:
-    """Waits until the workers of a run that was killed have gone; they go by themselves within seconds."""
+    """Waits until the workers of a killed run have exited; they exit by themselves within seconds."""
     folder.mkdir(exist_ok=True)
     with held(folder / WORKERS_LOCK):
         pass
@@ -209,9 +209,9 @@ def available_cores() -> int:
 
 
 def _start_forkserver() -> None:
-    """Starts the process that forks the workers, deaf to Ctrl-C: while it imports, it would print a traceback."""
+    """Starts the process that forks the workers; it ignores Ctrl-C, or its imports would print a traceback."""
     resource_tracker.ensure_running()  # else started below, and that lifts the block
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us after
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a Ctrl-C meanwhile reaches us afterwards
     try:
         forkserver.ensure_running()
     finally:
@@ -219,6 +219,6 @@ def _start_forkserver() -> None:
 
 
 def _begin_worker(lock_file: Path) -> None:
-    """Ends the worker soon after the process that gave it work has gone, however that went."""
+    """Ends the worker soon after the process that gave it work has ended, however it ended."""
     end_with_parent()
     hold(lock_file, shared=True)

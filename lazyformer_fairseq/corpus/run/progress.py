@@ -1,4 +1,4 @@
-"""How far the tasks of a stage are: told through files, so that it works across machines, shown as a bar."""
+"""The progress of a stage's tasks: shared through files, so that it works across machines, and shown as a bar."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ REPORT_EVERY, LOOK_EVERY = 0.5, 0.25  # seconds
 
 
 class TaskProgress:
-    """Given to a task: writes how many bytes of its input are done, at most twice a second."""
+    """Writes how many bytes of a task's input are done, at most twice a second."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -55,7 +55,7 @@ def progress_bar(title: str, sizes: Sequence[int], completions: Path, progress: 
 
 
 def bytes_done(sizes: Sequence[int], completions: Path, progress: Path) -> int:
-    """The sizes of the finished tasks, and what the others tell; the folders are those of :func:`progress_bar`."""
+    """The sizes of the finished tasks plus what the others report; the folders are those of :func:`progress_bar`."""
     finished = {int(path.name) for path in completions.glob("[0-9]*")}
     under_way = {int(path.name): path for path in progress.glob("[0-9]*") if int(path.name) not in finished}
     done = sum(sizes[rank] for rank in finished)

@@ -2,7 +2,7 @@
 
 cut         big compressed files into parts (a task a file)
 words       units of input -> stored words (a task a unit)
-duplicates  which documents of which unit go (one task)
+duplicates  which documents of which unit to drop (one task)
 count       words of the training documents (a task a unit)
 tokenizer   merged counts -> low-frequency filter -> BPE (one task)
 ids         stored words -> ids of pieces (a task a unit)
@@ -51,13 +51,13 @@ from lazyformer_fairseq.files.whole import whole_file
 
 @dataclass(frozen=True)
 class WorkPaths:
-    """Where the stages keep what they make; ``rank`` is a unit's number."""
+    """Where the stages keep their files; ``rank`` is a unit's number."""
 
     root: Path
 
     @property
     def tasks(self) -> Path:
-        """What datatrove keeps of the tasks, a folder for each stage."""
+        """datatrove's files of the tasks, a folder for each stage."""
         return self.root / "tasks"
 
     def stage(self, name: str) -> Path:
@@ -101,7 +101,7 @@ class WorkPaths:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: ``sizes`` has one entry a task, in bytes of input, or 1 each where there is no such size."""
+    """A stage: ``sizes`` has one entry per task, in bytes of input, or 1 each where there is no such size."""
 
     name: str
     sizes: Sequence[int]
@@ -145,7 +145,7 @@ def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
 
 
 class TaskMeter(PipelineStep):
-    """Ends a task: draws all documents through the steps before it, and notes what the task took."""
+    """Ends a task: pulls all documents through the steps before it, and notes the task's cost."""
 
     type, name = "corpus", "task"
 
@@ -159,7 +159,7 @@ class TaskMeter(PipelineStep):
 
 
 class StageStep(CorpusStep, ABC):
-    """A step that takes no documents: it reads what the stage before left."""
+    """A step that takes no documents: it reads the previous stage's files."""
 
     def __init__(self, paths: WorkPaths):
         super().__init__()
@@ -167,7 +167,7 @@ class StageStep(CorpusStep, ABC):
 
     @abstractmethod
     def work(self, rank: int, world_size: int) -> None:
-        """Does the task; what it wrote stands whole, or not at all."""
+        """Does the task; writes its files whole or not at all."""
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         with self.track_core_time():
@@ -191,7 +191,7 @@ class CutFiles(StageStep):
 
 
 class MarkDuplicates(StageStep):
-    """Decides for every unit which of its documents go, and why."""
+    """Decides for every unit which of its documents to drop, and why."""
 
     name = "duplicates"
 
@@ -295,14 +295,14 @@ class JoinShards(StageStep):
 
 @lru_cache(maxsize=1)
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Once in a process, however many units it takes."""
+    """Loads it once per process, for any number of units."""
     return Tokenizer.load(folder)
 
 
 def documents_of_splits(
     paths: WorkPaths, store: WordStore, rank: int, settings: CorpusSettings
 ) -> dict[str, np.ndarray]:
-    """For each split, which documents of a unit are in it: bool (documents,)."""
+    """For each split, the documents of a unit that are in it: bool (documents,)."""
     kept = np.load(paths.duplicates(rank), allow_pickle=False) == KEEP
     held_out = is_held_out(store.fingerprints, settings.valid_share, settings.seed)
     return {"train": kept & ~held_out, "valid": kept & held_out}

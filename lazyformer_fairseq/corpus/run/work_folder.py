@@ -1,4 +1,4 @@
-"""The folder of a corpus in the making: what makes a run that was stopped go on, and its result appear whole."""
+"""The work folder of an unfinished corpus: lets a stopped run resume, and its result appear whole."""
 
 import json
 import os
@@ -19,10 +19,10 @@ RESULT, PUBLISHED = "result", "published"
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """The manifest of a corpus that is there already; None where ``folder`` is not there, or empty.
+    """The manifest of an existing corpus; None where ``folder`` does not exist, or is empty.
 
     Raises:
-        UserError: ``folder`` holds something else, or a corpus of another ``plan``; the difference is named.
+        UserError: ``folder`` holds something else, or a corpus of another ``plan``; names the difference.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None

@@ -14,11 +14,11 @@ from lazyformer_fairseq.corpus.sentences.english import mend
 from lazyformer_fairseq.errors import UserError
 
 FINAL_MARKS = frozenset(Sentencizer.default_punct_chars)
-# All of them and other letters of far away: the class of FINAL_MARKS alone is 10 times slower to search.
+# All of them, and distant letters too: the class of FINAL_MARKS alone is 10 times slower to search.
 PERHAPS_FINAL = re.compile("[.?!\\u0589-\\u1fff\\u203c-\\U0010ffff]")
 ODD_SPACE = re.compile(r"[^\S ]")
 PLAIN_END = re.compile(r"([A-Z]?[a-z]{3,}|[0-9]+)[.?!][\"”)]?")  # spaCy divides it into these, but for exceptions
-KNOWN_CHUNKS = 1 << 16  # what spaCy said of so many chunks is remembered; bounds the memory, spaCy's own too
+KNOWN_CHUNKS = 1 << 16  # spaCy's answers for so many chunks are kept; bounds the memory, spaCy's own too
 LONGEST_CHUNK = 1000  # characters; spaCy's tokenizer takes quadratic time for what has no space
 AFFIXES = frozenset("\"'“”‘’()[]{},;")
 
@@ -61,7 +61,7 @@ class SentenceSplitter:
 
 
 class Chunk(NamedTuple):
-    """What the sentencizer sees in a chunk: the text between two spaces. Places count from the chunk's start.
+    """The sentencizer's view of a chunk, the text between two spaces. Places count from the chunk's start.
 
     Attributes:
         first_word: where the first token begins that is no punctuation; None where there is none.
@@ -82,10 +82,10 @@ class QuickSentencizer:
 
     spaCy's tokenizer works on each chunk between spaces alone, and its sentencizer looks for a final mark and the next
     token that is no punctuation. So only chunks with a final mark (and those after it, up to a word) need the
-    tokenizer, and most of these have been met before. One spaCy rule reaches over spaces: its emoticons and
+    tokenizer, and most of these have occurred before. One spaCy rule reaches over spaces: its emoticons and
     abbreviations are also searched for in the tokens of the whole text; where that could matter, spaCy itself reads it.
 
-    A chunk of more than ``LONGEST_CHUNK`` characters is no text, and taken for one word, unlike in spaCy.
+    A chunk of more than ``LONGEST_CHUNK`` characters is not text; it counts as one word, unlike in spaCy.
     """
 
     def __init__(self):
@@ -127,7 +127,7 @@ class QuickSentencizer:
                     last = start
 
     def _next_word(self, text: str, spaced: str, position: int) -> tuple[Optional[int], int]:
-        """(where the first token from ``position``, a space, on starts that is no punctuation, and where to go on)."""
+        """(start of the first token that is not punctuation, from ``position``, a space, on; where to continue)."""
         while position < len(text):
             if text[position] == " ":  # a single space is no token; all else between two chunks is
                 position += 1

@@ -1,7 +1,7 @@
-"""Where English sentences end: what a rule-based sentencizer does not know, in one place.
+"""Where English sentences end: rules that a rule-based sentencizer lacks, in one place.
 
-:func:`mend` looks at every final mark before a space and asks, in this order: the next letter, the kind of mark, and
-the word before the mark, which may be an abbreviation. Where nothing here has an opinion, the sentencizer's stands.
+:func:`mend` checks, for every final mark before a space, in this order: the next letter, the kind of mark, and the word
+before the mark, which may be an abbreviation. Where no rule here decides, the sentencizer's answer stands.
 ``tests/corpus/sentences/sentence_gold.txt`` measures the rules.
 """
 
@@ -115,7 +115,7 @@ def _next(text: str, end: int, quotes: _Quotes) -> tuple[int, int]:
 
 
 def _opinion(text: str, sentence: int, mark: re.Match, cut: int, word: int) -> Optional[bool]:
-    """Whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer shall say."""
+    """Whether the sentence from ``sentence`` on ends at ``mark``; None: the sentencizer decides."""
     letter = text[word]
     marks = mark[0]
     if text[cut] in NEVER_FIRST or marks[-1] in ",;:":

@@ -16,7 +16,7 @@ class SplitSentences(DocumentStep):
     the one before it in its paragraph, else to the next one (of a later paragraph too); at the document's end, to the
     one before. Never across documents.
 
-    Its statistics: ``sentences`` that go on, ``short sentences joined``. Drops documents with ``no sentence`` left.
+    Its statistics: ``sentences`` passed on, ``short sentences joined``. Drops documents with ``no sentence`` left.
 
     Args:
         spacy_model: see :class:`SentenceSplitter`.
@@ -50,7 +50,7 @@ class SplitSentences(DocumentStep):
 
 @lru_cache(maxsize=1)
 def load_splitter(spacy_model: Optional[str]) -> SentenceSplitter:
-    """Once in a process, however many units it takes."""
+    """Loads it once per process, for any number of units."""
     return SentenceSplitter(spacy_model)
 
 

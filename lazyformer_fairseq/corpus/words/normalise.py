@@ -15,7 +15,7 @@ WIKITEXT = "wikitext"
 class NormaliseWords(DocumentStep):
     """Each line (a cased sentence) becomes its normalised words, divided by single spaces; lines without any go.
 
-    A literal ``<mask>``, ``</s>`` or other symbol of the model, in a text that speaks of it, is written plain, like
+    A literal ``<mask>``, ``</s>`` or other symbol of the model, in a text that mentions it, is written plain, like
     ``< mask >``: only the task may mask. Stand-ins of cleaning such as ``<url>`` stay, and so does the ``<unk>`` by
     which WikiText has replaced its rare words.
 
@@ -47,7 +47,7 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
     """``text`` with the model's own symbols spelt as words between brackets: ``<mask>`` becomes ``< mask >``.
 
     Args:
-        keep_unknown: leave ``<unk>`` as it is, a word that nobody knows.
+        keep_unknown: leave ``<unk>`` as it is, an unknown word.
     """
     return _SYMBOLS_BUT_UNKNOWN.sub(r"< \1 >", text) if keep_unknown else _SYMBOLS.sub(r"< \1 >", text)
 

@@ -37,7 +37,7 @@ def write_ids(
 
     Args:
         keep_train, keep_valid: bool (documents,): those of each split.
-        kept_hashes: uint64, sorted: of the words that are frequent enough (see ``vocabulary.py``); each other word
+        kept_hashes: uint64, sorted: of the words that are frequent enough (see ``vocabulary.py``); every other word
             becomes one ``<unk>``.
 
     Returns:
@@ -53,7 +53,7 @@ def write_ids(
 
 
 class WordPieces:
-    """The ids of every word of a unit's vocabulary, and ``</s>`` as one more word after them.
+    """The ids of every word of a unit's vocabulary, with ``</s>`` as one more word at the end.
 
     Attributes:
         ids: of all words, one word after the other, in the type that fairseq stores them in.
@@ -62,12 +62,12 @@ class WordPieces:
     """
 
     def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, kept_hashes: np.ndarray):
-        # The task alone masks; a text about masks is text.
+        # Only the task masks; a text about masks is text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
         hashes = word_hashes(vocabulary)
         kept = (place_of(hashes, kept_hashes) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
         ids, lengths = tokenizer.encode_words([word for word, is_kept in zip(words, kept, strict=True) if is_kept])
-        kept[kept] = lengths > 0  # a word of sentencepiece's sign for a space has none
+        kept[kept] = lengths > 0  # a word made of sentencepiece's space sign has none
         dictionary = tokenizer.dictionary
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][kept] = lengths[lengths > 0]

@@ -19,7 +19,7 @@ NOTES_FILE = "notes.json"
 
 
 class StoreWords(DocumentStep):
-    """Writes ``folder/RANK/``, whole or not at all, when the documents have ended, and the unit's notes with it.
+    """Writes ``folder/RANK/``, whole or not at all, after the last document, and the unit's notes with it.
 
     Takes documents of one sentence a line, words divided by single spaces; their metadata hold ``fingerprint``, two
     numbers of 64 bits, and perhaps ``bands``, as many such numbers for every document.

@@ -1,11 +1,11 @@
-"""Counts of words: of a unit, of all units together; which words are too rare; which ones the tokenizer learns from.
+"""Counts words in a unit and in all units; decides which are too rare, and which ones the tokenizer learns from.
 
     COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word of the unit, sorted
     COUNTS/counts.npy      uint64 (words,): how often each occurs
     COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
 
-All units are merged by hash, one range of hashes after the other, so that memory does not grow with the input. That any
-two of 10 million words share their 64 bits has a chance of 3 in a million; they would be counted as one.
+All units are merged by hash, one range of hashes after the other, so that memory does not grow with the input. The
+chance that any two of 10 million words share their 64 bits is 3 in a million; they would count as one.
 """
 
 import shutil
@@ -33,7 +33,7 @@ ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is mer
 
 @dataclass(frozen=True)
 class FrequencyFilter:
-    """Which words are frequent enough; the others become ``<unk>``. Give one of the two, or none for the default.
+    """Decides which words are frequent enough; the others become ``<unk>``. Give one, or neither for the default.
 
     Raises:
         UserError: both are given, or a value is not possible.
@@ -54,7 +54,7 @@ class FrequencyFilter:
             raise UserError(f"coverage = {self.coverage}: must be in (0, 1]")
 
     def threshold(self, types_with_count: dict[int, int]) -> int:
-        """The smallest count of a kept word, from the number of distinct words that occur so and so often."""
+        """The smallest count of a kept word, from the number of distinct words with each count."""
         if self.min_count is not None:
             return self.min_count
         coverage = DEFAULT_COVERAGE if self.coverage is None else self.coverage
@@ -118,7 +118,7 @@ def merge_counts(
     """Merges what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
 
     Args:
-        kept_file: receives uint64 (kept words,), sorted, as .npy; it is there only after a merge that ended well.
+        kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
         always_kept: words that the filter leaves alone.
         most_frequent: how many words to return at most; those of one count are returned together or not at all.
         entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
@@ -154,7 +154,7 @@ def merge_counts(
 
 @contextmanager
 def _work_folder(file: Path) -> Iterator[Path]:
-    """A folder beside ``file`` for as long as the block runs, in place of what a run that was killed left there."""
+    """A folder beside ``file`` for as long as the block runs, replacing what a killed run left there."""
     folder = file.with_name(f".{file.name}.ranges")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -207,7 +207,7 @@ def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file
 
 
 def _smallest_count_of(types_with_count: dict[int, int], most: int) -> int:
-    """The smallest count such that no more than ``most`` words occur so often or more."""
+    """The smallest count that no more than ``most`` words reach."""
     smallest, words = max(types_with_count) + 1, 0
     for count in sorted(types_with_count, reverse=True):
         words += types_with_count[count]
@@ -236,7 +236,7 @@ def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
 
 
 def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Where in the sorted ``table`` each of ``hashes`` stands, -1 for those that are not there."""
+    """The place of each of ``hashes`` in the sorted ``table``, -1 for those not in it."""
     if not len(table):
         return np.full(len(hashes), -1)
     places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)

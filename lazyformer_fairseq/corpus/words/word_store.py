@@ -7,7 +7,7 @@
     STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
 
-Some 0.8 bytes for each byte of text. Whoever counts words or looks them up does so once for a distinct word of a unit.
+Some 0.8 bytes for each byte of text. Counting or looking up words happens once for each distinct word of a unit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ class SelectedWords(NamedTuple):
 
 
 class WordStore:
-    """A store that was written before; each array is mapped into memory when it is first asked for."""
+    """An existing store; maps each array into memory on first use."""
 
     def __init__(self, folder: Path):
         self.folder = folder

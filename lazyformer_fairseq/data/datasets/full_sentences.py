@@ -24,13 +24,13 @@ class FullSentencesDataset(SizedDataset):
         item_sizes: tokens an item.
         tokens_per_sample: longest block, see :func:`lazyformer_fairseq.data.datasets.packing.pack_full_sentences`.
         bos, eos: ids of ``<s>`` and ``</s>``.
-        masking: what is masked and how.
-        seed: masks and order are functions of it, the epoch and the block's number alone.
+        masking: chooses what to mask and how.
+        seed: masks and order depend on it, the epoch and the block's number alone.
         shuffle: whether batches hold blocks in random order.
         name: for messages, the path of the data.
 
     Raises:
-        UserError: where the items are no sentences.
+        UserError: where the items are not sentences.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FullSentencesDataset(SizedDataset):
         first, last = int(blocks.first_item[index]), int(blocks.last_item[index])
         tokens, sizes = read_items(self.items, self.item_sizes, first, last), self.item_sizes[first : last + 1]
         repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
-        if len(repeated):  # of several boundaries in a row, one
+        if len(repeated):  # one of several boundaries in a row
             tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
         start, end = int(blocks.first_offset[index]), len(tokens) - int(sizes[-1]) + int(blocks.last_end[index])
         block = np.full(self.sizes[index], self.eos)  # which closes a cut sentence; any other brings its own
@@ -83,8 +83,8 @@ class FullSentencesDataset(SizedDataset):
     def collater(self, samples: list[dict]) -> dict:
         """A batch in the shape that fairseq's trainer and masked-LM criterions expect.
 
-        Also `masked_positions`, the places of the targets in the B * T ones, int64 (M,): counted here, so that no GPU
-        has to, and be waited for.
+        Also `masked_positions`, the places of the targets among the B * T, int64 (M,): counted here, so that nobody
+        waits for a GPU to count them.
         """
         if not samples:
             return {}
@@ -111,16 +111,16 @@ class FullSentencesDataset(SizedDataset):
         }
 
     def ordered_indices(self) -> np.ndarray:
-        """Another random order each epoch. Not by length: full blocks are nearly all of the same."""
+        """A new random order each epoch. Not by length: nearly all full blocks have the same length."""
         if not self.shuffle:
             return np.arange(len(self))
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self))
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """No: order and masks depend on the epoch, and a data worker that lives on would not hear of the next one."""
+        """No: order and masks depend on the epoch, and a data worker that lives on would miss the next one."""
         return False
 
     def packing_efficiency(self, tokens_per_sample: int) -> float:
-        """Share of the places of all blocks that hold tokens, the rest being padding."""
+        """Share of all blocks' places that hold tokens; the rest is padding."""
         return float(self.sizes.sum() / (len(self) * tokens_per_sample))

@@ -20,11 +20,11 @@ class LabelledTextsDataset(SizedDataset):
     """Ids of a text or pair, ready for the model, and its target.
 
     Args:
-        inputs: ids of each example, 1-d integer arrays (T,); where they are on disk they tell their `sizes`.
+        inputs: ids of each example, 1-d integer arrays (T,); on disk they have `sizes`.
         targets: a class (int64) or a score (float64) an example, (N,); None where there are none.
         pad: id of ``<pad>``.
-        shuffle: batches are composed anew in each epoch; else they are always the same, ordered by length alone.
-        seed: the composition is a function of it and the epoch alone.
+        shuffle: compose batches anew in each epoch; else they are always the same, ordered by length alone.
+        seed: the composition depends on it and the epoch alone.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LabelledTextsDataset(SizedDataset):
         return batch
 
     def ordered_indices(self) -> np.ndarray:
-        """By length; where shuffled, by a length that a new random factor changes a little in each epoch.
+        """By length; if shuffled, by a length that a new random factor changes a little in each epoch.
 
         fairseq cuts batches from this order and shuffles the batches, for training, by itself.
         """
@@ -82,5 +82,5 @@ class LabelledTextsDataset(SizedDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """Not where the composition of batches depends on the epoch."""
+        """False where the composition of batches depends on the epoch."""
         return not self.shuffle

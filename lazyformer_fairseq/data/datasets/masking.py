@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Masking:
-    """What is masked and how.
+    """Chooses what to mask and how.
 
     Attributes:
         vocab_size: V; replacements are drawn from all of it but `special`.
@@ -36,16 +36,16 @@ class Masking:
 
     @cached_property
     def _is_maskable(self) -> np.ndarray:
-        """Of each id (V,). Looked up, as `np.isin` would take a sixth of all that is done to a block."""
+        """For each id (V,). A table, because `np.isin` would take a sixth of all the time spent on a block."""
         is_maskable = np.ones(self.vocab_size, dtype=bool)
         is_maskable[list(self.special)] = False
         return is_maskable
 
     def apply(self, tokens: np.ndarray, seed: int, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Masks one block; a function of its arguments alone.
+        """Masks one block; the result depends on the arguments alone.
 
         The number of masked tokens is `probability` of the maskable ones, rounded up or down at random so that the
-        expected share is exact, and never none where there is any.
+        expected share is exact, and at least one where any is maskable.
 
         Args:
             tokens: ids (T,).
@@ -67,7 +67,7 @@ class Masking:
         return masked, targets
 
     def _random_words(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Uniform among the ids that are not special, found by stepping over these in order."""
+        """Uniform among the ids that are not special, found by stepping over the special ones in order."""
         words = rng.integers(0, self.vocab_size - len(self.special), count)
         for special in sorted(self.special):
             words += words >= special

@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where each block starts and ends: arrays of one number a block.
+    """Where each block starts and ends: arrays of one number per block.
 
     Attributes:
         first_item, first_offset: item and token in it at which the block starts.
@@ -33,7 +33,7 @@ class Blocks:
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
     """Fills blocks greedily with whole sentences.
 
-    A sentence that does not fit the rest of a block starts the next one. One that fits no block is cut into pieces of
+    A sentence that does not fit the rest of a block starts the next. One too long for any block is cut into pieces of
     `tokens_per_sample` - 2 tokens, each between ``<s>`` and ``</s>``; more sentences follow in the block of its last
     piece. Every token of every sentence is in exactly one block. Runs of several boundaries count as one.
 
@@ -60,7 +60,7 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What is packed: items, over-long ones cut. `sizes` counts the ``</s>`` that is added after a cut piece."""
+    """The pieces to pack: items, over-long ones cut. `sizes` counts the ``</s>`` that is added after a cut piece."""
 
     item: np.ndarray
     offset: np.ndarray
@@ -87,7 +87,7 @@ def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
 def _greedy_runs(end_of_tokens: np.ndarray, is_text: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """First and last piece of each run of at most `capacity` tokens; both are text, boundaries at the ends drop out.
 
-    One step of Python a run, no larger array than the arguments: 16 GB of text have some 10^8 pieces and 10^7 runs.
+    One Python step per run, and no array larger than the arguments: 16 GB of text have some 10^8 pieces and 10^7 runs.
     """
     first, last = [], []
     start = 0

@@ -11,7 +11,7 @@ class SizedDataset(FairseqDataset):
 
     Attributes:
         sizes: tokens an example, (number of examples,).
-        epoch: as fairseq has set it; what is random is a function of it and a seed alone.
+        epoch: as fairseq set it; all that is random depends on it and a seed alone.
     """
 
     sizes: np.ndarray
@@ -33,10 +33,10 @@ class SizedDataset(FairseqDataset):
         self.epoch = epoch
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: int) -> tuple[np.ndarray, list[int]]:
-        """All `indices`, and that none is left out.
+        """All `indices`, and an empty list of those left out.
 
-        Tasks cut their examples, so one that is too long for the model or a batch shows options that do not fit
-        together. fairseq would train without it, and stop at the first validation.
+        Tasks cut their examples, so one that is too long for the model or a batch means that options do not fit
+        together. fairseq would train without it, then stop at the first validation.
 
         Raises:
             UserError: an example has more than `max_sizes` tokens.
@@ -54,7 +54,7 @@ class SizedDataset(FairseqDataset):
     def batch_by_size(self, indices, max_tokens=None, max_sentences=None, required_batch_size_multiple=1):
         """Batches that hold every example, whatever `required_batch_size_multiple` says.
 
-        fairseq leaves out the last up to seven where they do not fill a multiple of it (8 by default). Text that is
-        never trained on would be a pity; a metric over the whole split must not miss them.
+        fairseq drops up to seven at the end where they do not fill a multiple of it (8 by default). That would waste
+        training text, and a metric over the whole split must not miss them.
         """
         return super().batch_by_size(indices, max_tokens, max_sentences)

@@ -16,7 +16,7 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     """All ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
 
     Raises:
-        UserError: the files are not there, damaged, or hold no token.
+        UserError: the files are missing, damaged, or hold no token.
     """
     index = read_index(prefix)
     if not index.bytes:
@@ -31,8 +31,8 @@ class TokenStreams(FairseqDataset):
     """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
 
     Row r holds a contiguous part of the text, row r + 1 the part after it. Every target's source is the token before
-    it in the text, that of a row's first target the last token of the row before; the first token of all is predicted
-    from ``</s>``, so that every token is a target.
+    it in the text; for a row's first target it is the last token of the row before. The very first token is predicted
+    from ``</s>``, so every token is a target.
 
     Args:
         tokens: (N,) ids, of any integer type; a memory map stays on disk.
@@ -43,7 +43,7 @@ class TokenStreams(FairseqDataset):
         shards: workers; each has ``rows / shards`` consecutive rows.
         shard: number of this worker, from 0.
         keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
-            left out. True (evaluation): the first rows have a token more, the others end in one `pad`.
+            left out. True (evaluation): the first rows have one more token, the others end in one `pad`.
 
     Raises:
         UserError: `rows` or `tgt_len` are not positive; without `keeps_rest` also where a row would be shorter than a
@@ -84,7 +84,7 @@ class TokenStreams(FairseqDataset):
         self.pad = pad
 
     def __len__(self) -> int:
-        """Segments."""
+        """Number of segments."""
         return -(-self.longest // self.tgt_len)
 
     def __getitem__(self, segment: int) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""GLUE's table of tasks, its files, and what is made of them."""
+"""GLUE's table of tasks, its files, and the data made from them."""

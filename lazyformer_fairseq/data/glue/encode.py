@@ -1,4 +1,4 @@
-"""Examples of a task as ids, with the counts that say how well the tokenizer fits them."""
+"""Encodes a task's examples as ids, and counts how well the tokenizer fits them."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -19,7 +19,7 @@ WORTH_A_PROCESS = 2000  # examples
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """Inputs of the model (int32 arrays), and what was counted in them before any was cut.
+    """Inputs of the model (int32 arrays), and counts taken before any was cut.
 
     Attributes:
         truncated: inputs that had to be cut.
@@ -38,7 +38,7 @@ class EncodedSplit:
 
     @property
     def unknown_share(self) -> float:
-        """Of tokens."""
+        """Share of the tokens."""
         return self.unknown_tokens / max(self.tokens, 1)
 
     @property
@@ -51,7 +51,7 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[in
 
     Args:
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
-        processes: that encode side by side; the result does not depend on them.
+        processes: how many encode side by side; the result does not depend on it.
 
     Raises:
         UserError: ``max_length`` leaves no room for text.

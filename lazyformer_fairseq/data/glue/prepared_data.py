@@ -27,13 +27,13 @@ from lazyformer_fairseq.files.json_files import read_json
 FORMAT = "lazyformer glue task"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")  # of a manifest: what decides the data
+SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")  # fields of a manifest that decide the data
 SUBSET_SEED = 1
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """What a model is trained or tested on: inputs, and targets (N,) where the split has labels."""
+    """Examples to train or test on: inputs, and targets (N,) where the split has labels."""
 
     inputs: Sequence[np.ndarray]
     targets: Optional[np.ndarray]
@@ -64,14 +64,14 @@ class MappedInputs(Sequence):
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A folder that was found whole, of this version. `manifest` is what prepare wrote, read it for all counts."""
+    """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts."""
 
     folder: Path
     manifest: dict[str, Any]
 
     @classmethod
     def load(cls, folder: Union[str, Path]) -> "PreparedTask":
-        """Raises a UserError where the folder is not what prepare writes, or of another version."""
+        """Raises a UserError where prepare did not write the folder, or wrote it in another version."""
         folder = Path(folder)
         path = folder / MANIFEST
         manifest = read_json(path, "run `lazyformer glue prepare`")
@@ -96,7 +96,7 @@ class PreparedTask:
 
     @property
     def sha256(self) -> str:
-        """Of what decides the data: files, tokenizer, longest input."""
+        """Hash of what decides the data: files, tokenizer, longest input."""
         return hashlib.sha256(json.dumps([self.manifest[name] for name in SETTINGS]).encode()).hexdigest()
 
     @property
@@ -107,7 +107,7 @@ class PreparedTask:
         """A split, still on disk.
 
         Args:
-            longest: inputs are cut to so many ids, beside what prepare has cut.
+            longest: cut inputs to this many ids, on top of prepare's cuts.
 
         Raises:
             UserError: the official files had no such split, or its data is gone or damaged.
@@ -127,7 +127,7 @@ class PreparedTask:
             targets = None
             if self.task.splits[split].label is not None:
                 targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
-        except Exception as error:  # of a damaged header numpy raises anything
+        except Exception as error:  # numpy may raise anything for a damaged header
             raise self._damaged(split, str(error)) from error
         rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
         found = (self.folder / f"{split}.bin").stat().st_size
@@ -142,7 +142,7 @@ class PreparedTask:
 
 
 def _is_whole(manifest: dict[str, Any]) -> bool:
-    """Whether all is there that is read of it."""
+    """Whether the manifest has every field that is read."""
     splits = manifest.get("splits")
     return (
         all(name in manifest for name in SETTINGS)
@@ -170,7 +170,7 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
 def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
     """Classes or scores (N,), None for a split without labels.
 
-    Scores are float64, which fairseq leaves alone: float32 becomes as coarse as the weights with fp16 and bf16.
+    Scores are float64, which fairseq leaves alone: with fp16 and bf16 it makes float32 as coarse as the weights.
     """
     if examples[0].target is None:
         return None
@@ -178,7 +178,7 @@ def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.nd
 
 
 def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
-    """`count` of the examples in their order, the same ones whatever a run's seed; all where they are no more."""
+    """`count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
     if count >= len(examples.inputs):
         return examples
     chosen = np.sort(np.random.default_rng(SUBSET_SEED).choice(len(examples.inputs), count, replace=False))

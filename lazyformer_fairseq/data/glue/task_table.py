@@ -1,4 +1,4 @@
-"""The one table of GLUE's tasks. What a task's files, columns, labels and metrics are is said here and nowhere else.
+"""The one table of GLUE's tasks: here and nowhere else stand a task's files, columns, labels and metrics.
 
 Files and columns are those of the official download (gluebenchmark.com/tasks). The metric that selects a checkpoint and
 the number of epochs are those of LazyFormer (arXiv 2102.12702, appendix A and Table 5).
@@ -83,7 +83,7 @@ class TaskDescription:
         return (self.model_of or self.name).lower()
 
     def target(self, word: str) -> Union[int, float]:
-        """The class (from 0) or the score that a label column's `word` stands for.
+        """The class (from 0) or the score for a label column's `word`.
 
         Raises:
             UserError: not a label of the task; the message lists those allowed, the caller adds file and line.

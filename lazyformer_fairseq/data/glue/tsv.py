@@ -1,4 +1,4 @@
-"""Reads a task's file in the official layout, and says file and line of whatever is wrong with it.
+"""Reads a task's file in the official layout, and names file and line of whatever is wrong with it.
 
 A quotation mark is a character like any other (QUOTE_NONE): texts hold unpaired ones. So a line divided at its tabs is
 the row; only a line feed ends it, for texts hold other characters that Unicode calls line ends.
@@ -62,7 +62,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line numbers from 1 and fields; a byte order mark (MRPC has one) and a carriage return at a line's end go."""
+    """Line numbers from 1 and fields; drops a byte order mark (MRPC has one) and a line's final carriage return."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -1,4 +1,4 @@
-"""Reads ``dict.txt``, and says file and line of whatever is wrong with it."""
+"""Reads ``dict.txt``, and names file and line of whatever is wrong with it."""
 
 import io
 from pathlib import Path
@@ -13,7 +13,7 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
     """fairseq's dictionary of lines ``SYMBOL COUNT``; nothing in the file is run or unpickled.
 
     Raises:
-        UserError: the file is missing, no UTF-8 text, holds no symbol, or a line is of another form or comes twice.
+        UserError: the file is missing, not UTF-8, or holds no symbol, or a line has another form or comes twice.
     """
     path = Path(path)
     try:

@@ -1,16 +1,16 @@
-"""Moses' punctuation normalisation and tokenisation: sacremoses's answer, some ten times faster.
+"""Moses' punctuation normalisation and tokenisation: sacremoses's output, some ten times faster.
 
-Nearly all of a text are letters and digits with single spaces between them, which no rule of Moses changes. What the
-rules change is what stands *between* two letters, a gap: ``, "`` or ``'`` or ``.``. The answer for a gap is asked of
-sacremoses once, between two words of the right kind, and kept. That is exact because of what its rules (the same in
+Nearly all of a text is letters and digits with single spaces between them, which no rule of Moses changes. The rules
+change what stands *between* two letters, a gap: ``, "`` or ``'`` or ``.``. sacremoses answers for each gap once,
+between two words of the right kind, and the answer is kept. That is exact because of what its rules (the same in
 0.1.1 and 0.2.0) look at:
 
 - A rule that looks past a space or a mark reads one letter on either side, and of that letter only its
   :meth:`~MosesWords._kind_of`. No match reaches over more than one letter; so a letter between two marks, as in
   ``'n'`` or ``U.S.``, belongs to the gap.
 - The rule for full stops reads the whole token before (is it an abbreviation? has it a stop inside?) and the first
-  letter of the next one. So a gap with a full stop in it is asked for with what stands before it, unless that is a
-  word like any other.
+  letter of the next one. So sacremoses gets a gap with a full stop in it together with what stands before it, unless
+  that is a word like any other.
 
 What is not printable (control characters, which one of the rules deletes, and rare spaces), what looks like the marker
 that stands for several stops, and very long gaps (writing that the rules know as marks, such as Chinese) go to
@@ -31,12 +31,12 @@ NO_BREAK_SPACE = "\u00a0"
 
 
 class _UnusualText(Exception):
-    """The fast way is not sure of this text."""
+    """The fast way does not cover this text."""
 
 
 @cache
 def moses_words(language: str, normalise_punctuation: bool, tokenise: bool) -> "MosesWords":
-    """The one :class:`MosesWords` of these settings; its answers and tables serve every caller of this process."""
+    """The one :class:`MosesWords` of these settings; every caller in this process shares its answers and tables."""
     return MosesWords(language, normalise_punctuation, tokenise)
 
 
@@ -44,7 +44,7 @@ class MosesWords:
     """Callable: text -> its words divided by single spaces, cased; equal to :meth:`by_sacremoses` on every text.
 
     Args:
-        language: two-letter code; the rules of all languages are such that the fast way holds.
+        language: two-letter code; the fast way holds for the rules of every language.
         normalise_punctuation: apply MosesPunctNormalizer.
         tokenise: apply MosesTokenizer, without escapes.
     """
@@ -143,7 +143,7 @@ class MosesWords:
         return word
 
     def _kind_of(self, letter: str) -> tuple:
-        """All that a rule can ask about a single letter: ``s`` is that of ``5's``."""
+        """All that a rule can test of a single letter: ``s`` is that of ``5's``."""
         sets = (self._moses.alphabetic, self._moses.numeric, self._moses.lower)
         return *(letter in each for each in sets), letter.isdecimal(), letter.isascii(), letter == "s"
 

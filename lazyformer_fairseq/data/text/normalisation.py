@@ -106,8 +106,8 @@ def symbol_pattern(settings: TextSettings) -> Pattern:
 class TextNormaliser:
     """Applies the settings to one text (best a sentence) at a time, and undoes Moses' spacing for reading.
 
-    The special tokens, ``<mask>`` and ``<unk>`` are taken out of the text before anything else looks at it, whatever
-    their case, and come back as words of their own.
+    First it takes the special tokens, ``<mask>`` and ``<unk>`` out of the text, whatever their case; they come back as
+    words of their own.
     """
 
     def __init__(self, settings: TextSettings):

@@ -118,7 +118,7 @@ class Tokenizer:
         Args:
             word_counts: distinct normalised words and how often each occurs, in any order.
             folder: must not exist yet, or be empty.
-            vocab_size: size of the dictionary, ALL symbols included.
+            vocab_size: size of the dictionary, all symbols included.
 
         Raises:
             UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
@@ -140,7 +140,7 @@ class Tokenizer:
         return cls.load(folder)
 
     def save(self, folder: FolderName) -> None:
-        """Copies the tokenizer to ``folder``, whole or not at all; where the same one lies there already, does nothing.
+        """Copies the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
 
         Raises:
             UserError: ``folder`` holds something else.

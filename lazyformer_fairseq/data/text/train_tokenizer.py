@@ -15,8 +15,8 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.data.text.normalisation import TextSettings, symbol_pattern
 from lazyformer_fairseq.errors import UserError
 
-# Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Of such a
-# word (a text in a script without spaces, say) the beginning is learnt from.
+# Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
+# uses the beginning of such a word (a text in a script without spaces, say).
 LONGEST_TRAINING_WORD = 60_000
 LONGEST_TRAINING_LINE = 1 << 20  # bytes; sentencepiece skips what is longer, by default 4192
 THREADS = 1  # their number is recorded in the model, whose bytes must be the same on every machine
@@ -77,7 +77,7 @@ def _training_lines(word_counts: Iterable[tuple[str, int]], settings: TextSettin
 
 
 def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -> Exception:
-    """sentencepiece's failures that the user can mend, in words; any other as it is."""
+    """Puts sentencepiece's failures that the user can fix in words; returns any other unchanged."""
     message = str(error)
     if found := re.search(r"set it to a value <= (\d+)", message):
         largest = int(found[1]) + symbols_beside_pieces

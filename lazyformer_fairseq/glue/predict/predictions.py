@@ -34,7 +34,7 @@ from lazyformer_fairseq.reliability.installing import loading_safely
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to predict with, and on what.
+    """The data and settings of a prediction.
 
     Attributes:
         data: a folder of official files (TASK/test.tsv) or of tasks as ``lazyformer glue prepare`` made them; None:
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass
 class Submission:
-    """A folder of files: name -> rows; those that are missing, and what a user should know of the others."""
+    """A folder of files: name -> rows; those that are missing, and remarks on the others."""
 
     folder: Path
     rows: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Submission:
 
 
 def predict_runs(runs: Sequence[Path], target: Path, wanted: Prediction) -> list[Submission]:
-    """Predicts with the runs given, one a task, into `target`.
+    """Predicts with the given runs, one per task, into `target`.
 
     Raises:
         UserError: two runs of a task, or whatever :func:`predict_task` raises. Nothing is written then.
@@ -107,7 +107,7 @@ def predict_best(output: Path, target: Path, wanted: Prediction) -> list[Submiss
 
 
 def _one_with_checkpoint(runs: list[Path]) -> Path:
-    """Of equally good runs one whose checkpoint was kept, else the first."""
+    """One of equally good runs whose checkpoint was kept, else the first."""
     return next((run for run in runs if (run / BEST).is_file()), runs[0])
 
 
@@ -143,12 +143,12 @@ def _submit(runs: dict[str, Path], folder: Path, wanted: Prediction) -> Submissi
 
 
 def _output_of(run: Path) -> Path:
-    """OUT of OUT/runs/MODEL/TASK/RUN."""
+    """OUT in OUT/runs/MODEL/TASK/RUN."""
     return run.absolute().parents[3]
 
 
 def find_data(task: TaskDescription, folder: Path) -> Optional[Path]:
-    """The task's folder in one of prepared tasks or of official ones; None where there is none."""
+    """The task's folder among prepared tasks or official ones; None where there is none."""
     prepared, official = folder / task.name, folder / task.folder
     if PreparedTask.is_at(prepared):
         return prepared
@@ -196,7 +196,7 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
 def _find_tokenizer(run: Path, data: Path, given: Optional[Path]) -> Optional[str]:
     """The tokenizer's folder: the one given, beside the checkpoint, or of the data that the run was trained on.
 
-    Prepared data has its own, which the task finds, and compares with the one given.
+    Prepared data has its own, which the task finds and compares with the given one.
     """
     if given is not None or PreparedTask.is_at(data):
         return given and str(given)

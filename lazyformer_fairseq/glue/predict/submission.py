@@ -1,4 +1,4 @@
-"""The files that gluebenchmark.com takes: a line a test row, its number and the predicted label or score."""
+"""The files that gluebenchmark.com takes: a line per test row, its number and the predicted label or score."""
 
 import csv
 import zipfile
@@ -17,7 +17,7 @@ def leaderboard_splits(task: TaskDescription) -> list[str]:
 
 
 def submission_file(task: TaskDescription, split: str) -> str:
-    """The name that the leaderboard knows a test set by: that of its task; MNLI has a matched and a mismatched one."""
+    """The leaderboard's name for a test set: that of its task; MNLI has a matched and a mismatched one."""
     if len(leaderboard_splits(task)) == 1:
         return f"{task.name}.tsv"
     return f"{task.name}-{'m' if split == 'test' else 'mm'}.tsv"

@@ -22,7 +22,7 @@ def write_report(folder: Path, output: Path) -> str:
         folder: holds `runs`, as ``lazyformer glue run`` wrote it.
 
     Raises:
-        UserError: a file of the folder is not what it should be, or no run has ended well.
+        UserError: a file of the folder is wrong, or no run has ended well.
     """
     results = read_results(folder)
     if not results.runs:
@@ -48,7 +48,7 @@ def write_report(folder: Path, output: Path) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader must know to compare these numbers with others, a sentence or two each."""
+    """Notes that a reader needs to compare these numbers with others, a sentence or two each."""
     grid = results.grid
     rates = ", ".join(f"{rate:g}" for rate in grid.rates)
     said = [
@@ -78,7 +78,7 @@ def notes(results: Results) -> list[str]:
 
 
 def _deviations(results: Results) -> Iterator[str]:
-    """Where tasks were not run as the paper ran them; and on how many rows each was trained."""
+    """Where runs of tasks differ from the paper's; and the number of training rows of each."""
     of_task: dict[str, list[Run]] = {task: [] for task in results.grid.tasks}
     for key, run in results.runs.items():
         of_task[key.task].append(run)

@@ -1,4 +1,4 @@
-"""LazyFormer (arXiv 2102.12702): the grid of its Table 5; its Table 1: columns, rows, how its average is made."""
+"""LazyFormer (arXiv 2102.12702): the grid of its Table 5; the columns, rows and average of its Table 1."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from typing import Optional
 from lazyformer_fairseq.data.glue.task_table import TASKS
 
 LEARNING_RATES = (2e-5, 3e-5, 4e-5, 5e-5)
-SEEDS = (1, 2, 3, 4, 5)  # the paper tells their number
+SEEDS = (1, 2, 3, 4, 5)  # the paper gives their number
 
 
 @dataclass(frozen=True)
 class Score:
-    """One of the table's numbers: a split of a task, measured by the metric that selects the task's checkpoints.
+    """One of the table's numbers: the metric that selects a task's checkpoints, on a split of the task.
 
     Attributes:
         name: as the paper prints it; MNLI has two numbers.

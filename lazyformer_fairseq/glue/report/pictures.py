@@ -34,7 +34,7 @@ PANELS_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class Look:
-    """How a model looks in every panel."""
+    """A model's look in every panel."""
 
     colour: str
     mark: str
@@ -44,7 +44,7 @@ class Look:
 
 
 def draw_seeds(results: Results, path: Path) -> None:
-    """A panel a score: every seed at the chosen rate, a box where there are enough of them, the baseline as a line."""
+    """A panel per score: every seed at the chosen rate, a box where there are enough, the baseline as a line."""
     models = list(results.grid.models)
     looks = _looks(models)
     scores = [score for score in _scores(results) if any(results.of(model, score.task).runs for model in models)]
@@ -69,7 +69,7 @@ def draw_seeds(results: Results, path: Path) -> None:
 
 
 def draw_updates(results: Results, path: Path) -> bool:
-    """A panel a score against updates of pre-training, as the paper's Figure 2: medians, and the seeds' range.
+    """A panel per score against updates of pre-training, as the paper's Figure 2: medians, and the seeds' range.
 
     Returns:
         False, and nothing is drawn, where no model has checkpoints of several numbers of updates.
@@ -111,9 +111,9 @@ def draw_updates(results: Results, path: Path) -> bool:
 
 
 def checkpoint_series(results: Results) -> dict[str, list[tuple[int, str]]]:
-    """Models of known updates, those whose checkpoints lie in one folder together: name -> [(updates, model)].
+    """Models of known updates, grouped by the folder of their checkpoints: name -> [(updates, model)].
 
-    A series is called as its models' names begin, else as their folder.
+    A series takes the common start of its models' names, else their folder's name.
     """
     folders: dict[Path, dict[str, int]] = {}
     for key, run in results.runs.items():

@@ -1,4 +1,4 @@
-"""Reads and checks what a grid of fine-tuning runs left in its folder.
+"""Reads and checks the results of a grid of fine-tuning runs in its folder.
 
 OUT/runs/grid.json                            models, tasks, learning rates and seeds that were asked for
 OUT/runs/MODEL/TASK/lr2e-05_seed1/result.json   a run that ended well; failed.json where it failed
@@ -135,7 +135,7 @@ def _check_task(path: Path, name: str) -> str:
 
 
 def _key_of_folder(folder: Path) -> Optional[RunKey]:
-    """The run that a folder is called after, None where it is called otherwise."""
+    """The run that a folder is named after; None for any other name."""
     found = _RUN_FOLDER.fullmatch(folder.name)
     try:
         return found and RunKey(folder.parents[1].name, folder.parent.name, float(found["rate"]), int(found["seed"]))

@@ -1,4 +1,4 @@
-"""What a grid of fine-tuning runs found: the paper's protocol (LazyFormer, appendix A), to one number a score."""
+"""The results of a grid of fine-tuning runs, by the paper's protocol (LazyFormer, appendix A): one number per score."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 
 class RunKey(NamedTuple):
-    """Which run of a grid."""
+    """Identifies a run of a grid."""
 
     model: str
     task: str
@@ -42,7 +42,7 @@ class Run:
     """A run that ended well.
 
     Attributes:
-        updates: of pre-training of its checkpoint, where known.
+        updates: of its checkpoint's pre-training, where known.
         metrics: split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction.
         baseline: as `metrics`, for the majority class or a constant score.
         seconds: it took.
@@ -71,7 +71,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Results:
-    """All of a folder: the grid, what ended well, what failed, and how many runs lie there beside the grid."""
+    """A folder's results: the grid, runs that ended well, those that failed, the number of runs outside the grid."""
 
     folder: Path
     grid: Grid
@@ -100,7 +100,7 @@ class Results:
         return scores, frozenset(task for task, found in tasks.items() if not found.is_complete)
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
-        """Of a task's development set, in percent; None where no run of the task has ended well."""
+        """The baseline of a task's development set, in percent; None where no run of the task has ended well."""
         file = split_file(TASKS[task], split)
         runs = (run for key, run in self.runs.items() if key.task == task)
         return next((100 * run.baseline[file][metric] for run in runs), None)
@@ -124,7 +124,7 @@ class TaskResults:
 
     @cached_property
     def rate(self) -> Optional[float]:
-        """The chosen learning rate; of equally good ones the first; None where no run has ended well."""
+        """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
         rates = dict.fromkeys(run.key.rate for run in self.runs)
         return max(rates, key=self._median_at, default=None)
 
@@ -144,7 +144,7 @@ class TaskResults:
         return [run for run in self.runs if run.metrics[file][metric] == highest]
 
     def values(self, split: str, metric: str) -> np.ndarray:
-        """One number a seed at the chosen rate, in percent."""
+        """One number per seed at the chosen rate, in percent."""
         return self._values(split, metric, self.rate)
 
     def _values(self, split: str, metric: str, rate: Optional[float]) -> np.ndarray:
@@ -153,7 +153,7 @@ class TaskResults:
 
 
 def split_file(task: TaskDescription, split: str) -> str:
-    """The name that results have for a split: its file's, without the ending."""
+    """The name of a split in results: its file's, without the ending."""
     return Path(task.splits[split].file).stem
 
 

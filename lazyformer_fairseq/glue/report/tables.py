@@ -1,4 +1,4 @@
-"""The tables of a report: the paper's, and those that must stand beside it to be believed."""
+"""The tables of a report: the paper's, and those that back it up."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class TableRow:
 
     @property
     def average(self) -> Optional[float]:
-        """Of the paper's nine numbers, where each is there and complete."""
+        """The average of the paper's nine numbers, where all are there and complete."""
         return average(self.complete_scores)
 
     def cells(self) -> list[str]:
@@ -88,12 +88,12 @@ def _own_row(results: Results, model: str) -> TableRow:
 
 
 def updates_of(results: Results, model: str) -> Optional[int]:
-    """Of the model's pre-training, as its runs say."""
+    """Updates of the model's pre-training, from its runs."""
     return next((run.updates for key, run in results.runs.items() if key.model == model), None)
 
 
 def all_tables(results: Results) -> Iterator[Table]:
-    """The paper's table first; the others where there is something to say."""
+    """The paper's table first; the others where they have something to show."""
     rows = table_rows(results)
     headers = ["model", "updates", *COLUMNS, "Avg."]
     yield Table("GLUE, development sets, percent", headers, [row.cells() for row in rows])

@@ -1,1 +1,1 @@
-"""A grid of fine-tunings on whatever machines there are."""
+"""Runs a grid of fine-tunings on whatever machines there are."""

@@ -21,7 +21,7 @@ class ClusterJob:
         """Why the job has failed, in a line."""
         try:
             error = self.job.exception()
-        except Exception as lost:  # submitit has a number of exceptions for a job without a result
+        except Exception as lost:  # submitit raises one of several exceptions for a job without a result
             error = lost
         if error is None:
             return None
@@ -30,7 +30,7 @@ class ClusterJob:
 
 
 class Cluster:
-    """An array of jobs, a run each.
+    """An array of jobs, one run each.
 
     Args:
         kind: ``slurm``, or ``local`` for submitit's processes on this machine.
@@ -40,11 +40,11 @@ class Cluster:
         threads: of each job on a CPU.
 
     Raises:
-        UserError: no Slurm here, or an option that submitit does not know.
+        UserError: no Slurm here, or an option that submitit does not have.
     """
 
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int], threads: int = 1):
-        import submitit  # a second, which other commands need not wait
+        import submitit  # takes a second, which other commands need not spend
 
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=kind)

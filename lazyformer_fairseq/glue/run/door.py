@@ -1,4 +1,4 @@
-"""What ``lazyformer glue run`` checks before anything trains, and what it makes of its options."""
+"""Checks everything for ``lazyformer glue run`` before anything trains, and reads its options."""
 
 import os
 import shutil
@@ -52,7 +52,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
 
 
 def choose_tasks(names: tuple[str, ...], from_mnli: bool = False) -> list[TaskDescription]:
-    """Raises a UserError for what is unknown, there twice, or cannot be trained."""
+    """Raises a UserError for a task that is unknown, given twice, or cannot be trained."""
     tasks = [find_task(name) for name in names or PAPER_TASKS]
     for number, task in enumerate(tasks):
         if task in tasks[:number]:
@@ -78,7 +78,7 @@ def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str,
 
 
 def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
-    """Where runs go, from the command's options; UserError where these do not go together."""
+    """Where runs go, from the command's options; UserError where these do not fit together."""
     options = {}
     for text in given["slurm"]:
         name, found, value = text.partition("=")
@@ -132,7 +132,7 @@ def load_prepared(folder: Path, tasks: list[TaskDescription]) -> dict[str, Prepa
 def _prepare(
     given: Mapping[str, Any], tasks: list[TaskDescription], checkpoints: Mapping[str, Path]
 ) -> list[StartModel]:
-    """Prepares the tasks, or finds them prepared; and before that reads the models, which takes less time."""
+    """Reads the models first, which takes less time; then prepares the tasks, or finds them prepared."""
     if given["prepared"]:
         raise UserError("--data and --prepared: give one of them")
     tokenizer = find_tokenizer_folder(given["tokenizer"] or next(iter(checkpoints.values())).parent)

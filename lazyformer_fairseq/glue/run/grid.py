@@ -1,4 +1,4 @@
-"""Which runs a grid has, and what each of them is: LazyFormer's protocol (appendix A and Table 5).
+"""The runs of a grid, and the settings of each: LazyFormer's protocol (appendix A and Table 5).
 
 OUT/runs/grid.json                        the grid that was asked for
 OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it ended well, FAILED where it did not
@@ -22,9 +22,9 @@ FROM_MNLI = ("RTE", "MRPC", "STS-B")
 BATCH_SIZE = 32
 RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"
 LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
-ATTEMPT = "=== fairseq-train "  # a line of the log starts so at each attempt
+ATTEMPT = "=== fairseq-train "  # each attempt begins with such a line in the log
 # A run with fewer rows than these, all epochs counted, is over in minutes: after a kill it starts anew. A longer one
-# saves its optimizer, three times the size of its model, after each epoch, and goes on from there.
+# saves its optimizer, three times the size of its model, after each epoch, and resumes from there.
 ROWS_WORTH_RESUMING = 200_000
 
 
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def work(self) -> float:
-        """Of training, in tokens times parameters."""
+        """Training work, in tokens times parameters."""
         return float(self.epochs * self.train_tokens * self.model.parameters)
 
     @property
@@ -81,7 +81,7 @@ class Run:
         return self.epochs * self.train_rows >= ROWS_WORTH_RESUMING
 
     def result(self) -> Optional[dict[str, Any]]:
-        """Of a finished run.
+        """The result of a finished run.
 
         Raises:
             UserError: the folder holds a result of other settings.
@@ -118,7 +118,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
-    """What was asked for: every combination of models, tasks, rates and seeds.
+    """The requested grid: every combination of models, tasks, rates and seeds.
 
     Attributes:
         epochs: task -> number.
@@ -176,7 +176,7 @@ class Grid:
         )
 
     def write(self) -> None:
-        """Writes grid.json. Where one lies there already, what it asked for stays in it."""
+        """Writes grid.json. Keeps what an existing one asked for."""
         path = self.output / "runs" / "grid.json"
         before = read_json(path) if path.exists() else {}
         content = {

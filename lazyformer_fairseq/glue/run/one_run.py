@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     """Fine-tunes from the weights in `start`, and writes the run's folder: train.log, checkpoint_best.pt, result.json.
 
-    What a killed run left is gone on with where its last epoch was saved, else removed. Whoever comes second to a
+    A killed run resumes where its last epoch was saved; otherwise its files are removed. A second process in the
     folder waits until the first is gone, and does nothing if the run is finished by then.
 
     Args:
@@ -57,7 +57,7 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
 
 
 def _train(run: Run, start: Path) -> dict[str, Any]:
-    """Trains. Returns what result.json says."""
+    """Trains. Returns the content of result.json."""
     began = time.perf_counter()
     arguments = run.command(start, cpu=not torch.cuda.is_available())
     print(f"{ATTEMPT}{shlex.join(arguments)}\n{datetime.now().isoformat(timespec='seconds')}", flush=True)
@@ -103,7 +103,7 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
 
 
 def _scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By development file: metrics of the best epoch's weights, and those of an answer that no text is needed for."""
+    """By development file: metrics of the best epoch's weights, and those of an answer that needs no text."""
     cuda = torch.cuda.is_available()
     task = tasks.setup_task(cfg.task)
     model = task.build_model(cfg.model)
@@ -139,7 +139,7 @@ def _predict(task, split: str, model, criterion, cuda: bool) -> tuple[np.ndarray
 
 
 def constant_answer(task: TaskDescription, targets: np.ndarray) -> float:
-    """What a model would best say that has seen the training labels but no text: the majority class, the mean score."""
+    """The best answer of a model that has seen the training labels but no text: the majority class, the mean score."""
     return float(targets.mean()) if task.is_regression else int(np.bincount(targets).argmax())
 
 
@@ -159,7 +159,7 @@ def _clear_unless_resumable(run: Run) -> None:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """All that this process logs or prints meanwhile is appended to the file, an exception too."""
+    """Appends to the file all that this process logs or prints meanwhile, exceptions too."""
     root = logging.getLogger()
     before = root.handlers, root.level
     with path.open("a", buffering=1, encoding="utf-8") as file, _descriptors_to(file.fileno()):
@@ -180,7 +180,7 @@ def _output_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _descriptors_to(target: int) -> Iterator[None]:
-    """What code outside of Python prints."""
+    """Redirects what code outside Python prints."""
     kept = os.dup(1), os.dup(2)
     for number in (1, 2):
         os.dup2(target, number)

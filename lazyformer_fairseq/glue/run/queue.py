@@ -1,7 +1,7 @@
-"""The queue: every run of a grid once, in any order that its needs allow, whatever dies in between.
+"""The queue: does every run of a grid once, in any order that its needs allow, whatever dies in between.
 
 A run is finished when its result.json is there. That file is written last and whole, so the queue needs no memory of
-its own: started again, it takes what is not finished.
+its own: restarted, it takes what is not finished.
 """
 
 import math
@@ -73,7 +73,7 @@ class RunQueue:
         self._waiting: list[Run] = []
 
     def run(self) -> None:
-        """Runs all that is not finished.
+        """Runs everything that is not finished.
 
         Raises:
             UserError: a result of other settings is in the way, or another queue is at work on the folder.
@@ -103,7 +103,7 @@ class RunQueue:
             self._remove_checkpoints(self.grid.runs)
 
     def _look_at_folders(self) -> None:
-        for run in sorted(self.grid.runs, key=lambda run: -run.work):  # no long run is left for the end
+        for run in sorted(self.grid.runs, key=lambda run: -run.work):  # leaves no long run for the end
             result = run.result()
             if result is None:
                 self._waiting.append(run)
@@ -165,12 +165,12 @@ class RunQueue:
         tqdm.write(f"{run.name}: FAILED ({message}); see {log}")
 
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
-        """Of the finished ones the first with the highest selecting metric; none whose metric is not a number."""
+        """The first finished run with the highest selecting metric; skips those whose metric is not a number."""
         scores = {run: selecting_score(self.results[run.folder]) for run in runs if run.folder in self.results}
         return max((run for run in scores if not math.isnan(scores[run])), key=scores.__getitem__, default=None)
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
-        """Of finished runs, but for those to be kept, or to be started from."""
+        """Removes those of finished runs, except the ones to keep or to start from."""
         if self.keep == "all":
             return
         unfinished = [*self._waiting, *self._jobs.values(), *self.failed]
@@ -205,12 +205,12 @@ def summary(run: Run, result: dict[str, Any]) -> str:
 
 
 def selecting_score(result: dict[str, Any]) -> float:
-    """What selects among runs: the first development file's metric."""
+    """The score that selects among runs: the first development file's metric."""
     return next(iter(result["metrics"].values()))[result["selected_by"]]
 
 
 def epochs_done(log: Path) -> float:
-    """Of a run's present attempt, as the end of its log tells."""
+    """Epochs of a run's present attempt, from the end of its log."""
     text = _tail(log)
     places = _PLACE.findall(text[text.rfind(ATTEMPT) + 1 :])
     if not places:
@@ -219,7 +219,7 @@ def epochs_done(log: Path) -> float:
     return int(epoch) if not batches else int(epoch) - 1 + int(batch) / int(batches)
 
 
-# In the midst of an epoch fairseq says "epoch 003:    100 / 12272 loss=...", at its end "epoch 003 | valid on ...".
+# Within an epoch fairseq logs "epoch 003:    100 / 12272 loss=...", at its end "epoch 003 | valid on ...".
 _PLACE = re.compile(r"epoch (\d+)(?::\s+(\d+) / (\d+)| \| valid on)")
 
 

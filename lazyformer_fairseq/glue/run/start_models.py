@@ -1,4 +1,4 @@
-"""The checkpoints that fine-tuning starts from: read, checked against the prepared data, and described."""
+"""Reads the checkpoints that fine-tuning starts from, checks them against the prepared data, and describes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,7 +23,7 @@ class StartModel:
 
     Attributes:
         sha256: of the checkpoint's file.
-        updates: of its pre-training, where the checkpoint tells.
+        updates: of its pre-training, where the checkpoint has them.
         parameters: how many.
         options: of the model, as fairseq-train takes them.
         max_positions: ids of its longest input.
@@ -57,7 +57,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -
     try:
         given = state["cfg"]["model"]
         given["sublayer_pattern"]  # no other kind of model has one
-        # An option that is younger than the checkpoint has its default, as fairseq has it.
+        # An option newer than the checkpoint takes its default, as in fairseq.
         options = {
             field.name: given.get(field.name, field.default)
             for field in fields(LazyFormerConfig)
@@ -86,7 +86,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -
 
 
 def _check_tokenizer_beside(path: Path, tokenizer_folder: Path) -> None:
-    """Equal dictionaries do not make equal text settings."""
+    """Equal dictionaries do not imply equal text settings."""
     beside = path.parent / "tokenizer" / SETTINGS_FILE
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(

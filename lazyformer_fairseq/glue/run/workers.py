@@ -1,4 +1,4 @@
-"""Runs in processes of this machine, one a GPU or several that share the CPU's cores.
+"""Runs in processes of this machine, one per GPU or several that share the CPU's cores.
 
 Each run has a process of its own. On a CPU it is forked from one that has imported everything, which takes milliseconds
 where a fresh process takes seconds. CUDA forbids that (importing fairseq has looked for GPUs already), so a GPU's
@@ -31,7 +31,7 @@ class Job:
         return not self.process.is_alive()
 
     def failure(self) -> Optional[str]:
-        """How the process ended where it did not end well; the log may say more."""
+        """How the process ended if it failed; the log may have more."""
         code = self.process.exitcode
         if not code:
             return None
@@ -42,7 +42,7 @@ class Workers:
     """So many processes at a time.
 
     Args:
-        count: of processes; None for one a GPU, or one a core.
+        count: of processes; None for one per GPU, or one per core.
         gpus: as CUDA_VISIBLE_DEVICES names them; empty for the CPU. More processes than GPUs share them in turn.
         threads: of each process on a CPU.
     """
@@ -95,7 +95,7 @@ class Workers:
 
 
 def visible_gpus() -> list[str]:
-    """GPUs as CUDA_VISIBLE_DEVICES would name them; asked of the driver's tool, for CUDA itself must not start here."""
+    """GPUs as CUDA_VISIBLE_DEVICES would name them; from the driver's tool, because CUDA itself must not start here."""
     try:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -108,7 +108,7 @@ def visible_gpus() -> list[str]:
 
 
 def best_precision() -> str:
-    """bf16 where all GPUs have it (compute capability 8.0), fp16 where they do not, fp32 without GPUs."""
+    """bf16 if all GPUs have it (compute capability 8.0), fp16 if they do not, fp32 without GPUs."""
     try:
         command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -121,7 +121,7 @@ def best_precision() -> str:
 
 
 def _work(run: Run, start: Path, threads: int) -> None:
-    """In the new process."""
+    """Runs in the new process."""
     end_with_parent()
     from lazyformer_fairseq.glue.run.one_run import fine_tune
 
@@ -133,7 +133,7 @@ def _work(run: Run, start: Path, threads: int) -> None:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """A Ctrl-C meanwhile reaches this process afterwards, and those that are started meanwhile not at all."""
+    """A Ctrl-C meanwhile reaches this process afterwards, and processes started meanwhile not at all."""
     resource_tracker.ensure_running()  # else started below, and that lifts the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -144,7 +144,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """For processes that are started meanwhile."""
+    """Sets the values for processes started meanwhile."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

@@ -1,4 +1,4 @@
-"""What the models of a comparison cost to run: parameters, FLOPs, and latency at batch 1, taken in turn."""
+"""The costs of running a comparison's models: parameters, FLOPs, and latency at batch 1, measured in turn."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +21,8 @@ ROUNDS = 50
 def measure_costs(settings: ComparisonSettings, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """By model: `parameters`, `flops` of a segment, and `latency_seconds`, the samples.
 
-    What is timed is the scoring of a segment of the test split with a full memory, with the words beyond the first band
-    that are in it, which FLOPs leave out.
+    Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
+    which FLOPs leave out.
 
     Args:
         settings: of the comparison; the lengths of evaluation count.

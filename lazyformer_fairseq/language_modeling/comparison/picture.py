@@ -23,7 +23,7 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
 
     Args:
         models: as in results.json.
-        title: what was trained and evaluated.
+        title: names the training and evaluation.
     """
     figure, (by_latency, by_attention) = pyplot.subplots(1, 2, figsize=(10, 4.4), sharey=True, layout="constrained")
     attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]

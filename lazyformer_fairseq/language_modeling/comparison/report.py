@@ -25,7 +25,7 @@ CSV_COLUMNS = {
 
 
 def markdown_table(models: Mapping[str, Mapping[str, Any]]) -> str:
-    """One row a model: medians; behind each its quartiles, or its lowest and highest over seeds."""
+    """One row per model: medians, each followed by its quartiles, or its lowest and highest over seeds."""
     rows = [
         [
             name,
@@ -59,7 +59,7 @@ def write_csv(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def _letters(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of the kinds that are counted, the same ones of each model."""
+    """The kinds that are counted, the same for each model."""
     return list(next(iter(models.values()))["sublayers"])
 
 

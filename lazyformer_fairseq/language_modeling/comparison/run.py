@@ -25,7 +25,7 @@ SPLITS = ("valid", "test")
 
 
 def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) -> str:
-    """Runs the comparison in `folder`, or goes on where it stopped; returns the table.
+    """Runs the comparison in `folder`, or resumes it; returns the table.
 
     Writes there `results.json`, `table.md`, `table.csv` and `comparison.png`, and into `runs` the trained models.
 
@@ -69,17 +69,17 @@ def write_report(results: Mapping[str, Any], folder: Path) -> str:
 
 
 def run_folder(runs: Path, name: str, seed: int) -> Path:
-    """Of one model and seed."""
+    """The folder of one model and seed."""
     return runs / f"{name}-seed{seed}"
 
 
 def _last_checkpoints(settings: ComparisonSettings, runs: Path) -> dict[str, Path]:
-    """By model, of the last seed."""
+    """The last seed's checkpoint of each model."""
     return {name: run_folder(runs, name, settings.seeds[-1]) / "checkpoint_last.pt" for name in settings.patterns}
 
 
 def _train_all(settings: ComparisonSettings, updates: Mapping[str, int], runs: Path) -> None:
-    """Trains and evaluates what has no result.json yet, seed after seed."""
+    """Trains and evaluates every model without a result.json, seed after seed."""
     unfinished = {
         seed: [name for name in settings.patterns if not (run_folder(runs, name, seed) / "result.json").exists()]
         for seed in settings.seeds
@@ -99,7 +99,7 @@ def _train_all(settings: ComparisonSettings, updates: Mapping[str, int], runs: P
 
 
 def _finish(settings: ComparisonSettings, training: ModelTraining) -> None:
-    """Evaluates, writes the result, and gives the optimizer's part of the checkpoint back to the disk."""
+    """Evaluates, writes the result, and removes the optimizer's part of the checkpoint from the disk."""
     result: dict[str, Any] = {"seconds": training.seconds}
     for split in SPLITS:
         found = evaluate(
@@ -139,7 +139,7 @@ def _collect(settings: ComparisonSettings, updates: Mapping[str, int], folder: P
 
 
 def _describe_data(settings: ComparisonSettings) -> dict[str, Any]:
-    """The data's manifest, and what a model would reach that knows nothing but a split's own frequencies of words."""
+    """The data's manifest, and the perplexity of a model that has only a split's own word frequencies."""
     manifest = read_manifest(Path(settings.data))
     unigram = {split: _unigram_perplexity(open_tokens(Path(settings.data) / split)) for split in SPLITS}
     return {"manifest": manifest, "unigram_perplexity": unigram}

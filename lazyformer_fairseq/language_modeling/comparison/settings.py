@@ -1,4 +1,4 @@
-"""What `lazyformer lm compare` trains: miniatures of the PAR paper's models, equal in all but their pattern."""
+"""The models of `lazyformer lm compare`: miniatures of the PAR paper's, equal in all but their pattern."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +18,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """All that decides a comparison's result; kept in its folder, so that results of others never mix in.
+    """All that decides a comparison's result; kept in its folder, so that results of other settings never mix in.
 
     Attributes:
         data: folder of binarised streams.
@@ -71,8 +71,8 @@ class ComparisonSettings:
     def training_command(self, model: str, seed: int, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains one model.
 
-        Pre-norm, as the PAR paper's equations 1 and 2 are: post-norm needs far more updates than a miniature gets to
-        learn more than the words' frequencies.
+        Pre-norm, as in the PAR paper's equations 1 and 2: post-norm needs far more updates than a miniature gets to
+        learn more than word frequencies.
         """
         return [
             *(self.data, "--user-dir", str(USER_DIR), "--task", "stream_language_modeling"),

@@ -23,7 +23,7 @@ class ModelTraining(StepwiseTraining):
         name: key of its patterns.
         seed: of this training.
         total: updates.
-        folder: of the checkpoint; one that is there is resumed.
+        folder: of the checkpoint; resumes an existing one.
     """
 
     def __init__(self, settings: ComparisonSettings, name: str, seed: int, total: int, folder: Path):
@@ -37,7 +37,7 @@ class ModelTraining(StepwiseTraining):
 
 
 def train_in_turn(trainings: list[ModelTraining], progress: tqdm) -> None:
-    """Trains all to their ends; who is farthest behind is next, so that equal totals mean strict turns.
+    """Trains all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
 
     All save at the same share of their updates, so that they also resume together.
     """
@@ -49,7 +49,7 @@ def train_in_turn(trainings: list[ModelTraining], progress: tqdm) -> None:
 
 
 def updates_that_fit(settings: ComparisonSettings) -> dict[str, int]:
-    """By model: how many updates take `settings.minutes`, by the median of a trial in which all models take turns."""
+    """By model: the updates that fit in `settings.minutes`, by the median of a trial in which all models take turns."""
     trial = TRIAL_WARM_UP + TRIAL_UPDATES
     with TemporaryDirectory() as folder:
         trainings = [
@@ -66,7 +66,7 @@ def _fitting(seconds: list[float], minutes: float) -> int:
 
 
 def planned_updates(settings: ComparisonSettings, path: Path) -> Mapping[str, int]:
-    """Updates by model, kept in `path`: a trial made twice would give two answers."""
+    """Updates by model, kept in `path`: a second trial would give another answer."""
     if not path.exists():
         same = dict.fromkeys(settings.patterns, settings.updates)
         write_json(path, updates_that_fit(settings) if settings.minutes is not None else same)

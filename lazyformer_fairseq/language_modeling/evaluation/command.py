@@ -1,4 +1,4 @@
-"""What ``lazyformer lm evaluate`` does: load, evaluate, tell."""
+"""Does the work of ``lazyformer lm evaluate``: loads, evaluates, reports."""
 
 import math
 from pathlib import Path
@@ -31,10 +31,10 @@ def run(
         json_file: for the result, or None.
 
     Returns:
-        The result for people.
+        The result in words.
 
     Raises:
-        UserError: what is given does not exist, is damaged or does not fit together.
+        UserError: an argument does not exist, is damaged or does not fit the others.
     """
     manifest = read_manifest(data)
     unit = manifest["unit"]

@@ -5,10 +5,10 @@ the `mem_len` tokens before each. Every token is predicted, the first one from `
 tokens as the split has. (Transformer-XL's own code leaves the first one out. Of WikiText-103 that is one of 245,569,
 the end of an empty line.)
 
-With a larger batch each stream reads a part of the split. What it would not know is what stands before its part, so it
-reads that first, without counting it: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at positions
-of which each again depends on as many through the attending sublayer below, and so on. Attending sublayers times that
-many segments, on the same grid as those of batch 1, give the memory that batch 1 would have there, but for rounding.
+With a larger batch each stream reads a part of the split. It lacks the text before its part, so it reads that first,
+without counting it: an attending sublayer looks back ceil(mem_len / tgt_len) segments, at positions that each depend on
+as many again through the attending sublayer below, and so on. Attending sublayers times that many segments, on the same
+grid as those of batch 1, give the memory that batch 1 would have there, but for rounding.
 """
 
 import math
@@ -41,12 +41,12 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model makes of a text.
+    """A model's result on a text.
 
     Attributes:
-        tokens: predicted, all of the text.
+        tokens: predicted; all of the text.
         nats: mean negative log-likelihood of a token.
-        seconds: that it took, the streams' warming included.
+        seconds: taken, including warming up the streams.
     """
 
     tokens: int
@@ -55,7 +55,7 @@ class Evaluation:
 
     @property
     def bits(self) -> float:
-        """A token: bits per character where tokens are characters."""
+        """Bits per token: bits per character where tokens are characters."""
         return self.nats / math.log(2)
 
     @property
@@ -118,12 +118,12 @@ def token_losses(
         eos: id of ``</s>``, from which the first token is predicted.
         tgt_len: tokens of a segment.
         mem_len: tokens of the memory.
-        clamp_len: distances beyond it are taken for it; 0 for no such limit.
+        clamp_len: longer distances count as this one; 0 for no limit.
         batch_size: streams.
-        warms: False starts each stream without a past: cheaper, and another number.
+        warms: False starts each stream without a past: cheaper, but the number differs.
 
     Raises:
-        UserError: a length that cannot be.
+        UserError: an impossible length.
     """
     _check_lengths(tgt_len, mem_len, clamp_len, batch_size)
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
@@ -177,7 +177,7 @@ def _progress_bar(tokens: int) -> tqdm:
 
 @contextmanager
 def _evaluating(model: CausalLanguageModel, mem_len: int, clamp_len: int) -> Iterator[None]:
-    """Without dropout and gradients, with other lengths than in training; all of it is undone after."""
+    """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
     decoder, was_training = model.decoder, model.training
     before = decoder.mem_len, decoder.clamp_len
     decoder.mem_len, decoder.clamp_len = mem_len, clamp_len

@@ -1,4 +1,4 @@
-"""How a text is divided among the streams of an evaluation; see :mod:`evaluate`."""
+"""Divides a text among the streams of an evaluation; see :mod:`evaluate`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class Parts:
     """Which segment each stream reads at each step, and which of these count.
 
     All streams start at once, without memory, `lead` segments before their parts. The first one starts at the text's
-    start, so that its lead counts; the parts of the others follow each other from there.
+    start, so its lead counts; the parts of the others follow each other from there.
 
     Attributes:
         lead: segments that a stream reads to warm up.
@@ -24,7 +24,7 @@ class Parts:
 
     @classmethod
     def of(cls, segments: int, streams: int, lead: int) -> "Parts":
-        """Divides what is not the first stream's lead; a short text takes fewer streams."""
+        """Divides all but the first stream's lead; a short text takes fewer streams."""
         lead = min(lead, segments)
         streams = max(1, min(streams, segments - lead))
         each, more = divmod(segments - lead, streams)
@@ -36,7 +36,7 @@ class Parts:
         return self.lead + self.lengths[0]
 
     def segments(self, step: int) -> list[int]:
-        """Of each stream; one that is through reads on, for nothing."""
+        """The segment of each stream; one that has finished reads on, for nothing."""
         return [min(first + step, self.last) for first in self.first]
 
     def counted(self, step: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""Texts of language modelling -> what fairseq reads: ``SPLIT.bin``, ``SPLIT.idx``, ``dict.txt``; and ``manifest.json``.
+"""Texts of language modelling -> fairseq's files: ``SPLIT.bin``, ``SPLIT.idx``, ``dict.txt``; and ``manifest.json``.
 
-The dictionary comes from the training split, the most frequent symbol first, as adaptive embeddings need it, without
-symbols that only fill it up to a multiple of 8.
+The dictionary comes from the training split, most frequent symbol first, as adaptive embeddings need it, without
+symbols that only pad it to a multiple of 8.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ def prepare(
         corpus: ``wikitext``, ``enwik8`` or ``text8``.
         source: the folder of WikiText's three files; the file of the others, or its folder.
         out: must not hold anything yet.
-        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse what is not exactly that text.
+        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse any other text.
         splits: of characters.
 
     Returns:
@@ -88,7 +88,7 @@ def _progress_bar(text: TextSource) -> tqdm:
 
 
 def _dictionary(counts: Counter) -> Dictionary:
-    """fairseq's four symbols, then those of the corpus, the most frequent first, equally frequent ones by name."""
+    """fairseq's four symbols, then those of the corpus, most frequent first, ties by name."""
     dictionary = Dictionary()
     for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if symbol not in dictionary.indices:  # </s> and <unk>
@@ -120,13 +120,13 @@ def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
 
 
 def _counts(manifest: dict[str, Any]) -> dict[str, int]:
-    """As :data:`OFFICIAL_COUNTS` has them."""
+    """The counts in the form of :data:`OFFICIAL_COUNTS`."""
     tokens = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
     return {**tokens, "vocabulary": manifest["vocabulary"]}
 
 
 def not_official(manifest: dict[str, Any]) -> str:
-    """What differs from the official text, of WikiText's two from the nearer one, in words."""
+    """The differences from the official text (for WikiText from the nearer of its two), in words."""
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
     found = _counts(manifest)
@@ -137,7 +137,7 @@ def not_official(manifest: dict[str, Any]) -> str:
 
 
 def overview(manifest: dict[str, Any]) -> str:
-    """The manifest for people."""
+    """The manifest in words."""
     rows = [
         (split, f"{counts['tokens']:,}", f"{counts['items']:,}", f"{counts['unknown']:,}")
         for split, counts in manifest["splits"].items()

@@ -1,6 +1,6 @@
 """The texts of language modelling as they are distributed, read a block at a time: words of lines, or characters.
 
-A source counts its symbols and turns its splits into ids; :mod:`prepare` writes what comes out.
+A source counts its symbols and turns its splits into ids; :mod:`prepare` writes them.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ Progress = Callable[[int], object]  # told how many more bytes have been read
 
 
 class TextSource(Protocol):
-    """What :func:`prepare.prepare` needs of a corpus.
+    """The interface that :func:`prepare.prepare` needs of a corpus.
 
     Attributes:
         unit: what a symbol is: "word" or "character".
@@ -46,7 +46,7 @@ class WordsOfLines:
         folder: that holds the three files.
 
     Raises:
-        UserError: a file is not there or empty.
+        UserError: a file is missing or empty.
     """
 
     unit = "word"
@@ -120,7 +120,7 @@ class _IdsOfWords(dict):
 
 @dataclass(frozen=True)
 class CharacterSplits:
-    """How a file of characters is cut: the standard 90, 5 and 5 million, in the file's order."""
+    """The cuts of a file of characters: the standard 90, 5 and 5 million, in the file's order."""
 
     train: int = 90_000_000
     valid: int = 5_000_000
@@ -136,10 +136,10 @@ class CharacterSplits:
 
 
 class Characters:
-    """enwik8 or text8: one file, a byte a symbol; of enwik8 the byte's number, of text8 the letter, ``_`` for a space.
+    """enwik8 or text8: one file, a byte a symbol; in enwik8 the byte's number, in text8 the letter, ``_`` for a space.
 
     Args:
-        file: it, or the folder that it is in under the corpus' name.
+        file: the file, or the folder that holds it under the corpus' name.
         name: ``enwik8`` or ``text8``.
         splits: how it is cut.
 

@@ -1,1 +1,1 @@
-"""NaN, Inf and loss spikes: updates that are skipped, and what follows from many of them."""
+"""NaN, Inf and loss spikes: skips bad updates, and rolls back or stops after many of them."""

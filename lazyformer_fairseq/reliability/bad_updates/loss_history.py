@@ -1,10 +1,10 @@
-"""What a usual loss is: the median of recent updates."""
+"""The usual loss: the median over recent updates."""
 
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-RECENT = 100  # updates that the median is of
+RECENT = 100  # updates that the median is taken over
 ENOUGH = 20  # updates before the median means something: in the first ones the loss falls fast
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves that stopped because its numbers went wrong."""
+"""The report of a run that stopped because its numbers went wrong."""
 
 import math
 from pathlib import Path
@@ -32,7 +32,7 @@ def write_report(guard) -> Path:
 
 
 def _report(guard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
-    """Loss: a sample-size unit's, such as nats a masked token. Samples: dataset indices, by process and batch."""
+    """Loss: per unit of sample size, such as nats per masked token. Samples: dataset indices, by process and batch."""
     updates = [
         {**bad, "samples": [of_process["samples"] for of_process in same_update]}
         for bad, *others in zip(*bad_of_processes, strict=True)
@@ -62,7 +62,7 @@ def _of_all_processes(content: Any, processes: int) -> list:
 
 
 def _without_nan(content: Any) -> Any:
-    """JSON knows no NaN and no Inf: they become the words."""
+    """JSON has no NaN and no Inf: they become strings."""
     if isinstance(content, dict):
         return {key: _without_nan(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Going back to the last good checkpoint in a running process, and on with other data."""
+"""Rolls a running process back to the last good checkpoint; training continues on other data."""
 
 import logging
 from pathlib import Path
@@ -26,19 +26,19 @@ class GoodCheckpoints:
         self.left_behind: dict[tuple[Path, int], int] = {}
 
     def leave_behind(self, updates: int) -> None:
-        """What is there of more than `updates` is of a way that the run has left; saved again it counts again."""
+        """Ignores checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
         for path in checkpoints_in(self.folder, self.suffix):
             version = _version(path)
             self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
 
     def choose(self, first_bad: int) -> Optional[Path]:
-        """The newest whole one whose weights made a good update afterwards; failing that the newest whole one.
+        """The newest whole checkpoint whose weights then made a good update; failing that, the newest whole one.
 
         Reads all files to see that they are whole.
 
         Args:
-            first_bad: updates before the first of the bad ones. What was saved there or later holds the weights that
-                the bad numbers came from.
+            first_bad: updates made before the first bad one. A checkpoint saved there or later holds the weights that
+                gave the bad numbers.
         """
         found = {}
         for path in checkpoints_in(self.folder, self.suffix):
@@ -57,7 +57,7 @@ def _version(path: Path) -> tuple[Path, int]:
 
 
 def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
-    """Loads weights, optimizer, schedule and the number of updates; the data goes on where it is, as PaLM's did.
+    """Loads weights, optimizer, schedule and the number of updates; the data continues from where it is, as in PaLM.
 
     Chowdhery et al., 2022 (arXiv 2204.02311), section 5.1: the same weights on other batches do not spike again. Every
     process takes the file that the first one chooses. Meters and the time spent stay.

@@ -1,11 +1,11 @@
 """Wrappers of fairseq's Trainer that let a run live through NaN, Inf and loss spikes; see ``update_guard``.
 
-fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here an update is
-judged where its gradient has been summed over all processes and the optimizer has not stepped yet. A bad one leaves
-``train_step`` by an exception that fairseq knows nothing of: weights, optimizer, EMA and meters have not heard of it.
+fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here the guard
+judges an update once its gradient has been summed over all processes, before the optimizer steps. A bad update leaves
+``train_step`` by an exception unknown to fairseq: weights, optimizer, EMA and meters stay untouched.
 
-An overflow of fp16's loss scaler stays what it is for fairseq: the scaler halves its scale and the update is tried
-again. It tells of the scale, not of the numbers, until the scale is at its minimum; only then the update is bad.
+fairseq still handles an overflow of fp16's loss scaler: the scaler halves its scale and fairseq tries the update
+again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
 """
 
 import functools
@@ -27,7 +27,7 @@ class ScalerOverflow(Exception):
 
 
 def guard_of(trainer) -> UpdateGuard:
-    """The trainer's guard; made, and told of every batch's loss, when it is first asked for."""
+    """The trainer's guard; the first call makes it and hooks it to every batch's loss."""
     if not hasattr(trainer, "update_guard"):
         trainer.update_guard = UpdateGuard(trainer)
         trainer.get_criterion().register_forward_hook(trainer.update_guard.hear_batch)
@@ -35,7 +35,7 @@ def guard_of(trainer) -> UpdateGuard:
 
 
 def is_guarded(trainer) -> bool:
-    """Not where processes see different gradients (BMUF, SlowMo, sharded weights), and not on a TPU."""
+    """False where processes see different gradients (BMUF, SlowMo, sharded weights), and on a TPU."""
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)

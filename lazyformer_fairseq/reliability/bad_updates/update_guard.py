@@ -1,4 +1,4 @@
-"""Decides which updates are bad, counts them, and what follows from many in a row."""
+"""Decides which updates are bad, counts them, and rolls back or stops after many in a row."""
 
 import logging
 import math
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class BadUpdate(Exception):
-    """The numbers of an update are not to be trusted; raised before the optimizer steps."""
+    """The numbers of an update cannot be trusted; raised before the optimizer steps."""
 
 
 class UpdateGuard:
-    """Of one trainer. All processes of a run see the same numbers, so that all decide the same.
+    """The guard of one trainer. All processes of a run see the same numbers, so all decide the same.
 
     Attributes:
-        skipped, rollbacks: of the whole run; they are saved with checkpoints.
+        skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: since the last good update or rollback.
         bad: the last bad updates, for the report.
     """
@@ -56,13 +56,13 @@ class UpdateGuard:
         self.loss = self.gradient_norm = None
 
     def hear_batch(self, criterion, _, output: tuple) -> None:
-        """Forward hook of the criterion: what it logs of a batch, and the sample size, still on the device."""
+        """Forward hook of the criterion: keeps what it logs for a batch, and the sample size, still on the device."""
         if criterion.training:
             _, sample_size, log = output
             self._hear([log], [sample_size])
 
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
-        """The same of the whole update, where several processes share it."""
+        """The same for the whole update, where several processes share it."""
         self.begin_update()
         self._hear(logs, [sample_size])
 
@@ -73,8 +73,8 @@ class UpdateGuard:
     def judge(self, gradient_norm: torch.Tensor) -> torch.Tensor:
         """Raises BadUpdate, or returns the gradient's norm, moved to the CPU.
 
-        Norm, sample size and all that is logged come to the host in a single copy. fairseq asks whether the norm is
-        finite right after this and reads all the others for its meters, each of which would wait for the GPU.
+        One copy brings norm, sample size and all logged values to the host. Right after this fairseq checks that the
+        norm is finite and reads the others for its meters; each read would wait for the GPU.
         """
         on_host = self.read_numbers(gradient_norm)
         if not math.isfinite(self.gradient_norm):
@@ -86,12 +86,12 @@ class UpdateGuard:
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
-        """Sets norm and loss of the update; None for the loss where nothing was to predict or the criterion logs none.
+        """Sets the update's norm and loss; the loss is None if there was nothing to predict or the criterion logs none.
 
-        Puts on the host what is logged, where fairseq is to find it.
+        Puts the logged values on the host, where fairseq will look for them.
 
         Raises:
-            UserError: there is no loss to compare, but a bound on it.
+            UserError: there is a bound on the loss, but no loss to compare.
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
         if self.history.spike and not losses:
@@ -114,7 +114,7 @@ class UpdateGuard:
     def skip(self, reason: BadUpdate, samples: list) -> None:
         """Counts the update, whose gradient nobody will use; after too many in a row rolls back, or stops the run.
 
-        A skipped update counts as one of the run's, so that schedule, data and checkpoints go on as without it.
+        A skipped update counts as one of the run's, so schedule, data and checkpoints continue as without the skip.
 
         Raises:
             UserError: there were too many rollbacks already, or there is no checkpoint yet.
@@ -160,7 +160,7 @@ class UpdateGuard:
         )
 
     def _warn(self, message: str) -> None:
-        """Once, not once a process."""
+        """Warns once, not once per process."""
         if self.trainer.is_data_parallel_master:
             logger.warning(message)
 
@@ -191,12 +191,12 @@ class UpdateGuard:
 
 
 def _option(trainer, name: str):
-    """Tasks of others have no such option: then the default counts."""
+    """Other tasks have no such option: the default then applies."""
     return getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
 
 
 def _drop_gradients(trainer) -> None:
-    """And what they were to be multiplied by: fairseq expects that a step in bf16 is never left out."""
+    """Drops their multiplier too: fairseq expects that bf16 never skips a step."""
     trainer.zero_grad()
     if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
         trainer.optimizer._multiply_factor = 1.0

@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from: the last one, the newest intact one where that is damaged; the same on all ranks.
+"""Chooses the checkpoint to start from, same on all ranks: the last, or the newest intact one if that is damaged.
 
 fairseq starts from scratch where ``checkpoint_last.pt`` is missing, and stops where it is damaged.
 """
@@ -45,7 +45,7 @@ def choose(cfg: Any) -> Optional[Path]:
     """The checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
 
     Raises:
-        UserError: a file that was asked for by name is missing or damaged, or all in the save folder are.
+        UserError: a file that the user named is missing or damaged, or all in the save folder are.
     """
     last = _last_of(cfg)
     if cfg.restore_file != LAST:
@@ -78,11 +78,11 @@ def choose(cfg: Any) -> Optional[Path]:
 
 
 def newest_intact(paths: list[Path], damaged: list[str], without_optimizer: bool = False) -> tuple[Optional[Path], int]:
-    """Of the files that a run can go on from the one with the most updates (None: there is none), and its updates.
+    """The file with the most updates of those that a run can resume from (None: there is none), and its updates.
 
     Args:
-        damaged: to which it is added what is wrong with the others.
-        without_optimizer: the run does not save the optimizer's state, so a file may be without.
+        damaged: receives what is wrong with the others.
+        without_optimizer: the run does not save the optimizer's state, so a file may lack it.
     """
     newest, most = None, -1
     for path in paths:
@@ -108,7 +108,7 @@ def _last_of(cfg: Any) -> Path:
 
 
 def _start_of(cfg: Any) -> Optional[str]:
-    """What fairseq takes where there is no last checkpoint yet."""
+    """The file that fairseq takes where there is no last checkpoint yet."""
     return cfg.continue_once or cfg.finetune_from_model
 
 
@@ -127,12 +127,12 @@ def _is_same(path: Path, other: Optional[str]) -> bool:
 
 
 def _has_a_file_for_each_rank(trainer) -> bool:
-    """Where fairseq splits a model over processes."""
+    """True where fairseq splits a model over processes."""
     return trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0
 
 
 def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:
-    """Chooses on rank 0 and tells the others; an error too, or they would wait for ever.
+    """Chooses on rank 0 and sends the choice, or the error, to the others, which would otherwise wait forever.
 
     Raises:
         UserError: what `choose` raises, or a process that does not see the file.

@@ -1,9 +1,9 @@
-"""Checkpoint files: there whole or not at all, with a checksum inside that tells whether one is as it was written.
+"""Checkpoint files: whole or not there at all, each with a checksum that shows whether it is as it was written.
 
-What torch.save writes is a zip archive. A zip archive may end in a comment, which torch does not read; ours is a
-SHA-256 of all that torch.save wrote. File and checksum get their name by one rename, so no kill can part them. Files
-without it still load: stock fairseq's are zip archives too, where every record has a CRC-32; files from before torch
-1.6 have nothing that could be checked.
+torch.save writes a zip archive. A zip archive may end in a comment, which torch does not read; ours is a
+SHA-256 of all that torch.save wrote. One rename gives file and checksum their name, so no kill can part them. Files
+without a checksum still load: stock fairseq's are zip archives too, where every record has a CRC-32; files from before
+torch 1.6 have nothing to check.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
         hashed = _HashedFile(file)
         try:
             torch.save(state, hashed)
-        except RuntimeError:  # torch's, when it cannot go on where a write failed
+        except RuntimeError:  # torch's, when it cannot continue after a failed write
             if hashed.error is not None:
                 raise hashed.error from None
             raise
@@ -54,7 +54,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
 
 
 class _HashedFile:
-    """What torch.save needs of a file; hashes what is written, and remembers why a write failed."""
+    """The file interface that torch.save needs; hashes what it writes and remembers why a write failed."""
 
     def __init__(self, file: BinaryIO):
         self.file = file
@@ -80,7 +80,7 @@ def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
 
 
 def link(source: Union[str, Path], target: Union[str, Path]) -> None:
-    """Gives a file another name, in place of what has that name now. Takes no room. Raises OSError."""
+    """Gives a file another name, replacing whatever has that name. Takes no disk space. Raises OSError."""
     unfinished = unfinished_name(Path(target).absolute())
     try:
         os.link(source, unfinished)
@@ -117,7 +117,7 @@ def check(path: Union[str, Path]) -> None:
 
 
 def _sha256(file: BinaryIO, size: int) -> str:
-    """Of the file as torch.save wrote it: its first `size` bytes, and no comment."""
+    """The hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
     file.seek(0)
     digest = hashlib.sha256()
     while size:
@@ -131,7 +131,7 @@ def _sha256(file: BinaryIO, size: int) -> str:
 
 
 def _unpacked_size(file: BinaryIO) -> int:
-    """Bytes of all records, which torch would unpack, be it from some zeros or the same place again and again."""
+    """Bytes of all records as torch would unpack them, even from a few zeros or from one place again and again."""
     return sum(record.file_size for record in zipfile.ZipFile(file).infolist())
 
 
@@ -140,5 +140,5 @@ def _records_are_intact(file: BinaryIO) -> bool:
         return zipfile.ZipFile(file).testzip() is None
     except OSError:
         raise
-    except Exception:  # zipfile raises what it likes where the archive's list of records is damaged
+    except Exception:  # zipfile may raise anything where the archive's list of records is damaged
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints are read whole, checked, and without running what they hold; what is wrong with one is said in words."""
+"""Reads checkpoints whole, checks them, runs nothing that they hold, and explains in words what is wrong with one."""
 
 import functools
 import pickle
@@ -20,7 +20,7 @@ SAFETENSORS = ".safetensors"
 
 
 def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """A checkpoint as fairseq loads it, whole, checked, and without running what it holds; also outside of a run.
+    """Loads a checkpoint as fairseq does, whole and checked, without running what it holds; works outside a run too.
 
     Args:
         overrides: options in place of the checkpoint's.
@@ -46,14 +46,14 @@ def checked(load_checkpoint_to_cpu: Callable) -> Callable:
 
 
 class Contents(NamedTuple):
-    """What a checkpoint says of itself: updates made before it was saved, and whether a run can go on from it."""
+    """A checkpoint's own account: updates made before it was saved, and whether a run can resume from it."""
 
     updates: int
     has_optimizer: bool
 
 
 def look_into(path: Union[str, Path]) -> Contents:
-    """Checks a whole file; its tensors stay on the disk. Of safetensors, which have no checksum, it takes the word.
+    """Checks a whole file; its tensors stay on disk. Trusts safetensors, which have no checksum.
 
     Raises:
         DamagedCheckpointError: it is truncated, damaged, or no checkpoint.
@@ -73,7 +73,7 @@ def look_into(path: Union[str, Path]) -> Contents:
 
 @contextmanager
 def named_errors(path: Union[str, Path]) -> Iterator[None]:
-    """Turns what torch and fairseq raise of a file that they cannot read into an error that names it."""
+    """Turns what torch and fairseq raise for an unreadable file into an error that names the file."""
     try:
         yield
     except UserError:
@@ -91,7 +91,7 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
 
 
 def _refusal(path: Any, error: Exception) -> str:
-    """torch's own message recommends to switch the protection off; this one does not."""
+    """torch's own message recommends switching the protection off; this one does not."""
     return (
         f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
         f"run code when loaded ({_first_line(error.__context__ or error)}). Do not use it if you do not trust "
@@ -100,7 +100,7 @@ def _refusal(path: Any, error: Exception) -> str:
 
 
 def _damage(path: Any, error: Exception) -> str:
-    """An unpickler's KeyError says no more than a number: its kind has to do."""
+    """An unpickler's KeyError holds just a number: its type has to do."""
     speaks = isinstance(error, (OSError, RuntimeError, EOFError, pickle.UnpicklingError))
     said = _first_line(error) if speaks else f"reading it fails with {type(error).__name__}"
     return f"{path}: truncated, damaged or no checkpoint ({said})"

@@ -4,7 +4,7 @@ import functools
 
 
 def skipping_what_is_no_number(init):
-    """For ``EMA.__init__``: of what is no floating-point number, such as ``dictionary_sha256``, the newest is taken."""
+    """For ``EMA.__init__``: takes the newest of what is not floating-point, such as ``dictionary_sha256``."""
 
     @functools.wraps(init)
     def wrapped(self, model, config, device=None, skip_keys=None):

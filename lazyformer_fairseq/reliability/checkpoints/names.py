@@ -14,7 +14,7 @@ _NAME = re.compile(
 
 
 def listed_name(updates: int, suffix: str) -> str:
-    """Of what ``--keep-updates-list`` keeps. fairseq's removal of old checkpoints knows no such name."""
+    """The name of what ``--keep-updates-list`` keeps. fairseq's removal of old checkpoints does not match it."""
     return f"checkpoint_update_{updates}{suffix}.pt"
 
 
@@ -25,7 +25,7 @@ def suffix_of(path: Path) -> Optional[str]:
 
 
 def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
-    """All checkpoints in a folder that are of the run with this suffix, the youngest file first."""
+    """All checkpoints in a folder from the run with this suffix, newest file first."""
     ages = {}
     for path in Path(folder).glob("checkpoint*.pt"):
         with suppress(FileNotFoundError):  # a link to nowhere, or just removed

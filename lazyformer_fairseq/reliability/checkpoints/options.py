@@ -1,4 +1,4 @@
-"""Options of checkpoints that cannot be met are refused before anything is trained: see :func:`refuse_impossible`."""
+"""Refuses impossible checkpoint options before anything is trained: see :func:`refuse_impossible`."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
 
 
 def refusing(parse_args_and_arch: Callable) -> Callable:
-    """fairseq's parser of the command line, of a task of ours."""
+    """fairseq's parser of the command line, for a task of ours."""
 
     @functools.wraps(parse_args_and_arch)
     def parse(*args, **kwargs):
@@ -23,7 +23,7 @@ def refusing(parse_args_and_arch: Callable) -> Callable:
 
 
 def refusing_of_hydra(add_defaults: Callable) -> Callable:
-    """``add_defaults(cfg)``, the first that fairseq's training calls when it has imported the plugin; the same."""
+    """``add_defaults(cfg)``, which fairseq's training calls first, once it has imported the plugin; the same check."""
 
     @functools.wraps(add_defaults)
     def add(cfg):
@@ -50,7 +50,7 @@ def naming_the_folder(verify_checkpoint_directory: Callable) -> Callable:
 def refuse_impossible(checkpoint: Any, task: Any) -> None:
     """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met.
 
-    fairseq itself ends a run that wants asynchronous writing, and cannot, with exit code 0.
+    fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
     """
     if getattr(checkpoint, "write_checkpoints_asynchronously", False):
         raise UserError(
@@ -61,7 +61,7 @@ def refuse_impossible(checkpoint: Any, task: Any) -> None:
 
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:
-    """The updates of ``--keep-updates-list``. Raises a UserError where they are no whole numbers above 0."""
+    """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: those of ``--keep-updates-list`` for ever, and never is the last intact one removed."""
+"""Decides which checkpoints stay: those of ``--keep-updates-list`` forever, and always the last intact one."""
 
 import functools
 import logging
@@ -35,7 +35,7 @@ def keeping_listed_updates(train_step: Callable) -> Callable:
 
 
 def _save_listed(trainer, updates: int) -> None:
-    """What fairseq's ``save_checkpoint`` saves, under a name of its own."""
+    """Saves what fairseq's ``save_checkpoint`` saves, under a name of its own."""
     cfg, task = trainer.cfg.checkpoint, trainer.task
     if cfg.no_save:
         return
@@ -55,7 +55,7 @@ def _save_listed(trainer, updates: int) -> None:
 
 
 def remembering_iterator(get_train_iterator: Callable) -> Callable:
-    """``Trainer.get_train_iterator``; the one in use stays at hand as ``trainer.epoch_iterator``, for who saves."""
+    """``Trainer.get_train_iterator``; keeps the one in use as ``trainer.epoch_iterator``, for saving."""
 
     @functools.wraps(get_train_iterator)
     def get(trainer, *args, **kwargs):
@@ -86,7 +86,7 @@ class CarefulOs:
 
 
 def _worth(path: Path) -> int:
-    """0: damaged; 1: weights alone, as of --no-save-optimizer-state; 2: a run goes on from it as if never stopped."""
+    """0: damaged; 1: weights alone, as with --no-save-optimizer-state; 2: a run resumes from it as if never stopped."""
     try:
         return 1 + look_into(path).has_optimizer
     except UserError:

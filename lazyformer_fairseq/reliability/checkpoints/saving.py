@@ -1,4 +1,4 @@
-"""Saving: every file whole, and a run that cannot save (disk full) says so and trains on, unless it is at its end."""
+"""Saves every file whole; a run that cannot save (disk full) warns and trains on, unless it is at its end."""
 
 import errno
 import functools
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class NotSavedError(UserError):
-    """A checkpoint could not be written. What was there before is as it was."""
+    """A checkpoint could not be written. What was there before is unchanged."""
 
 
 def whole(torch_persistent_save: Callable) -> Callable:
-    """fairseq's ``torch_persistent_save(state, filename)``; three tries on one file handle wrote broken files."""
+    """fairseq's ``torch_persistent_save(state, filename)``; its three tries on one file handle wrote broken files."""
 
     @functools.wraps(torch_persistent_save)
     def save(state, filename, async_write: bool = False):
@@ -41,7 +41,7 @@ def whole(torch_persistent_save: Callable) -> Callable:
 
 
 def whole_copy(copy: Callable) -> Callable:
-    """``PathManager.copy``, by which fairseq gives a checkpoint further names; on a full disk it is a hard link."""
+    """``PathManager.copy``, by which fairseq gives a checkpoint further names; makes a hard link on a full disk."""
 
     @functools.wraps(copy)
     def whole_or_linked(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
@@ -83,7 +83,7 @@ def going_on(save_checkpoint: Callable) -> Callable:
 
 
 def save_or_raise(cfg: Any, trainer, epoch_itr, val_loss: Optional[float]) -> Optional[str]:
-    """As fairseq's ``save_checkpoint``, for whoever must know: raises a UserError where it was not saved."""
+    """fairseq's ``save_checkpoint``, for callers that must know: raises a UserError where it could not save."""
     path = checkpoint_utils.save_checkpoint(cfg, trainer, epoch_itr, val_loss)
     if trainer.not_saved:
         raise UserError(trainer.not_saved)

@@ -1,4 +1,4 @@
-"""What fairseq would run, or follow out of a folder, of a file that somebody else wrote."""
+"""Blocks what fairseq would run from somebody else's file, or follow from it out of a folder."""
 
 import argparse
 import ast
@@ -38,12 +38,12 @@ def load_without_code(original: Callable) -> Callable:
 
 
 def without_code() -> AbstractContextManager[None]:
-    """torch's safe unpickler reads what fairseq puts into checkpoints, tensors, containers and options, and no more."""
+    """Lets torch's safe unpickler read what fairseq puts into checkpoints (tensors, containers, options), no more."""
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
 def forbid_unsafe_loads() -> None:
-    """Takes out of the environment, for children too, what makes ``torch.load`` run whatever a file says."""
+    """Removes from the environment, for children too, whatever makes ``torch.load`` run code from a file."""
     if os.environ.pop(UNSAFE_LOADS, None):
         logger.warning(
             "%s is set, and taken back: no checkpoint needs it here, and one could run code by it", UNSAFE_LOADS
@@ -51,10 +51,10 @@ def forbid_unsafe_loads() -> None:
 
 
 def read_setting(text: str) -> Any:
-    """What a setting such as ``[(512, 3)] * 4 + [(512, 2)]`` stands for: numbers, strings, containers, + - * /.
+    """The value of a setting such as ``[(512, 3)] * 4 + [(512, 2)]``: numbers, strings, containers, + - * /.
 
     Raises:
-        UserError: it is anything else; nothing of it was run.
+        UserError: it is anything else; none of it was run.
     """
     try:
         if len(text) > LONGEST_SETTING:
@@ -110,7 +110,7 @@ def check_archive_first(original: Callable) -> Callable:
 
 
 def check_archive(path: str) -> None:
-    """Raises a UserError where a tar archive is damaged or has a member that is no file or folder inside of it."""
+    """Raises a UserError where a tar archive is damaged or has a member that is not a file or folder inside it."""
     try:
         with tarfile.open(path) as archive:
             for member in archive:

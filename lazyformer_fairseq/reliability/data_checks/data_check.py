@@ -63,7 +63,7 @@ def check_data(
 
 
 def check_shards(folders: Sequence[str]) -> None:
-    """Raises a UserError where a corpus is not whole: a number is missing, or fewer are there than were written."""
+    """Raises a UserError where a corpus is not whole: a number is missing, or there are fewer shards than written."""
     for parent in dict.fromkeys(Path(folder).parent for folder in folders if SHARD.fullmatch(Path(folder).name)):
         named = {_shard_number(folder) for folder in folders if Path(folder).parent == parent}
         there = {_shard_number(path) for path in parent.glob("shard*") if SHARD.fullmatch(path.name)}
@@ -94,7 +94,7 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
-    """Raises a UserError where shards of a corpus, all together, have not the tokens that its manifest counted.
+    """Raises a UserError where the shards of a corpus together do not hold the tokens that its manifest counted.
 
     Args:
         tokens: ids without the ``</s>`` at the end of each item.
@@ -149,7 +149,7 @@ def _shards_of_manifest(corpus: Path) -> Optional[int]:
 
 
 def _manifest(corpus: Path) -> Optional[dict[str, Any]]:
-    """What a corpus says of itself; None where it says nothing.
+    """The manifest of a corpus; None where it has none.
 
     Raises:
         UserError: its manifest is damaged.

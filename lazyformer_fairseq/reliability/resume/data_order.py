@@ -1,10 +1,10 @@
-"""Where in an epoch a run is, so that it goes on with exactly the samples that it has not seen.
+"""A run's place in an epoch, so that it resumes with exactly the samples it has not seen.
 
-fairseq deals the shuffled batches of an epoch to its processes in turn and saves how many rounds are through. That is
-the place in the order as long as the number of processes and the batches stay the same. Here the state also says how
-the batches were made and how many of them all processes together have consumed. To other processes the rest of the
-same order is dealt; for another batch size (in sentences or tokens) the rest is cut anew, its samples in the same
-order. Masks depend on a sample and the epoch alone, so they stay as they would have been.
+fairseq deals the shuffled batches of an epoch to its processes in turn and saves how many rounds are done. That is
+the place in the order as long as the number of processes and the batches stay the same. Here the state also records how
+the batches were made and how many of them all processes together have consumed. Another number of processes is dealt
+the rest of the same order; for another batch size (in sentences or tokens) the rest is cut anew, its samples in the
+same order. Masks depend on a sample and the epoch alone, so they stay as they would have been.
 """
 
 import itertools
@@ -23,7 +23,7 @@ BatchSize = dict[str, Optional[int]]  # fairseq's max_tokens and max_sentences
 
 
 class ExactEpochBatchIterator(EpochBatchIterator):
-    """fairseq's iterator, whose state other numbers of processes can load, and other batch sizes if the task helps.
+    """fairseq's iterator, whose state loads with other numbers of processes, and other batch sizes if the task helps.
 
     Attributes:
         batch_size: what the batches were made with; None where the task did not tell.
@@ -39,7 +39,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         self._start = 0  # rounds that stand for what was consumed before the epoch was resumed
 
     def tell_batch_size(self, size: BatchSize, make: Callable[[BatchSize], Batches], cut: Callable) -> None:
-        """By the task: `make(size)` makes batches of all samples, `cut(samples, size)` of some, in their order."""
+        """For the task: `make(size)` makes batches of all samples, `cut(samples, size)` of some, in their order."""
         self.batch_size, self._make, self._cut = size, make, cut
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class ExactEpochBatchIterator(EpochBatchIterator):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also of another number of processes or batch size. Where the data is another, the epoch starts anew."""
+        """Also loads the state of another number of processes or batch size. With other data the epoch starts anew."""
         if not state.get("pieces") or self._supports_prefetch:
             return super().load_state_dict(state)
         if state["samples"] != self._samples():

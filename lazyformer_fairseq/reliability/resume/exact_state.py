@@ -1,4 +1,4 @@
-"""What fairseq leaves out of a checkpoint, or does not read from it, that the next update or log line depends on."""
+"""State that the next update or log line depends on, but that fairseq does not save or does not read back."""
 
 import functools
 
@@ -9,7 +9,7 @@ _SCALER = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 
 
 def save_precise_weights(state_dict):
-    """For fp16 and bf16: the optimizer's weights in fp32, and when the loss scale is to grow again.
+    """For fp16 and bf16: the optimizer's weights in fp32, and when the loss scale will grow again.
 
     fairseq saves the rounded weights alone. Resumed, a run would lose what its updates have added below the 8 bits of
     bf16 or the 11 of fp16. Costs 4 bytes a parameter.
@@ -26,7 +26,7 @@ def save_precise_weights(state_dict):
 
 
 def load_precise_weights(load_state_dict):
-    """What :func:`save_precise_weights` has saved. An older checkpoint without it loads as fairseq loads it."""
+    """Loads what :func:`save_precise_weights` saved. An older checkpoint without it loads as fairseq loads it."""
 
     @functools.wraps(load_state_dict)
     def wrapped(self, state, optimizer_overrides=None):
@@ -50,10 +50,10 @@ def _fp32_weights(optimizer) -> list[torch.nn.Parameter]:
 
 
 def keep_between_epochs(load_checkpoint):
-    """What fairseq forgets of an epoch that is over when its checkpoint is written.
+    """Keeps what fairseq forgets of an epoch that is over when its checkpoint is written.
 
-    The schedule would have heard of its validation next. And the log's averages over the last updates go on from epoch
-    to epoch, only those of the whole epoch start anew.
+    The schedule would have received its validation next. The log's averages over the last updates continue from epoch
+    to epoch; only those of the whole epoch start anew.
     """
 
     @functools.wraps(load_checkpoint)

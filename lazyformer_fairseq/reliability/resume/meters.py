@@ -1,4 +1,4 @@
-"""What fairseq's meters keep of each update and would never give back."""
+"""Frees what fairseq's meters keep of each update and would never release."""
 
 import functools
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 
 def gather_before_saving(save_checkpoint: Callable) -> Callable:
-    """Of ``checkpoint_utils.save_checkpoint``, which all workers call, though only the first one writes.
+    """For ``checkpoint_utils.save_checkpoint``, which all workers call, though only the first one writes.
 
-    fairseq asks the first one's task for what to write (``get_checkpoint_dict``), when the others have gone on.
+    fairseq gets what to write from the first one's task (``get_checkpoint_dict``), when the others have moved on.
     """
 
     @functools.wraps(save_checkpoint)
@@ -20,7 +20,7 @@ def gather_before_saving(save_checkpoint: Callable) -> Callable:
 
 
 def give_back_after_loading(load_checkpoint: Callable) -> Callable:
-    """Of ``Trainer.load_checkpoint``, which sends the extra state to all workers, but not to the task."""
+    """For ``Trainer.load_checkpoint``, which sends the extra state to all workers, but not to the task."""
 
     @functools.wraps(load_checkpoint)
     def wrapper(self, filename, *args, **kwargs):

@@ -1,13 +1,13 @@
-"""SIGTERM and SIGUSR1: the run saves after the update under way and ends with exit code 75, so that it can go on later.
+"""SIGTERM and SIGUSR1: the run saves after the update under way and ends with exit code 75, so that it can resume.
 
 What a signal meets:
 
-- An update, or the wait for its data: the update is finished, and the checkpoint written before anything else happens.
-- Validation: the checkpoint is written after the batch under way. Validation that was due goes on after that, so that
-  the checkpoint with its score is written as in a run that nobody stops; a kill in the middle of it loses the score.
-- A checkpoint being written: a handler does nothing but take a note, so that is finished, and the run ends after it.
-- Time before the first update, data being read: the first update is made and saved. Time before fairseq looks for a
-  checkpoint: the process dies of the signal, as it has nothing to lose.
+- An update, or the wait for its data: the run finishes the update and writes the checkpoint before anything else.
+- Validation: the run saves after the batch under way. Validation that was due then continues, so that the run also
+  writes the checkpoint with its score, as if nobody stopped it; a kill in the middle of it loses the score.
+- A checkpoint being written: the handler only takes a note, so the write finishes, and then the run ends.
+- Time before the first update, data being read: the run makes the first update and saves it. Time before fairseq looks
+  for a checkpoint: the process dies of the signal, as it has nothing to lose.
 - Another signal: nothing, the note is there already.
 """
 
@@ -36,10 +36,10 @@ WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
 
 
 class Preemption:
-    """Of one trainer: hears signals, and has all processes of the run save and end after the same update.
+    """Takes signals for one trainer, and makes all processes of the run save and end after the same update.
 
     Attributes:
-        signal: what this process was sent; None for nothing.
+        signal: the one that this process received; None for none.
         saved: the checkpoint is written, if the run's options leave it one.
     """
 
@@ -58,7 +58,7 @@ class Preemption:
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
             for number in SIGNALS:
                 before = signal.signal(number, self._hear)
-                earlier = getattr(before, "__self__", None)  # of a run before in the same process
+                earlier = getattr(before, "__self__", None)  # of an earlier run in the same process
                 self._before[number] = earlier._before[number] if isinstance(earlier, Preemption) else before
 
     def _hear(self, number: int, frame) -> None:
@@ -80,7 +80,7 @@ class Preemption:
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Hears how many processes were sent a signal, the same for all.
+        """Takes the number of processes that received a signal, the same for all.
 
         From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
         """
@@ -115,7 +115,7 @@ class Preemption:
         )
 
     def end_if_saved(self) -> None:
-        """Ends the process where its checkpoint is written, when all have come here.
+        """Ends the process if its checkpoint is written, once all have come here.
 
         Raises:
             SystemExit: with code 75.
@@ -144,7 +144,7 @@ def end_reader(epoch_iterator) -> None:
 
 
 def listen_from_here(load_checkpoint):
-    """For ``checkpoint_utils.load_checkpoint``: signals are heard from before it on."""
+    """For ``checkpoint_utils.load_checkpoint``: listens for signals from just before it on."""
 
     @functools.wraps(load_checkpoint)
     def wrapped(cfg, trainer, *args, **kwargs):
@@ -212,7 +212,7 @@ def save_after_update(cumulative_training_time):
 
 
 def no_saving_meanwhile(state_dict):
-    """For ``Trainer.state_dict``, which asks for the time too: a save must not start another."""
+    """For ``Trainer.state_dict``, which reads the time too: a save must not start another."""
 
     @functools.wraps(state_dict)
     def wrapped(self):
@@ -227,7 +227,7 @@ def no_saving_meanwhile(state_dict):
 def leave_signals_to_the_run(set_worker_signal_handlers):
     """Slurm and others may signal all processes; a data worker that died of it would end the run before it has saved.
 
-    It lives on, but for no more than a minute, or until the run that it works for exits and terminates it.
+    It lives on for at most a minute, or until its run exits and terminates it.
     """
 
     @functools.wraps(set_worker_signal_handlers)

@@ -1,9 +1,9 @@
-"""``python -m lazyformer_fairseq.reliability.signals.torchrun``: torchrun, with its options, that knows preempted runs.
+"""``python -m lazyformer_fairseq.reliability.signals.torchrun``: torchrun, with its options, for preempted runs.
 
-torchrun itself dies of SIGUSR1 and leaves its processes behind; gives them 30 s after a SIGTERM, and then says 1
-whatever they said; starts them again though they meant to stop, or though the user has to mend something first; and
-prints a page after their one line. Here both signals are handed on, and what the processes said counts: exit code 75
-for a preempted run (see ``preemption``), 1 for a mistake of the user, without another try.
+torchrun itself dies of SIGUSR1 and leaves its processes behind; gives them 30 s after a SIGTERM, then exits with 1
+whatever their exit codes; restarts them though they meant to stop, or though the user must first fix something; and
+prints a page after their one line. This one forwards both signals and exits as the processes did: with 75 for a
+preempted run (see ``preemption``), with 1 for a user's mistake, without another try.
 
 Use it with ``--rdzv-backend c10d``: with the static one, processes that are started again find the addresses of those
 that died (pytorch issue 135712).
@@ -27,7 +27,7 @@ from lazyformer_fairseq.reliability.signals.user_error_note import USER_ERROR
 
 
 class Agent(LocalElasticAgent):
-    """Of one node: starts its processes, and all again if one dies.
+    """The agent of one node: starts its processes, and restarts all if one dies.
 
     Attributes:
         signalled: SIGTERM or SIGUSR1, when it has come; 0 until then.
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         failures = error.failures.values()
         preempted = {EXIT_CODE, *(-number for number in SIGNALS)} if Agent.signalled else {EXIT_CODE}
-        if any(failure.exitcode in preempted for failure in failures):  # by a signal: before there was what to save
+        if any(failure.exitcode in preempted for failure in failures):  # by a signal, before there was anything to save
             return EXIT_CODE
         if not any(failure.message == USER_ERROR for failure in failures):
             rank, first = error.get_first_failure()

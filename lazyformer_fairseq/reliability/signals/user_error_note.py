@@ -1,4 +1,4 @@
-"""How a process tells its launcher that it ended because of a user's mistake, so that another try is of no use."""
+"""How a process tells its launcher that it ended because of a user's mistake, so that another try is useless."""
 
 import json
 import os

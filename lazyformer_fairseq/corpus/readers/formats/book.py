@@ -19,7 +19,7 @@ def read_book(path: str, watch: Watch) -> str:
     """One paragraph a line.
 
     Raises:
-        BadInput: an epub that is none, or without text; damaged compressed data.
+        BadInput: an epub that is not one, or has no text; damaged compressed data.
     """
     with open_decompressed(path) as file:
         content = file.read()
@@ -29,7 +29,7 @@ def read_book(path: str, watch: Watch) -> str:
 
 
 def without_gutenberg_notices(text: str) -> str:
-    """The book itself, of a text with a paragraph a line."""
+    """The book itself, from a text with one paragraph a line."""
     end = GUTENBERG_END.search(text)
     text = text[: end.start()] if end else text
     start = GUTENBERG_START.search(text)

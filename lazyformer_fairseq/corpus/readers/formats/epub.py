@@ -1,6 +1,6 @@
 """Text of an epub: the documents of its spine in order, each block element a paragraph.
 
-An epub is a zip of XHTML files with a list of them: `zipfile` and lxml are enough, and do not mind what is wrong with
+An epub is a zip of XHTML files with a list of them: `zipfile` and lxml are enough, and do not mind errors in
 its table of contents and pictures.
 """
 
@@ -25,7 +25,7 @@ INLINE = frozenset(
 )
 LEFT_OUT = frozenset("script style head nav svg math audio video template".split())
 LINE_BREAKS = re.compile(r"\s*\n\s*")
-# Of what is unpacked in memory: so many times the epub's size, or so many bytes where that is more.
+# Limits of what is unpacked in memory: this many times the epub's size, or this many bytes where that is more.
 MOST_TIMES, BEYOND_BYTES = 200, 1 << 26
 
 
@@ -37,7 +37,7 @@ def read_epub(path: str, content: bytes) -> str:
     """Paragraphs divided by blank lines.
 
     Raises:
-        BadInput: no zip, no epub, or one without any text (scanned pages, say, or encrypted).
+        BadInput: not a zip, not an epub, or one without any text (scanned pages, say, or encrypted).
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -94,7 +94,7 @@ def _text_of(page: bytes) -> str:
 
 
 def _xml_parser(**options) -> etree.XMLParser:
-    """Follows no entity, be it of another file or one that stands for a million others."""
+    """Follows no entity, neither one of another file nor one that stands for a million others."""
     return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, **options)
 
 

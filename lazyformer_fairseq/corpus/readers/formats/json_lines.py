@@ -18,7 +18,7 @@ def starts_document(line: bytes, after_blank: bool) -> bool:
 
 
 def parse(block: Block, piece: Piece, watch: Watch) -> Iterator[tuple[str, dict]]:
-    """The document of one line: its paragraphs and metadata. BadInput names the line that is no such object."""
+    """The document of one line: its paragraphs and metadata. BadInput names a line that is not such an object."""
     if block.is_preamble:  # blank lines
         return
     try:

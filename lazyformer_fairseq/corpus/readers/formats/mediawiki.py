@@ -1,6 +1,6 @@
 """MediaWiki's XML export: ``<page>``s, inside ``<mediawiki>`` or, in a part of a dump, without it.
 
-A page's text is raw wiki markup; of several revisions the last counts.
+A page's text is raw wiki markup; the last of several revisions counts.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Makes paragraphs of lines."""
+"""Makes paragraphs from lines."""
 
 import re
 
@@ -8,18 +8,18 @@ BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 def join_hard_wrapped(text: str) -> str:
-    """One paragraph of lines that were broken to fit a page."""
+    """One paragraph from lines that were broken to fit a page."""
     return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
 
 
 def blocks_to_paragraphs(text: str) -> str:
-    """One paragraph a line, of hard-wrapped paragraphs that blank lines divide."""
+    """One paragraph a line, from hard-wrapped paragraphs that blank lines divide."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     paragraphs = (join_hard_wrapped(block) for block in BLANK_LINES.split(text))
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def lines_to_paragraphs(text: str) -> str:
-    """One paragraph a line, of lines that are paragraphs already: without blank lines and superfluous space."""
+    """One paragraph a line, from lines that are paragraphs already: drops blank lines and superfluous space."""
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return "\n".join(line for line in lines if line)

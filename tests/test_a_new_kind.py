@@ -120,7 +120,7 @@ def test_it_is_parsed_with_its_settings():
 
 def test_it_stands_in_yaml_and_in_an_override(tmp_path):
     (tmp_path / "mine.yaml").write_text("model:\n  sublayer_pattern: (m[width=5] f)x2 s\n")
-    with initialize_config_dir(str(tmp_path), version_base=None):
+    with initialize_config_dir(str(tmp_path), version_base="1.1"):
         assert compose("mine").model.sublayer_pattern == "(m[width=5] f)x2 s"
         changed = compose("mine", ['model.sublayer_pattern="(m[width=4] f)x2 s"'])
         assert len(plan(changed.model.sublayer_pattern)) == 5

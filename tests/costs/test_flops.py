@@ -70,7 +70,9 @@ def test_a_causal_model_that_predicts_frequent_words(
 ):
     embed_dim = heads * head_size * 2
     sizes = CausalSizes(17, embed_dim, width, heads, cutoffs, div_val)
-    decoder = CausalDecoder(pattern, 17, embed_dim, width, heads, mem_len=memory, cutoffs=cutoffs, div_val=div_val)
+    decoder = CausalDecoder(
+        pattern, 17, embed_dim, width, heads, mem_len=memory, cutoffs=cutoffs, div_val=div_val, lazy_backend="eager"
+    )  # fmt: skip
     softmax = AdaptiveSoftmax(decoder.embedding)
     tokens = torch.randint(0, 7, (batch, time))
     stream = StreamMemory()

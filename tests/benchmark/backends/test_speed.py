@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from lazyformer_fairseq.benchmark.backends import speed as backend_speed
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import measured
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.attention.measured import Block, add_rows, read_table, table_of, user_file
 from lazyformer_fairseq.modules.processor import device_kind
@@ -16,8 +17,9 @@ from lazyformer_fairseq.modules.processor import device_kind
 
 @pytest.fixture(autouse=True)
 def own_file(tmp_path, monkeypatch):
-    """Where the command writes if it is not told; nothing is known of it."""
+    """Where the command writes if it is not told; nothing is known of any device."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped.json")
     table_of.cache_clear()
     yield user_file()
     table_of.cache_clear()

@@ -50,7 +50,7 @@ main.add_command(search)
 def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates: Optional[int]) -> None:
     """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
 
-    Interrupted, it goes on from there when run again.
+    Stop it at any time; rerun to resume.
     """
     if corpus is not None:
         refuse_missing_inputs((corpus,))

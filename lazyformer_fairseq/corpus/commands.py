@@ -77,7 +77,7 @@ def build(
     format is found from the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book).
     Say book:INPUT for plain-text books, one document a file. Of equal documents the first in the order given stays.
 
-    Stopped at any moment, it goes on when the same command is run again.
+    Stop it at any time; rerun to resume.
     """
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
@@ -92,7 +92,7 @@ def build(
     try:
         manifest = build_corpus(inputs, out, settings, where)
     except KeyboardInterrupt:
-        click.echo(f"{out}: stopped; the same command goes on from here", err=True)
+        click.echo(f"{out}: stopped; rerun to resume", err=True)
         raise SystemExit(STOPPED_BY_INTERRUPT) from None
     documents, train, valid = manifest["documents"], manifest["train"], manifest["valid"]
     click.echo(

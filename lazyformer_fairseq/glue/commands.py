@@ -118,7 +118,7 @@ def run(**given: Any) -> None:
 
     What is missing of the data is prepared first. One run a GPU, or several on the CPU's cores, each with a folder of
     its own and a result.json in it. At the end comes the paper's table, printed and, with pictures, in OUTPUT/report.
-    Stopped or killed, the same command goes on: nothing that is finished is done again.
+    Stop it at any time; rerun to resume: finished runs are not repeated.
     """
     from lazyformer_fairseq.glue.report.grid_report import write_report
     from lazyformer_fairseq.glue.run.door import grid_and_executor
@@ -132,7 +132,7 @@ def run(**given: Any) -> None:
         queue.run()
     except KeyboardInterrupt:
         done = f"{len(queue.results)} of {len(grid.runs)} runs are finished" if queue else "nothing has run yet"
-        click.echo(f"stopped: {done}; the same command goes on", err=True)
+        click.echo(f"stopped: {done}; rerun to resume", err=True)
         sys.exit(130)
     click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
     for failed, message in queue.failed.items():

@@ -24,7 +24,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
             message = f"error: {user_error}"
             note_user_error()
         elif issubclass(kind, KeyboardInterrupt):
-            message = "interrupted; the same command goes on from the last checkpoint"
+            message = "interrupted; rerun to resume from the last checkpoint"
         else:
             return excepthook(kind, error, traceback)
         sys.stdout.flush()

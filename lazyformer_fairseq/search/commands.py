@@ -78,7 +78,7 @@ def search(**given: Any) -> None:
     Every layer becomes a mixture of self-attention, feed-forward and identity; what the mixtures come to prefer is
     the pattern. DATA is what pre-training reads (of a corpus in several shards, the first alone), OUT the folder of
     the search. Options of fairseq's task and model, such as --tokens-per-sample or --encoder-embed-dim, may follow.
-    Stopped at any moment, the same command goes on. More in docs/search.md.
+    Stop it at any time; rerun to resume. More in docs/search.md.
 
     \b
     lazyformer search data/wikitext-2 results/search --task language-model --arch transformer_xl_base \\

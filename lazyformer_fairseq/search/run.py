@@ -46,7 +46,7 @@ def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
     search = Search(training, fairseq.parts(), settings.schedule, prices, settings.log_interval)
     if (state := folder.load_state()) is not None:
         search.load_state_dict(state)
-        print(f"{folder.path}: goes on at update {search.update}.")
+        print(f"{folder.path}: resumes at update {search.update}.")
     return search
 
 

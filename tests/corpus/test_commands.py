@@ -27,7 +27,7 @@ def test_stopped_by_ctrl_c(text, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "plan_units", interrupted)
     result = run(text, str(tmp_path / "out"), "--workers", "1")
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1].endswith("out: stopped; the same command goes on from here")
+    assert result.stderr.splitlines()[-1].endswith("out: stopped; rerun to resume")
 
 
 def test_it_says_how_the_input_was_understood(text, tmp_path):

@@ -119,7 +119,7 @@ def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, sig
         wait_until_nothing_runs(runs)
         if stop != signal.SIGKILL:
             assert queue.returncode == 130, output
-            assert f"of {len(seeds)} runs are finished; the same command goes on" in output
+            assert f"of {len(seeds)} runs are finished; rerun to resume" in output
         after = states(runs)
         assert before.items() <= after.items()
         before = after
@@ -147,7 +147,7 @@ def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
     monkeypatch.setattr("lazyformer_fairseq.glue.run.queue.RunQueue.run", interrupted)
     result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2"])
     assert result.exit_code == 130
-    assert result.output.endswith("stopped: 0 of 2 runs are finished; the same command goes on\n")
+    assert result.output.endswith("stopped: 0 of 2 runs are finished; rerun to resume\n")
 
 
 def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):

@@ -122,7 +122,7 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, tmp_path, mon
             searched(either, tmp_path / "killed", save_interval=5)
     searched(either, tmp_path / "killed", save_interval=5)
     assert saves[:4] == [5, 10, 15, 20]
-    assert "goes on at update 15." in capsys.readouterr().out
+    assert "resumes at update 15." in capsys.readouterr().out
     assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "killed"))
 
 

@@ -79,8 +79,8 @@ def compare(
 
     DATA is what `lazyformer lm prepare` writes. The models of a seed take turns, update by update, on the same batches;
     then perplexity is taken over every token of the validation and test splits, and latency at batch 1, in turn too.
-    OUT gets table.md, table.csv, comparison.png, results.json, and the trained models in runs. Stopped at any moment,
-    the same command goes on.
+    OUT gets table.md, table.csv, comparison.png, results.json, and the trained models in runs. Stop it at any time;
+    rerun to resume.
 
     \b
     lazyformer lm compare data/wikitext-2 results/compare
@@ -109,6 +109,6 @@ def compare(
     try:
         table = run(settings, out, ["lazyformer", *sys.argv[1:]])
     except KeyboardInterrupt:
-        click.echo("stopped; the same command goes on", err=True)
+        click.echo("stopped; rerun to resume", err=True)
         sys.exit(130)
     click.echo(f"\n{table}\n\nwritten to {out}: table.md, table.csv, comparison.png, results.json")

@@ -29,6 +29,7 @@ from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops, cou
 from lazyformer_fairseq.costs.parameters import count_parameters, count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -158,6 +159,18 @@ def test_a_kind_of_one_direction_is_refused_in_the_other():
     assert str(caught.value).splitlines()[-1].index("^") == 3
     with registered(one_way):
         Encoder("fq", 11, 8, 8, 2)
+
+
+def test_the_back_ends_of_a_row_are_the_only_ones():
+    only_eager = Kind("q", "only eager", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings, back_ends=("eager",))
+    with registered(only_eager):
+        with pytest.raises(
+            UserError, match=r"--lazy-backend fused: cannot compute only eager \(q\); choose from auto, eager"
+        ):
+            Encoder("sq", 11, 8, 8, 2, lazy_backend="fused")
+        encoder = Encoder("sq", 11, 8, 8, 2)
+        assert encoder.context(torch.zeros(1, 4, 8)).back_end(0) == "eager"
+    assert all(set(kind.back_ends) <= set(BACKENDS) for kind in kinds())
 
 
 def test_a_letter_that_no_row_has_is_an_error_everywhere():

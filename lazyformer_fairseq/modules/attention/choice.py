@@ -66,15 +66,15 @@ def check_backend(name: str, attention_dropout: float) -> None:
         )
 
 
-def choose(name: str, situation: Situation, readers: int) -> str:
+def choose(name: str, situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> str:
     """The back end for an ``s`` with this many readers."""
-    return choose_automatically(situation, readers) if name == AUTO else name
+    return choose_automatically(situation, readers, among) if name == AUTO else name
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_automatically(situation: Situation, readers: int) -> str:
+def choose_automatically(situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> str:
     """Chooses, and logs what and why."""
-    name, why = choose_with_reason(situation, readers)
+    name, why = choose_with_reason(situation, readers, among)
     _log_choice(name, why)
     return name
 
@@ -84,7 +84,7 @@ def _log_choice(name: str, why: str) -> None:
     logger.info("lazy back end: %s (%s)", name, why)
 
 
-def choose_with_reason(situation: Situation, readers: int) -> tuple[str, str]:
+def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
     """The back end that ``auto`` takes for an ``s`` with this many readers, and the measurement that decides.
 
     A run chooses from tables alone and never measures: so it rounds the same way when it resumes, and on all of its
@@ -95,7 +95,7 @@ def choose_with_reason(situation: Situation, readers: int) -> tuple[str, str]:
         if readers and (situation.device == "cpu" or learns):
             return "eager", "attention dropout, which no fused kernel has"
         return "recompute", "attention dropout"
-    possible = [name for name in BACKENDS if _is_possible(name, situation)]
+    possible = [name for name in among if _is_possible(name, situation)]
     block, table = _block(situation, readers), table_of(device_kind(situation.device))
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:  # torch's own
@@ -109,7 +109,7 @@ def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:
     """Fused attention, or ``eager`` where torch would write something that it cannot fuse out again and again."""
     writes = bool(readers) if situation.learned == "positions" else situation.is_training
     first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
-    return next(name for name in [*first, "recompute"] if name in possible)
+    return next(name for name in [*first, "recompute", "eager"] if name in possible)
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.attention.choice import Situation, check_backend, choose
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
@@ -48,9 +49,9 @@ class Stack(nn.Module):
         self.options = options
         self.dropout = dropout
         self.normalize_before = normalize_before
+        self.plan = plan(pattern, self.direction)
         self.lazy_backend = lazy_backend
         self.compiles = False
-        self.plan = plan(pattern, self.direction)
 
     def build_sublayers(self) -> nn.ModuleList:
         """One module per place of the plan, with fresh weights."""
@@ -87,6 +88,12 @@ class Stack(nn.Module):
     @lazy_backend.setter
     def lazy_backend(self, name: str) -> None:
         check_backend(name, self.options.attention_dropout)
+        for kind in {planned.kind.letter: planned.kind for planned in self.plan}.values():
+            if kind.back_ends and name not in (AUTO, *kind.back_ends):
+                known = ", ".join((AUTO, *kind.back_ends))
+                raise UserError(
+                    f"--lazy-backend {name}: cannot compute {kind.name} ({kind.letter}); choose from {known}"
+                )
         self._lazy_backend = name
 
     def back_end(self, x_BTC: Tensor, scores: Scores, memory_length: int = 0) -> Callable[[int], str]:
@@ -106,7 +113,9 @@ class Stack(nn.Module):
         )
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         readers = {planned.readers.count(DISTRIBUTION) for planned in self.plan}
-        chosen = {number: choose(self.lazy_backend, situation, number) for number in readers}
+        limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
+        among = tuple(name for name in BACKENDS if all(name in limit for limit in limits))
+        chosen = {number: choose(self.lazy_backend, situation, number, among) for number in readers}
         return partial(_chosen, chosen, self.lazy_backend, situation)
 
     def run(

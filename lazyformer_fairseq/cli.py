@@ -54,6 +54,7 @@ def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates:
     """
     if corpus is not None:
         refuse_missing_inputs((corpus,))
+    from lazyformer_fairseq.demo.clock import seconds_of_this_process
     from lazyformer_fairseq.demo.run import run_demo
     from lazyformer_fairseq.demo.settings import DemoSettings
 
@@ -61,7 +62,7 @@ def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates:
     chosen = {name: value for name, value in chosen.items() if value is not None}
     if updates is not None:
         chosen.setdefault("minutes", None)
-    run_demo(DemoSettings(**chosen), output)
+    run_demo(DemoSettings(**chosen), output, seconds_of_this_process())
 
 
 @main.command()

@@ -31,8 +31,13 @@ from lazyformer_fairseq.models import LazyFormerModel
 ANSWERS = 5
 
 
-def run_demo(settings: DemoSettings, folder: Path) -> None:
+def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     """Runs the demo in `folder`, or goes on where an earlier run stopped.
+
+    Args:
+        settings: what is trained, and for how long.
+        folder: of the results.
+        spent: seconds of `settings.minutes` that have passed already.
 
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
@@ -41,7 +46,7 @@ def run_demo(settings: DemoSettings, folder: Path) -> None:
         begun = (folder / "data").exists()
         keep_settings(folder / "settings.json", settings.as_json(), "a demo", begun)
         data, task = folder / "data", folder / "acceptability"
-        clock = Clock(settings.minutes, folder / "clock.json")
+        clock = Clock(settings.minutes, folder / "clock.json", spent)
         try:
             _prepare(settings, data, task)
             results = _pretrained(settings, data, folder, clock)

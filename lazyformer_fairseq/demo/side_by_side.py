@@ -17,7 +17,7 @@ from lazyformer_fairseq.training.stepwise import StepwiseTraining
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 FEWEST = 12  # updates: made however late it is, and what the first plan goes by
 # Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last
-# share is for the report and for starting Python.
+# share is for the report.
 PRETRAINED_BY, FINETUNED_BY = 0.74, 0.86
 
 

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -163,6 +166,15 @@ def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared, 
     (tmp_path / "clock.json").write_text('{"seconds": 1000}')
     runs = side_by_side.pretrain(settings, prepared / "data", tmp_path, Clock(1, tmp_path / "clock.json"))
     assert [one.updates for one in runs] == [side_by_side.FEWEST] * 2
+
+
+def test_the_start_of_a_process_counts(tmp_path):
+    began = time.monotonic()
+    code = "from lazyformer_fairseq.demo.clock import *; print(seconds_of_this_process())"
+    told = float(subprocess.check_output([sys.executable, "-c", code], text=True))
+    assert 0 < told < time.monotonic() - began + 0.1  # a tick of the system's clock is a hundredth of a second
+    settled = Clock(1, tmp_path / "clock.json", spent=50)
+    assert settled.left(1) <= 10
 
 
 def test_both_models_see_the_same_batches(settings, prepared, tmp_path, monkeypatch):

@@ -58,13 +58,10 @@ class Block(NamedTuple):
         return f"{', '.join(parts)}, {block}, {self.batch} x {self.time} tokens, {self.heads} heads of {self.head_size}"
 
     def distance(self, other: "Block") -> tuple[float, ...]:
-        """How much two blocks differ: what may be skipped or written out counts first, then sizes, in octaves."""
+        """How unlike two are: precision counts first, then sizes, in octaves, of which padding is worth half a one."""
         sizes = zip(self[4:], other[4:], strict=True)
-        return (
-            self.precision != other.precision,
-            self.padded != other.padded,
-            sum(abs(math.log2(mine / its)) for mine, its in sizes),
-        )
+        octaves = sum(abs(math.log2(mine / its)) for mine, its in sizes)
+        return self.precision != other.precision, octaves + 0.5 * (self.padded != other.padded)
 
 
 Rows = dict[Block, dict[str, float]]  # milliseconds by back end, without those that were left out

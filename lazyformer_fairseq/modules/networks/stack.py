@@ -98,6 +98,7 @@ class Stack(nn.Module):
 
     def back_end(self, x_BTC: Tensor, scores: Scores, memory_length: int = 0) -> Callable[[int], str]:
         """From the readers of a distribution to the back end that computes it in this pass."""
+        blocks = [planned for planned in self.plan if DISTRIBUTION in planned.kind.hands_on]
         situation = Situation(
             device=x_BTC.device.type,
             precision=x_BTC.dtype,
@@ -109,10 +110,10 @@ class Stack(nn.Module):
             is_training=torch.is_grad_enabled(),
             features=scores.features | self.features,
             has_dropout=self.training and self.options.attention_dropout > 0,
-            blocks=sum(DISTRIBUTION in planned.kind.hands_on for planned in self.plan),
+            blocks=len(blocks),
         )
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
-        readers = {planned.readers.count(DISTRIBUTION) for planned in self.plan}
+        readers = {planned.readers.count(DISTRIBUTION) for planned in blocks}
         limits = [planned.kind.back_ends for planned in self.plan if planned.kind.back_ends]
         among = tuple(name for name in BACKENDS if all(name in limit for limit in limits))
         chosen = {number: choose(self.lazy_backend, situation, number, among) for number in readers}

@@ -30,14 +30,9 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-main.add_command(bench)
-main.add_command(corpus)
-glue.add_command(report)
-glue.add_command(predict)
-main.add_command(glue)
-lm.add_command(compare)
-main.add_command(lm)
-main.add_command(search)
+for group, commands in ((main, (bench, corpus, glue, lm, search)), (glue, (report, predict)), (lm, (compare,))):
+    for command in commands:
+        group.add_command(command)
 
 
 @main.command()

@@ -14,7 +14,7 @@ from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.data_checks.data_check import check_data
+from lazyformer_fairseq.reliability.data_check import check_data
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask
 from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints

@@ -47,9 +47,13 @@ class TaskNotes:
 
 
 class CorpusStep(PipelineStep):
-    """Counts that all steps of a corpus share."""
+    """Counts and notes that all steps of a corpus share."""
 
     type = "corpus"
+
+    def __init__(self):
+        super().__init__()
+        self.notes = TaskNotes()  # the steps of one task get one, see ``stages.py``
 
     @contextmanager
     def track_core_time(self) -> Iterator[None]:
@@ -66,12 +70,6 @@ class DocumentStep(CorpusStep):
     core seconds.
     A subclass writes :meth:`process`, and counts whatever else it likes with ``self.stat_update(label, value=n)``.
     """
-
-    name = "step"
-
-    def __init__(self, notes: Optional[TaskNotes] = None):
-        super().__init__()
-        self.notes = TaskNotes() if notes is None else notes
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:

@@ -9,7 +9,7 @@ from typing import Optional
 from datatrove.data import Document
 
 from lazyformer_fairseq.corpus.cleaning.rules import HALVES, INVISIBLE, UNDECODABLE, Rule, rules_for
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 
 PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # share of a line's characters
@@ -46,9 +46,8 @@ class CleanText(DocumentStep):
         max_line_characters: int = 100_000,
         min_line_letters: float = 0.5,
         min_document_characters: int = 100,
-        notes: Optional[TaskNotes] = None,
     ):
-        super().__init__(notes)
+        super().__init__()
         self.min_line_words = min_line_words
         self.max_line_characters = max_line_characters
         self.min_line_letters = min_line_letters

@@ -14,7 +14,7 @@ from lazyformer_fairseq.corpus.readers.units import DAMAGE_FILE
 from lazyformer_fairseq.corpus.run.stages import WorkPaths
 from lazyformer_fairseq.corpus.step import EXAMPLES
 from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, load_unigrams
-from lazyformer_fairseq.corpus.words.store_words import NOTES_FILE
+from lazyformer_fairseq.corpus.words.word_store import NOTES_FILE
 
 FORMAT_VERSION = 1
 PACKAGES = (

@@ -1,12 +1,12 @@
 """Step: cased sentences -> the words that BPE sees."""
 
 import re
-from functools import cached_property
+from functools import lru_cache
 from typing import Optional
 
 from datatrove.data import Document
 
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextNormaliser, TextSettings
 
 WIKITEXT = "wikitext"
@@ -24,23 +24,19 @@ class NormaliseWords(DocumentStep):
 
     name = "words"
 
-    def __init__(self, settings: TextSettings, notes: Optional[TaskNotes] = None):
-        super().__init__(notes)
+    def __init__(self, settings: TextSettings):
+        super().__init__()
         self.settings = settings
-
-    @cached_property
-    def _normalise(self) -> TextNormaliser:
-        return TextNormaliser(self.settings)
 
     def process(self, document: Document) -> Optional[str]:
         text = document.text
         if "<" in text:
             text = with_plain_symbols(text, keep_unknown=document.metadata.get("format") == WIKITEXT)
-        document.text = "\n".join(filter(None, map(self._normalise, text.split("\n"))))
+        document.text = "\n".join(filter(None, map(load_normaliser(self.settings), text.split("\n"))))
         return None if document.text else "no word"
 
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_normalise"}
+
+load_normaliser = lru_cache(maxsize=1)(TextNormaliser)  # once per process, for any number of units
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:

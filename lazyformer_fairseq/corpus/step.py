@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Optional
 
 from datatrove.data import Document, DocumentsPipeline
@@ -31,9 +32,7 @@ class TaskNotes:
     def add_example(self, step: str, before: str, after: str) -> None:
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-            )
+            place = len(commonprefix((before, after)))
             window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
             examples.append((before[window], after[window]))
 

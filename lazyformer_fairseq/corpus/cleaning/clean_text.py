@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Optional
 
 from datatrove.data import Document
@@ -56,7 +57,8 @@ class CleanText(DocumentStep):
     def process(self, document: Document) -> Optional[str]:
         counts: Counter[str] = Counter()
         kept, characters, characters_of_few_letters = [], 0, 0
-        for line in self._lines(document.text):
+        paragraphs = document.text.split("\n")
+        for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
             line, reason = self._cleaned(line, counts)
             characters += len(line)
             counts["lines in"] += 1
@@ -73,13 +75,6 @@ class CleanText(DocumentStep):
         if characters_of_few_letters > characters / 2:
             return "few letters"
         return "too short" if len(document.text) < self.min_document_characters else None
-
-    def _lines(self, text: str) -> Iterator[str]:
-        for line in text.split("\n"):
-            if len(line) <= self.max_line_characters:
-                yield line
-            else:
-                yield from divided(line, self.max_line_characters)
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
         """The clean line, and the reason to drop it or None."""

@@ -59,7 +59,7 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
         for sentence in paragraph:
             sentence = f"{waiting} {sentence}" if waiting else sentence
             waiting = ""
-            if not _is_short(sentence, min_words):
+            if len(sentence.split(maxsplit=min_words)) >= min_words:
                 sentences.append(sentence)
                 has_sentence = True
             elif has_sentence:
@@ -71,7 +71,3 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
     elif waiting:
         sentences.append(waiting)
     return sentences
-
-
-def _is_short(sentence: str, min_words: int) -> bool:
-    return len(sentence.split(maxsplit=min_words)) < min_words

@@ -45,12 +45,11 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
     Args:
         keep_unknown: leave ``<unk>`` as it is, an unknown word.
     """
-    return _SYMBOLS_BUT_UNKNOWN.sub(r"< \1 >", text) if keep_unknown else _SYMBOLS.sub(r"< \1 >", text)
+
+    def spelt(symbol: re.Match) -> str:
+        return symbol[0] if keep_unknown and symbol[0].lower() == UNKNOWN else f"< {symbol[1]} >"
+
+    return _SYMBOLS.sub(spelt, text)
 
 
-def _any_of(symbols: list[str]) -> re.Pattern:
-    return re.compile(f"<({'|'.join(symbol[1:-1] for symbol in symbols)})>", re.IGNORECASE | re.ASCII)
-
-
-_SYMBOLS = _any_of([*RESERVED_SYMBOLS])
-_SYMBOLS_BUT_UNKNOWN = _any_of([symbol for symbol in RESERVED_SYMBOLS if symbol != UNKNOWN])
+_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)

@@ -32,7 +32,7 @@ class TaskNotes:
     def add_example(self, step: str, before: str, after: str) -> None:
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
-            place = len(commonprefix((before, after)))
+            place = len(commonprefix((before, after)))  # noqa: RUF071  of characters, not of folders
             window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
             examples.append((before[window], after[window]))
 

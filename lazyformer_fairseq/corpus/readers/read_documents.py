@@ -14,6 +14,10 @@ from lazyformer_fairseq.corpus.step import CorpusStep
 PROGRESS_BYTES = 1 << 18
 
 
+def report_to_nobody(rank: int, bytes_done: int) -> None:
+    """A function with a name, because a lambda could not be sent to a worker."""
+
+
 class ReadDocuments(CorpusStep):
     """Reads the unit whose number is the task's.
 
@@ -33,7 +37,7 @@ class ReadDocuments(CorpusStep):
         self,
         units: Sequence[tuple[Piece, ...]],
         bad_files: Literal["stop", "skip"] = "stop",
-        progress: Callable[[int, int], None] = lambda rank, bytes_done: None,
+        progress: Callable[[int, int], None] = report_to_nobody,
     ):
         super().__init__()
         self.units, self.bad_files, self.progress = units, bad_files, progress

@@ -104,7 +104,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
     task, manifest = prepared.task, prepared.manifest
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
-        file, official = f"{manifest['data']}/{counts['file']}", task.rows[split]
+        file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
         if counts["short_rows"]:
             shown = ", ".join(map(str, counts["short_lines"][:5]))
             lines.append(f"{file}: {counts['short_rows']:,} rows with too few fields were left out (line {shown}, ...)")

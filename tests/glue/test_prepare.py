@@ -223,4 +223,4 @@ def test_every_row_of_the_real_files(real_data, data_folder, tmp_path):
     for prepared in prepare_tasks(wanted, tasks):
         assert not [line for line in remarks(prepared) if "is not there" not in line]
         for split, counts in prepared.manifest["splits"].items():
-            assert counts["rows"] == prepared.task.rows[split]
+            assert counts["rows"] == prepared.task.splits[split].rows

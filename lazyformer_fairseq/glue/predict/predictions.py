@@ -132,10 +132,10 @@ def _submit(runs: dict[str, Path], folder: Path, wanted: Prediction) -> Submissi
             name = submission_file(task, split)
             write_submission(folder / name, words)
             submission.rows[name] = len(words)
-            if len(words) != task.rows[split]:
+            if len(words) != (official := task.splits[split].rows):
                 submission.remarks.append(
-                    f"{name}: {len(words):,} rows, but the official test set has {task.rows[split]:,}: the leaderboard "
-                    "will refuse it"
+                    f"{name}: {len(words):,} rows, but the official test set has {official:,}: the leaderboard will "
+                    "refuse it"
                 )
     if wanted.zipped:
         zip_submission(folder)

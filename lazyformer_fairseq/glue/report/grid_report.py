@@ -84,7 +84,7 @@ def _deviations(results: Results) -> Iterator[str]:
         of_task[key.task].append(run)
     of_task = {task: runs for task, runs in of_task.items() if runs}
     rows = {task: _either({f"{run.train_rows:,}" for run in runs}) for task, runs in of_task.items()}
-    whole = {task: f"{TASKS[task].rows['train']:,}" for task in rows}
+    whole = {task: f"{TASKS[task].splits['train'].rows:,}" for task in rows}
     shown = [f"{task} {rows[task]}" + (f" of {whole[task]}" * (rows[task] != whole[task])) for task in rows]
     yield f"Training rows: {', '.join(shown)}."
     epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}

@@ -201,10 +201,10 @@ def test_the_official_test_sets(real_data, tmp_path, fine_tuned, task):
     if not (real_data / "glue" / task / "test.tsv").is_file():
         pytest.skip(f"no {task}/test.tsv in {real_data / 'glue'}")
     (submission,) = predict_runs([fine_tuned(task)], tmp_path / "to", Prediction(data=real_data / "glue"))
-    assert submission.rows == {f"{task}.tsv": TASKS[task].rows["test"]}
+    assert submission.rows == {f"{task}.tsv": TASKS[task].splits["test"].rows}
     assert not submission.remarks
     words = read(tmp_path / "to" / f"{task}.tsv")
-    assert len(words) == TASKS[task].rows["test"]
+    assert len(words) == TASKS[task].splits["test"].rows
     if TASKS[task].is_regression:
         assert all(0 <= float(word) <= 5 for word in words)
     else:

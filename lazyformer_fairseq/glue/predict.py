@@ -239,7 +239,7 @@ def predict_split(
 
 
 def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str]:
-    """Label words for classes (N,), or scores with three decimals, none outside the task's range; UserError where one is no number."""
+    """Label words for classes (N,), or scores in the task's range, three decimals; UserError where one is no number."""
     if not task.is_regression:
         return [task.labels[number] for number in predictions]
     if not np.isfinite(predictions).all():

@@ -55,7 +55,7 @@ class Preparation:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """A tokenizer's folder, given the folder itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
+    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
     folder = path.parent if path.is_file() else path
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():

@@ -159,7 +159,7 @@ TASKS: Mapping[str, TaskDescription] = {task.name: task for task in _TABLE}
 
 
 def find_task(name: str) -> TaskDescription:
-    """The row of a task by its name or folder, whatever the case; UserError, which lists the tasks, where there is none."""
+    """The row of a task by its name or folder, whatever the case; UserError, which lists all, for no such task."""
     for task in TASKS.values():
         if name.lower() in (task.name.lower(), task.folder.lower()):
             return task

@@ -12,7 +12,6 @@ from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
-from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.reliability import installing
@@ -30,9 +29,9 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-for group, commands in ((main, (bench, corpus, glue, lm, search)), (glue, (report, predict)), (lm, (compare,))):
-    for command in commands:
-        group.add_command(command)
+for command in (bench, corpus, glue, lm, search):
+    main.add_command(command)
+lm.add_command(compare)
 
 
 @main.command()

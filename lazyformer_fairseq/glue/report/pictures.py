@@ -4,9 +4,8 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import matplotlib
 
@@ -32,15 +31,7 @@ METRIC_NAMES = {"matthews": "Matthews' correlation x 100", "pearson": "Pearson's
 PANELS_IN_A_ROW = 3
 
 
-@dataclass(frozen=True)
-class Look:
-    """A model's look in every panel."""
-
-    colour: str
-    mark: str
-
-    def line(self, **more) -> dict:
-        return {"color": self.colour, "marker": self.mark, "markersize": 5, **more}
+Look = dict[str, Any]  # of a model in every panel, as matplotlib takes it
 
 
 def draw_seeds(results: Results, path: Path) -> None:
@@ -64,7 +55,7 @@ def draw_seeds(results: Results, path: Path) -> None:
         complete = all(results.of(model, score.task).is_complete for model in models)
         axis.set_title(score.name if complete else f"{score.name} (incomplete)", fontsize=10)
         axis.set_ylabel(_unit(score), fontsize=8)
-    handles = [Line2D([], [], label=model, **look.line(linestyle="")) for model, look in looks.items()]
+    handles = [Line2D([], [], label=model, **look, linestyle="") for model, look in looks.items()]
     _finish(figure, handles, "Development scores, a mark a seed at the chosen learning rate", path)
 
 
@@ -97,7 +88,7 @@ def draw_updates(results: Results, path: Path) -> bool:
         axis.set_ylabel(_unit(score), fontsize=8)
     if with_average:
         for name, points in averages.items():
-            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **looks[name].line())
+            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **looks[name])
         panels[-1].set_title("Avg. of the nine", fontsize=10)
         panels[-1].set_ylabel("mean of the paper's nine numbers", fontsize=8)
     for axis in panels:
@@ -105,7 +96,7 @@ def draw_updates(results: Results, path: Path) -> bool:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set_xlabel("updates of pre-training", fontsize=8)
-    handles = [Line2D([], [], label=name, **look.line()) for name, look in looks.items()]
+    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     _finish(figure, handles, "Development scores: median over seeds; bars from the lowest to the highest", path)
     return True
 
@@ -137,7 +128,10 @@ def _scores(results: Results) -> Iterator[Score]:
 
 def _looks(names: Sequence[str]) -> dict[str, Look]:
     looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
-    return {name: Look(*look) for name, look in zip(names, looks, strict=False)}
+    return {
+        name: {"color": colour, "marker": mark, "markersize": 5}
+        for name, (colour, mark) in zip(names, looks, strict=False)
+    }
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -165,15 +159,15 @@ def _draw_model(axis: Axes, place: int, values: np.ndarray, look: Look) -> None:
             widths=0.6,
             showfliers=False,  # every seed is drawn below
             patch_artist=True,
-            boxprops={"facecolor": look.colour, "alpha": 0.25, "edgecolor": look.colour},
-            medianprops={"color": look.colour, "linewidth": 2},
-            whiskerprops={"color": look.colour},
-            capprops={"color": look.colour},
+            boxprops={"facecolor": look["color"], "alpha": 0.25, "edgecolor": look["color"]},
+            medianprops={"color": look["color"], "linewidth": 2},
+            whiskerprops={"color": look["color"]},
+            capprops={"color": look["color"]},
         )
     else:
-        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=look.colour, linewidth=2)
+        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=look["color"], linewidth=2)
     beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0.0]
-    axis.plot(place + np.asarray(beside), values, **look.line(linestyle="", markersize=4, alpha=0.8))
+    axis.plot(place + np.asarray(beside), values, **{**look, "linestyle": "", "markersize": 4, "alpha": 0.8})
 
 
 def _draw_series(
@@ -188,7 +182,7 @@ def _draw_series(
     medians = np.array([np.median(values) for _, values in seeds])
     below = medians - [values.min() for _, values in seeds]
     above = [values.max() for _, values in seeds] - medians
-    axis.errorbar(updates, medians, yerr=[below, above], capsize=2.5, elinewidth=1, **look.line())
+    axis.errorbar(updates, medians, yerr=[below, above], capsize=2.5, elinewidth=1, **look)
     return np.concatenate([values for _, values in seeds])
 
 

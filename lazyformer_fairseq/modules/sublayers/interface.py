@@ -15,6 +15,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 HandedOn = Mapping[str, Any]
+Settings = Mapping[str, Value]  # what stands in brackets, by name
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ class Sublayer(nn.Module):
 
     @classmethod
     @abstractmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         """Parameters, without the LayerNorm around it."""
 
     @classmethod
     @abstractmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         """FLOPs of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
 
     @abstractmethod

@@ -13,14 +13,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class FeedForward(Sublayer):
-    """W2 activation(W1 x).
-
-    Args:
-        embed_dim: C.
-        ffn_embed_dim: W.
-        activation: elementwise.
-        dropout: after the activation.
-    """
+    """W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers."""
 
     def __init__(
         self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0

@@ -20,16 +20,7 @@ Settings = Mapping[str, Value]  # what stands in brackets, by name
 
 @dataclass(frozen=True)
 class SublayerOptions:
-    """Options that every sublayer of a network gets.
-
-    Attributes:
-        embed_dim: C.
-        ffn_embed_dim: W.
-        num_heads: N; divides C.
-        attention_dropout: on distributions.
-        activation_dropout: after the activation of feed-forward sublayers.
-        activation: elementwise.
-    """
+    """Options that every sublayer of a network gets; see :class:`~lazyformer_fairseq.modules.networks.stack.Stack`."""
 
     embed_dim: int
     ffn_embed_dim: int

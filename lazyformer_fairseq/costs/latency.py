@@ -15,13 +15,9 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Timing:
-    """What one thing took.
+    """What one thing took."""
 
-    Attributes:
-        samples: seconds, one per round, in order.
-    """
-
-    samples: tuple[float, ...]
+    samples: tuple[float, ...]  # seconds, one per round, in order
 
     @property
     def median(self) -> float:

@@ -21,7 +21,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_folder
 from lazyformer_fairseq.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.glue.run.grid import BEST
-from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
+from lazyformer_fairseq.models.checkpoint_match import heads_in_checkpoint
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely
 

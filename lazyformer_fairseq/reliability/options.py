@@ -8,21 +8,22 @@ from fairseq.dataclass import FairseqDataclass
 from lazyformer_fairseq.errors import UserError
 
 
+def option(default: Any, help: str) -> Any:
+    """A field of a config: what fairseq makes an option of the command line."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
-    keep_updates_list: Optional[str] = field(
-        default=None, metadata={"help": "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"}
+    keep_updates_list: Optional[str] = option(
+        None, "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"
     )
-    max_skipped_updates: int = field(
-        default=10, metadata={"help": "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback"}
+    max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
+    max_rollbacks: int = option(
+        3, "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"
     )
-    max_rollbacks: int = field(
-        default=3,
-        metadata={"help": "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"},
-    )
-    loss_spike: float = field(
-        default=0.0,
-        metadata={"help": "skip an update whose loss is more than this many times the recent median; 0 for never"},
+    loss_spike: float = option(
+        0.0, "skip an update whose loss is more than this many times the recent median; 0 for never"
     )
 
 

@@ -16,8 +16,7 @@ from lazyformer_fairseq.benchmark.models.contenders import (
     has_transformers,
 )
 from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
-from lazyformer_fairseq.costs.attention_flops import layers_of_blocks
-from lazyformer_fairseq.costs.flops import count_encoder_flops
+from lazyformer_fairseq.costs.flops import count_encoder_flops, layers_of_blocks
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 

@@ -7,7 +7,7 @@ import numpy as np
 from lazyformer_fairseq.benchmark.models.contenders import predicted_words
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS, Entry
 from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS, Cell
-from lazyformer_fairseq.costs.attention_flops import layers_of_blocks
+from lazyformer_fairseq.costs.flops import layers_of_blocks
 from lazyformer_fairseq.costs.latency import Timing
 
 

@@ -7,23 +7,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lazyformer_fairseq.files.pictures import COLOURS, MARKS, write_picture
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES, Score, average
 from lazyformer_fairseq.glue.report.results import Results, TaskResults
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
 FEWEST_FOR_A_BOX = 3
 FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
@@ -138,10 +131,8 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     """A figure and `count` panels in rows of three."""
     columns = min(count, PANELS_IN_A_ROW)
     rows = math.ceil(count / columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(max(3.1 * columns, 5), 2.5 * rows + 0.7), squeeze=False, layout="constrained"
-    )
-    panels = list(axes.flat)
+    figure = Figure(figsize=(max(3.1 * columns, 5), 2.5 * rows + 0.7), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in panels[count:]:
         axis.remove()
     for axis in panels[:count]:
@@ -219,5 +210,4 @@ def _finish(figure: Figure, handles: list[Line2D], title: str, path: Path) -> No
     handles = [*handles, Line2D([], [], label="baseline: majority class or constant", **BASELINE)]
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    write_picture(figure, path)

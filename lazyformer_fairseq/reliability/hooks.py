@@ -114,6 +114,10 @@ HOOKS = (
     Hook(REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "(cfg)",
          "reliability.checkpoints.options:refusing_of_hydra", "the same; hydra does not ask the parser",
          copies=TRAINING),
+    Hook(REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "(cfg)",
+         "reliability.update_size:settling",
+         "an update grows and shrinks with the number of GPUs, unless --update-freq is worked out anew by hand",
+         copies=TRAINING),
     # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
     Hook(LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", _LOAD,
          "reliability.checkpoints.loading:checked", "a damaged checkpoint ends in whatever its unpickler raises"),

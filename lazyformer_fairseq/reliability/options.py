@@ -22,3 +22,10 @@ class ReliabilityConfig(FairseqDataclass):
         default=0.0,
         metadata={"help": "skip an update whose loss is more than this many times the recent median; 0 for never"},
     )
+    sequences_per_update: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "size of an update over all GPUs, with --batch-size the most that one takes at once; "
+            "works out --update-freq"
+        },
+    )

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.patterns.kinds import describe_letters
 from lazyformer_fairseq.search.schedule import Schedule
 
@@ -87,6 +88,7 @@ def search(**given: Any) -> None:
       --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
     refuse_missing_folders(given["data"])
+    refuse_without_extra("search", "lazyformer search")
     from lazyformer_fairseq.search.latency.step_cost import time_updates
     from lazyformer_fairseq.search.run import run_search
 

@@ -13,7 +13,6 @@ from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
-from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.launch.commands import pretrain, train
@@ -32,16 +31,10 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-main.add_command(bench)
-main.add_command(corpus)
-glue.add_command(report)
-glue.add_command(predict)
-main.add_command(glue)
+for command in (bench, corpus, glue, lm, pretrain, search):
+    main.add_command(command)
 lm.add_command(compare)
 lm.add_command(train)
-main.add_command(lm)
-main.add_command(pretrain)
-main.add_command(search)
 
 
 @main.command()

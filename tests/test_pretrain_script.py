@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.launch.names import CONFIGS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.reliability.checkpoints.options import listed_updates
+from lazyformer_fairseq.reliability.options import listed_updates
 from lazyformer_fairseq.reliability.update_size import settle
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"

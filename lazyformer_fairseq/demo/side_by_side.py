@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from fairseq.logging import metrics
 from tqdm import tqdm
 
 from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
-from lazyformer_fairseq.training.stepwise import StepwiseTraining
+from lazyformer_fairseq.training.stepwise import StepwiseTraining, own_metrics
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 FEWEST = 12  # updates: made however late it is, and what the first plan goes by
@@ -22,12 +21,9 @@ PRETRAINED_BY, FINETUNED_BY = 0.74, 0.86
 
 
 class Run(StepwiseTraining):
-    """One model's training.
+    """The training of a model of MODELS.
 
     Args:
-        name: key of MODELS.
-        command: arguments of fairseq-train.
-        folder: of the checkpoints; one that is there is resumed.
         measures: of a validation, by fairseq's names.
 
     Attributes:
@@ -55,7 +51,7 @@ class Run(StepwiseTraining):
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
         began = monotonic()
-        with metrics.aggregate(new_root=True) as found:
+        with own_metrics() as found:
             for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
                 self.trainer.valid_step(batch)
         point = {"updates": self.updates, "seconds": sum(self.seconds)}
@@ -93,7 +89,6 @@ def _train_in_turn(stage: str, runs: list[Run], most: int, clock: Clock, until: 
     How many fit is asked anew after every turn, for a machine may become slow halfway; the learning rate follows, and
     ends at zero at any pace.
     """
-    metrics.reset()  # fairseq keeps meters by name: one of another task may not take what this one logs
     if any(run.updates for run in runs):
         print(f"Resuming {stage} at {', '.join(f'{run.name}: update {run.updates}' for run in runs)}.")
     for run in runs:

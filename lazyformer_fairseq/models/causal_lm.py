@@ -1,36 +1,33 @@
 """The causal language model: Transformer-XL, PAR, Sandwich and lazy PAR are this class with other patterns."""
 
-import logging
 from typing import Any, Optional
 
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import register_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig, parse_cutoffs
-from lazyformer_fairseq.models.checkpoint_match import check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.checkpoint_match import CheckedModel, dictionary_hash
 from lazyformer_fairseq.models.presets import register_presets
-from lazyformer_fairseq.modules.layer_norm import layer_norm_class
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.reliability.installing import loading_safely
 
-logger = logging.getLogger(__name__)
-
 _ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu}
 
 
 @register_model("lazyformer_lm", dataclass=CausalLMConfig)
-class CausalLanguageModel(BaseFairseqModel):
+class CausalLanguageModel(CheckedModel):
     """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
 
     Attributes:
         decoder: the CausalDecoder; its `mem_len` and `clamp_len` may be set for evaluation.
         softmax: the AdaptiveSoftmax.
     """
+
+    per_word = "softmax.bias"
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -63,16 +60,6 @@ class CausalLanguageModel(BaseFairseqModel):
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
         self.apply(init_transformer_xl_weights)
 
-    @classmethod
-    def build_model(cls, cfg: CausalLMConfig, task) -> "CausalLanguageModel":
-        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
-        try:
-            model = cls(cfg, task.source_dictionary)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
-        return model
-
     def forward(
         self,
         src_tokens: Tensor,
@@ -104,12 +91,6 @@ class CausalLanguageModel(BaseFairseqModel):
             return self.softmax.log_probabilities(features, self.decoder.embedding), extra
         nll = self.softmax.negative_log_likelihood(features.flatten(0, 1), target.flatten(), self.decoder.embedding)
         return nll.view_as(target).masked_fill(target == self.padding_idx, 0), extra
-
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
-        self.upgrade_state_dict(state_dict)
-        check_same_weights(state_dict, self.state_dict(), per_word="softmax.bias")
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
 register_presets("lazyformer_lm", CAUSAL_ARCHITECTURES)

@@ -1,12 +1,19 @@
-"""Checks that a checkpoint's weights and dictionary are those that a model needs."""
+"""Whether a checkpoint's weights and dictionary are those that a model needs; which classification heads it has."""
 
 import hashlib
+import logging
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from fairseq.models import BaseFairseqModel
+from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.layer_norm import layer_norm_class
 
+logger = logging.getLogger(__name__)
+
+PREFIX = "classification_heads."
 PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
 
 
@@ -51,3 +58,65 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
     for name in loaded:
         if name not in own:
             raise UserError(f"the checkpoint has a weight {name} that this model lacks; {advice}")
+
+
+class CheckedModel(BaseFairseqModel):
+    """The base of models that are built from (cfg, dictionary) and keep the dictionary's hash with their weights.
+
+    Attributes:
+        per_word: name of a weight with a row for each word.
+    """
+
+    per_word: ClassVar[str]
+
+    @classmethod
+    def build_model(cls, cfg, task) -> "CheckedModel":
+        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        try:
+            model = cls(cfg, task.source_dictionary)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
+        return model
+
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
+        """As fairseq's; weights of another shape or dictionary give a UserError that names them."""
+        self.upgrade_state_dict(state_dict)
+        check_same_weights(state_dict, self.state_dict(), self.per_word)
+        return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
+
+
+def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
+    """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
+
+    A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
+    fresh weights.
+    """
+    own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
+    in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
+    unfit = {_head(name) for name in in_checkpoint if name not in own or state_dict[name].shape != own[name].shape}
+    for head in sorted(unfit):
+        reason = "has another number of outputs there" if head in heads else "is none of this task's"
+        logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
+    for name in in_checkpoint:
+        if _head(name) in unfit:
+            del state_dict[name]
+    fresh = {_head(name) for name in own if name not in state_dict}
+    for head in sorted(fresh):
+        logger.info("classification head %s is not in the checkpoint and starts with fresh weights", head)
+    for name, weight in own.items():
+        state_dict.setdefault(name, weight)
+
+
+def _head(name: str) -> str:
+    return name[len(PREFIX) :].split(".")[0]
+
+
+def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, int]:
+    """Names of the classification heads among the weights, and how many outputs each has."""
+    suffix = ".out_proj.weight"
+    return {
+        _head(name): weight.size(0)
+        for name, weight in state_dict.items()
+        if name.startswith(PREFIX) and name.endswith(suffix)
+    }

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.checkpoint_heads import heads_in_checkpoint
-from lazyformer_fairseq.models.checkpoint_match import PER_WORD, check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.checkpoint_match import (
+    PER_WORD,
+    check_same_weights,
+    dictionary_hash,
+    heads_in_checkpoint,
+)
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
@@ -88,12 +92,7 @@ def _assemble(
 
 
 class LazyFormerHub(nn.Module):
-    """A trained model with its tokenizer: raw text in.
-
-    Attributes:
-        model: the LazyFormerModel.
-        tokenizer: the Tokenizer.
-    """
+    """A trained model with its tokenizer: raw text in."""
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer):
         super().__init__()

@@ -3,22 +3,19 @@
 import logging
 from typing import Any, Optional
 
-from fairseq.models import (
-    BaseFairseqModel,
-    FairseqEncoder,
-    FairseqEncoderModel,
-    register_model,
-)
+from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import hub
-from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
-from lazyformer_fairseq.models.checkpoint_match import PER_WORD, check_same_weights, dictionary_hash
+from lazyformer_fairseq.models.checkpoint_match import (
+    PER_WORD,
+    CheckedModel,
+    dictionary_hash,
+    match_classification_heads,
+)
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
-from lazyformer_fairseq.modules.layer_norm import layer_norm_class
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import ClassificationHead, MaskedLMHead
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -29,8 +26,10 @@ _ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
-class LazyFormerModel(FairseqEncoderModel):
+class LazyFormerModel(CheckedModel, FairseqEncoderModel):
     """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classification."""
+
+    per_word = PER_WORD
 
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(_EncoderWithHead(cfg, dictionary))
@@ -38,16 +37,6 @@ class LazyFormerModel(FairseqEncoderModel):
         self.classification_heads = nn.ModuleDict()
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
         self.apply(init_bert_weights)
-
-    @classmethod
-    def build_model(cls, cfg: LazyFormerConfig, task) -> "LazyFormerModel":
-        """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
-        try:
-            model = cls(cfg, task.source_dictionary)
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
-        return model
 
     @classmethod
     def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
@@ -115,12 +104,6 @@ class LazyFormerModel(FairseqEncoderModel):
         """Lets a checkpoint with other classification heads than the model's load; logs which are new or left out."""
         super().upgrade_state_dict_named(state_dict, name)
         match_classification_heads(state_dict, self.classification_heads)
-
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        """As fairseq's; weights of another shape or encoder give a UserError that names them."""
-        self.upgrade_state_dict(state_dict)
-        check_same_weights(state_dict, self.state_dict(), PER_WORD)
-        return BaseFairseqModel.load_state_dict(self, state_dict, strict, model_cfg, args)
 
 
 class _EncoderWithHead(FairseqEncoder):

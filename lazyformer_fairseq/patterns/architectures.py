@@ -11,7 +11,7 @@ _NOT_OPTIONS = {"parameters_in_millions", "source"}
 
 
 class Architecture:
-    """One row. All attributes but the last two are named like the model's options."""
+    """One row. All attributes but the last two are options of the model, whose help describes them."""
 
     def options(self) -> dict[str, Union[str, int, float]]:
         """The row as model options, by name."""
@@ -23,12 +23,6 @@ class EncoderArchitecture(Architecture):
     """What distinguishes an encoder. The other options (dropout 0.1, ...) are the model's defaults.
 
     Attributes:
-        sublayer_pattern: the encoder, see :mod:`lazyformer_fairseq.patterns.grammar`.
-        encoder_ffn_embed_dim: W, width of the feed-forward sublayers.
-        encoder_embed_dim: H, embedding dimension.
-        encoder_attention_heads: N.
-        attention_dropout: on attention distributions; the ``-S`` rows have none.
-        relative_position_buckets: buckets of T5's relative bias; 0 for none (the PAR paper's models).
         parameters_in_millions: at a vocabulary of 32,768 and 512 positions, as the paper prints it; ours is within 1%.
         source: where the row comes from.
     """
@@ -48,16 +42,6 @@ class CausalArchitecture(Architecture):
     """What distinguishes a causal language model.
 
     Attributes:
-        sublayer_pattern: the decoder, see :mod:`lazyformer_fairseq.patterns.grammar`.
-        decoder_ffn_embed_dim: W, width of the feed-forward sublayers.
-        decoder_embed_dim: H, embedding dimension.
-        decoder_attention_heads: N.
-        dropout: on embeddings, encoded distances, sublayer outputs and features.
-        attention_dropout: on attention distributions.
-        activation_dropout: after the activation of the feed-forward sublayers.
-        adaptive_softmax_cutoff: ids that start a new band of words, comma-separated; empty for one band.
-        adaptive_softmax_factor: how many times narrower each band's vectors are than those of the band before.
-        mem_len: tokens of memory in training.
         parameters_in_millions: at 267,735 words, as the paper prints it (Table 6); ours is within 1%.
         source: where the row comes from.
     """

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from lazyformer_fairseq.errors import UserError
-
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER, CAUSAL = "encoder", "causal"
 # What a sublayer can hand on to those above.
@@ -161,17 +159,6 @@ def kinds() -> tuple[Kind, ...]:
 def find_kind(text: str) -> Optional[Kind]:
     """The row with this letter or name; None if there is none."""
     return next((kind for kind in kinds() if text in (kind.letter, kind.name)), None)
-
-
-def kind_of(letter: str) -> Kind:
-    """The row of a letter.
-
-    Raises:
-        UserError: no row has this letter; the message lists those that exist.
-    """
-    if letter not in _TABLE:
-        raise UserError(f"unknown letter {letter!r}: use {describe_letters()}")
-    return _TABLE[letter]
 
 
 def describe_letters() -> str:

@@ -1,31 +1,53 @@
-"""Options of a safe run, shared by all tasks."""
+"""Options of a safe run, shared by all tasks, and which of fairseq's own cannot be met."""
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
+
+from lazyformer_fairseq.errors import UserError
+
+
+def option(default: Any, help: str) -> Any:
+    """A field of a config: what fairseq makes an option of the command line."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
-    keep_updates_list: Optional[str] = field(
-        default=None, metadata={"help": "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"}
+    keep_updates_list: Optional[str] = option(
+        None, "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"
     )
-    max_skipped_updates: int = field(
-        default=10, metadata={"help": "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback"}
+    max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
+    max_rollbacks: int = option(
+        3, "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"
     )
-    max_rollbacks: int = field(
-        default=3,
-        metadata={"help": "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"},
+    loss_spike: float = option(
+        0.0, "skip an update whose loss is more than this many times the recent median; 0 for never"
     )
-    loss_spike: float = field(
-        default=0.0,
-        metadata={"help": "skip an update whose loss is more than this many times the recent median; 0 for never"},
+    sequences_per_update: Optional[int] = option(
+        None,
+        "size of an update over all GPUs, with --batch-size the most that one takes at once; works out --update-freq",
     )
-    sequences_per_update: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "size of an update over all GPUs, with --batch-size the most that one takes at once; "
-            "works out --update-freq"
-        },
-    )
+
+
+def refuse_impossible(checkpoint: Any, task: Any) -> None:
+    """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met.
+
+    fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
+    """
+    if getattr(checkpoint, "write_checkpoints_asynchronously", False):
+        raise UserError(
+            "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave half "
+            "a file; leave the option out"
+        )
+    listed_updates(getattr(task, "keep_updates_list", None))
+
+
+def listed_updates(text: Optional[str]) -> frozenset[int]:
+    """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and int(part) > 0):
+            raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
+    return frozenset(int(part) for part in parts)

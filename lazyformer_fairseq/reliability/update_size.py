@@ -2,35 +2,23 @@
 
 import functools
 import logging
-from collections.abc import Callable
 
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.our_runs import names_task_of_ours
 
 logger = logging.getLogger(__name__)
 
 
-def settling(add_defaults: Callable) -> Callable:
-    """``add_defaults(cfg)``, which fairseq's training calls first."""
-
-    @functools.wraps(add_defaults)
-    def add(cfg):
-        add_defaults(cfg)
-        if names_task_of_ours(cfg) and cfg.task.get("sequences_per_update") is not None:
-            settle(cfg)
-
-    return add
-
-
 def settle(cfg: DictConfig) -> None:
-    """Works out ``update_freq``, and lowers ``batch_size`` to a divisor of a process's share.
+    """Works out ``update_freq``, and lowers ``batch_size`` to a divisor of a process's share; without it does nothing.
 
     Raises:
         UserError: such an update cannot be had, or another option decides its size too.
     """
-    per_update, world = cfg.task.sequences_per_update, cfg.distributed_training.distributed_world_size
+    per_update, world = cfg.task.get("sequences_per_update"), cfg.distributed_training.distributed_world_size
+    if per_update is None:
+        return
     if per_update < 1 or per_update % world:
         raise UserError(
             f"--sequences-per-update {per_update}: an update does not divide among {world} processes; give a multiple"

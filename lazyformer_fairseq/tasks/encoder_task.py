@@ -1,12 +1,20 @@
-"""The base of tasks that train an encoder."""
+"""The base of tasks that train a model of ours."""
 
+import logging
+from pathlib import Path
 from typing import Optional
 
 import numpy as np
+import torch.distributed
 from fairseq.data import Dictionary, FairseqDataset
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.reliability.resume.data_order import ExactEpochBatchIterator
+
+logger = logging.getLogger(__name__)
 
 
 class EncoderTask(FairseqTask):
@@ -16,7 +24,9 @@ class EncoderTask(FairseqTask):
         dictionary: of inputs and targets alike.
     """
 
-    dictionary: Dictionary
+    def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -52,3 +62,27 @@ class EncoderTask(FairseqTask):
         if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume
             iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
         return iterator
+
+
+def dictionary_of(folder: str) -> Dictionary:
+    """The dictionary of binarised data; UserError where there is none."""
+    path = Path(folder) / "dict.txt"
+    dictionary = load_dictionary(path)
+    logger.info("dictionary: %d symbols from %s", len(dictionary), path)
+    return dictionary
+
+
+def keep_tokenizer_with_checkpoints(tokenizer: Path, save_dir: Path) -> None:
+    """Copies the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
+
+    Data that was binarised by other means has no tokenizer; the log says so.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return
+    if not tokenizer.is_dir():
+        logger.warning("%s: no tokenizer beside the data, so none is kept with the checkpoints", tokenizer)
+        return
+    target = save_dir / "tokenizer"
+    if not target.exists():
+        Tokenizer.load(tokenizer).save(target)
+        logger.info("tokenizer kept with the checkpoints: %s", target)

@@ -1,7 +1,7 @@
 """Task ``full_sentences_masked_lm``: masked language modelling on FULL-SENTENCES blocks (LazyFormer, appendix A)."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq import utils
@@ -12,34 +12,26 @@ from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
-from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.data_checks.data_check import check_data
-from lazyformer_fairseq.reliability.options import ReliabilityConfig
-from lazyformer_fairseq.tasks.encoder_task import EncoderTask
-from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.reliability.data_check import check_data
+from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask, dictionary_of, keep_tokenizer_with_checkpoints
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class FullSentencesMaskedLMConfig(ReliabilityConfig):
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"},
+    data: str = option(
+        MISSING, "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"
     )
-    tokens_per_sample: int = field(
-        default=512, metadata={"help": "longest block of sentences in tokens, <s> and </s> included"}
-    )
-    mask_prob: float = field(default=0.15, metadata={"help": "share of tokens to predict"})
-    leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of these that stay as they are"})
-    random_token_prob: float = field(default=0.1, metadata={"help": "share of these that become another word"})
-    verify: ChoiceEnum(["quick", "full", "none"]) = field(
-        default="quick",
-        metadata={
-            "help": "check the data of all epochs at the start: quick looks at the ends of files and at samples, full "
-            "at every id"
-        },
+    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
+    mask_prob: float = option(0.15, "share of tokens to predict")
+    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
+    random_token_prob: float = option(0.1, "share of these that become another word")
+    verify: ChoiceEnum(["quick", "full", "none"]) = option(
+        "quick",
+        "check the data of all epochs at the start: quick looks at the ends of files and at samples, full at every id",
     )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -53,8 +45,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
     cfg: FullSentencesMaskedLMConfig
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
+        super().__init__(cfg, dictionary)
         mask_index = dictionary.add_symbol("<mask>")
         try:
             self.masking = Masking(
@@ -71,10 +62,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
-        path = Path(data_folders(cfg.data)[0]) / "dict.txt"
-        dictionary = load_dictionary(path)
-        logger.info("dictionary: %d symbols from %s", len(dictionary), path)
-        return cls(cfg, dictionary)
+        return cls(cfg, dictionary_of(data_folders(cfg.data)[0]))
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints.

@@ -5,7 +5,7 @@ From the official files, or from the folder that ``lazyformer glue prepare`` mad
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -20,9 +20,8 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription, find
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.options import ReliabilityConfig
-from lazyformer_fairseq.tasks.encoder_task import EncoderTask
-from lazyformer_fairseq.tasks.tokenizer_copy import keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -31,33 +30,20 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 
 @dataclass
 class GlueConfig(ReliabilityConfig):
-    data: str = field(
-        default=MISSING,
-        metadata={"help": "folder of the task's official files, train.tsv and so on, or of the task as prepared"},
-    )
-    glue_task: Optional[str] = field(
-        default=None, metadata={"help": f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name"}
-    )
+    data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
+    glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
     # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
-    tokenizer_folder: Optional[str] = field(
-        default=None,
-        metadata={
-            "help": "the checkpoint's tokenizer; default: that of prepared data, else tokenizer/ beside the "
-            "checkpoint, else in the data folder"
-        },
+    tokenizer_folder: Optional[str] = option(
+        None,
+        "the checkpoint's tokenizer; default: that of prepared data, else tokenizer/ beside the "
+        "checkpoint, else in the data folder",
     )
     # Not `max_positions`: the model has an option of that name already, and one option would set both.
-    tokens_per_sample: Optional[int] = field(
-        default=None,
-        metadata={"help": "longer inputs are cut to so many tokens, all counted; default: the model's positions"},
+    tokens_per_sample: Optional[int] = option(
+        None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
     )
-    glue_head_name: Optional[str] = field(
-        default=None, metadata={"help": "name of the classification head; default: the task's in lower case"}
-    )
-    max_train_rows: Optional[int] = field(
-        default=None,
-        metadata={"help": "train on so many rows, drawn once for all seeds; default: on all"},
-    )
+    glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
+    max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     save_dir: str = II("checkpoint.save_dir")
@@ -81,11 +67,10 @@ class GlueTask(EncoderTask):
     cfg: GlueConfig
 
     def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer: Tokenizer, tokenizer_folder: Path):
-        super().__init__(cfg)
+        super().__init__(cfg, tokenizer.dictionary)
         self.description = description
         self.head_name = cfg.glue_head_name or description.head_name
         self.tokenizer = tokenizer
-        self.dictionary = tokenizer.dictionary
         self.tokenizer_folder = tokenizer_folder
         self.longest = cfg.tokens_per_sample
 

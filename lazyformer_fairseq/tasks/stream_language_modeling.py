@@ -8,7 +8,7 @@ empty at its start.
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,13 +19,12 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
-from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.tasks.carried_memory import CarriedMemory, StreamsShape
-from lazyformer_fairseq.tasks.encoder_task import EncoderTask
+from lazyformer_fairseq.tasks.encoder_task import EncoderTask, dictionary_of
 from lazyformer_fairseq.tasks.segment_iterator import SegmentIterator
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,9 @@ CHECKPOINT_KEY = "stream_memory"  # in a checkpoint's extra_state
 
 @dataclass
 class StreamLanguageModelingConfig(ReliabilityConfig):
-    data: str = field(default=MISSING, metadata={"help": "folder that lazyformer lm prepare wrote"})
-    tgt_len: int = field(default=192, metadata={"help": "tokens of a segment, predicted in one forward pass"})
-    valid_tgt_len: Optional[int] = field(
-        default=None, metadata={"help": "tokens of a segment in validation; default: as in training"}
-    )
+    data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
+    tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
+    valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
     train_subset: str = II("dataset.train_subset")
 
 
@@ -63,8 +60,7 @@ class StreamLanguageModelingTask(EncoderTask):
     cfg: StreamLanguageModelingConfig
 
     def __init__(self, cfg: StreamLanguageModelingConfig, dictionary: Dictionary):
-        super().__init__(cfg)
-        self.dictionary = dictionary
+        super().__init__(cfg, dictionary)
         self.training = CarriedMemory()
         self.validation = CarriedMemory()
         self.mem_len = 0
@@ -79,13 +75,10 @@ class StreamLanguageModelingTask(EncoderTask):
         Raises:
             UserError: no dictionary, or segments without a token.
         """
-        for option in ("tgt_len", "valid_tgt_len"):
-            if (value := getattr(cfg, option)) is not None and value < 1:
-                raise UserError(f"--{option.replace('_', '-')} {value}: a segment has at least 1 token")
-        path = Path(cfg.data) / "dict.txt"
-        dictionary = load_dictionary(path)
-        logger.info("dictionary: %d symbols from %s", len(dictionary), path)
-        return cls(cfg, dictionary)
+        for name in ("tgt_len", "valid_tgt_len"):
+            if (value := getattr(cfg, name)) is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} {value}: a segment has at least 1 token")
+        return cls(cfg, dictionary_of(cfg.data))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         model = super().build_model(cfg, from_checkpoint)

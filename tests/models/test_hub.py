@@ -5,7 +5,7 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
-from lazyformer_fairseq.models.checkpoint_heads import match_classification_heads
+from lazyformer_fairseq.models.checkpoint_match import match_classification_heads
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
 

@@ -43,7 +43,7 @@ class Run:
     def __init__(self, samples: int, world: int, update_freq: int, batch_size: dict, state=None, grouped=False):
         self.ranks = []
         for rank in range(world):
-            iterator = EncoderTask(None).get_batch_iterator(
+            iterator = EncoderTask(None, None).get_batch_iterator(
                 Numbers(samples), **batch_size, num_shards=world, shard_id=rank, grouped_shuffling=grouped
             )
             if state:

@@ -56,9 +56,6 @@ def attend(
     """softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its readers.
 
     Args:
-        q_BNTD: queries.
-        k_BNKD: keys.
-        v_BNKD: values.
         scores: what to add, and which keys a query may look at.
         dropout: on the distribution; the ``s`` hands on the one from before it.
         readers: how many ``l`` will read it.

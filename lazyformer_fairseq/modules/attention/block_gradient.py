@@ -8,7 +8,7 @@ handles' gradients. So we record nothing on the side, and graphs may be kept, ru
 """
 
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -18,33 +18,20 @@ from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 
 
-class SharedAttention:
-    """What the ``s`` of a block hands to its readers.
+class SharedAttention(NamedTuple):
+    """What the ``s`` of a block hands to its readers; `q_BNTD`, `k_BNKD` and `scores` are without a gradient.
 
-    Args:
-        kernels: the implementation.
-        q_BNTD: its queries, without a gradient.
-        k_BNKD: its keys, likewise.
+    Attributes:
         saved: what the implementation keeps of P.
-        scores: see :class:`Scores`; without a gradient.
         handles: a triple for each reader.
     """
 
-    def __init__(
-        self,
-        kernels: BlockKernels,
-        q_BNTD: Tensor,
-        k_BNKD: Tensor,
-        saved: Tensor,
-        scores: Scores,
-        handles: Iterator[tuple[Tensor, Tensor, Tensor]],
-    ):
-        self.kernels = kernels
-        self.q_BNTD = q_BNTD
-        self.k_BNKD = k_BNKD
-        self.saved = saved
-        self.scores = scores
-        self.handles = handles
+    kernels: BlockKernels
+    q_BNTD: Tensor
+    k_BNKD: Tensor
+    saved: Tensor
+    scores: Scores
+    handles: Iterator[tuple[Tensor, Tensor, Tensor]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D). Call it at most once per announced reader."""
@@ -70,14 +57,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        kernels: BlockKernels,
-        readers: int,
-        numbers: list[int],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *tensors: Optional[Tensor],
+        ctx: Any, kernels: BlockKernels, readers: int, numbers: list[int], q: Tensor, k: Tensor, v: Tensor, *tensors
     ) -> tuple[Tensor, ...]:
         output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers).scores())
         ctx.kernels = kernels
@@ -107,17 +87,8 @@ class _Reuse(torch.autograd.Function):
     """An ``l``: P V."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        kernels: BlockKernels,
-        numbers: list[int],
-        q: Tensor,
-        k: Tensor,
-        saved: Tensor,
-        v: Tensor,
-        *handles_and_tensors: Optional[Tensor],
-    ) -> Tensor:
-        tensors = handles_and_tensors[3:]
+    def forward(ctx: Any, kernels: BlockKernels, numbers: list[int], *given: Optional[Tensor]) -> Tensor:
+        q, k, saved, v, _, _, _, *tensors = given  # between them the handles
         output = kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers).scores())
         ctx.kernels = kernels
         ctx.numbers = numbers

@@ -1,8 +1,7 @@
 """The kernels that a lazy block needs, as operators that torch.compile takes as they are."""
 
-import functools
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,55 +33,42 @@ class BlockKernels(NamedTuple):
 def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor, Tensor], Tensor]) -> BlockKernels:
     """The same functions as operators ``lazyformer::NAME_attend_forward`` and so on, which take flat scores.
 
-    Args:
-        name: of the implementation.
-        kernels: its functions.
-        saved_like: (q, k) -> an empty tensor like `saved`.
+    `saved_like` makes from (q, k) an empty tensor like `saved`.
     """
 
-    def operator(implementation: Callable, fake: Callable) -> Callable:
-        @functools.wraps(implementation)
+    def operator(function: str, schema: str, fake: Callable) -> Callable:
         def in_given_precision(*args):
+            *others, tensors, numbers = args
             with torch.autocast(args[0].device.type, enabled=False):
-                return implementation(*args)
+                return getattr(kernels, function)(*others, FlatScores(tensors, numbers).scores())
 
-        made = torch.library.custom_op(f"lazyformer::{name}_{implementation.__name__}", mutates_args=())
-        made = made(in_given_precision)
+        arguments, result = schema.split(" -> ")
+        made = torch.library.custom_op(
+            f"lazyformer::{name}_{function}",
+            in_given_precision,
+            mutates_args=(),
+            schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
+        )
         made.register_fake(fake)
         return lambda *args: made(*args[:-1], *args[-1].flat())
 
-    def attend_forward(
-        q: Tensor, k: Tensor, v: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        return kernels.attend_forward(q, k, v, FlatScores(tensors, numbers).scores())
-
-    def reuse_forward(
-        q: Tensor, k: Tensor, v: Tensor, saved: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
-    ) -> Tensor:
-        return kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers).scores())
-
-    def value_gradient(
-        q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, tensors: list[Optional[Tensor]], numbers: list[int]
-    ) -> Tensor:
-        return kernels.value_gradient(q, k, d_output, saved, FlatScores(tensors, numbers).scores())
-
-    def block_gradient(
-        q: Tensor,
-        k: Tensor,
-        values: list[Tensor],
-        d_outputs: list[Tensor],
-        delta: Tensor,
-        saved: Tensor,
-        tensors: list[Optional[Tensor]],
-        numbers: list[int],
-    ) -> list[Tensor]:
-        return kernels.block_gradient(q, k, values, d_outputs, delta, saved, FlatScores(tensors, numbers).scores())
-
     return BlockKernels(
-        operator(attend_forward, lambda q, k, v, *_: (empty_heads(q), saved_like(q, k))),
-        operator(reuse_forward, lambda q, *_: empty_heads(q)),
-        operator(value_gradient, lambda q, k, *_: empty_heads(k)),
-        operator(block_gradient, _fake_block_gradient),
+        operator(
+            "attend_forward",
+            "Tensor q, Tensor k, Tensor v -> (Tensor, Tensor)",
+            lambda q, k, *_: (empty_heads(q), saved_like(q, k)),
+        ),
+        operator("reuse_forward", "Tensor q, Tensor k, Tensor v, Tensor saved -> Tensor", lambda q, *_: empty_heads(q)),
+        operator(
+            "value_gradient",
+            "Tensor q, Tensor k, Tensor d_output, Tensor saved -> Tensor",
+            lambda q, k, *_: empty_heads(k),
+        ),
+        operator(
+            "block_gradient",
+            "Tensor q, Tensor k, Tensor[] values, Tensor[] d_outputs, Tensor delta, Tensor saved -> Tensor[]",
+            _fake_block_gradient,
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Back end ``eager``: the reference. torch writes scores and distribution to memory and differentiates each step."""
 
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -10,15 +10,10 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 
-class StoredDistribution:
-    """A distribution in memory.
+class StoredDistribution(NamedTuple):
+    """A distribution in memory, from before dropout."""
 
-    Args:
-        probabilities: (B, N, T, K), from before dropout.
-    """
-
-    def __init__(self, probabilities: Tensor):
-        self.probabilities = probabilities
+    probabilities: Tensor  # (B, N, T, K)
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D); each call draws its own dropout mask."""

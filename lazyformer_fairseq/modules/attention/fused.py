@@ -52,27 +52,13 @@ def has_triton() -> bool:
 
 @functools.cache
 def _triton_kernels() -> BlockKernels:
-    from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
+    from lazyformer_fairseq.modules.attention.triton import kernels
 
     return as_operators(
         "triton",
-        BlockKernels(
-            triton_kernels.attend_forward,
-            triton_kernels.reuse_forward,
-            triton_kernels.value_gradient,
-            triton_kernels.block_gradient,
-        ),
+        BlockKernels(*(getattr(kernels, name) for name in BlockKernels._fields)),
         saved_like=lambda q, k: q.new_empty(q.shape[:-1], dtype=torch.float32),
     )
 
 
-_KERNELS = as_operators(
-    "blockwise",
-    BlockKernels(
-        functools.partial(blockwise.attend_forward, store=False),
-        blockwise.reuse_forward,
-        blockwise.value_gradient,
-        blockwise.block_gradient,
-    ),
-    saved_like=lambda q, k: q.new_empty(0),
-)
+_KERNELS = blockwise.kernels("blockwise", store=False)

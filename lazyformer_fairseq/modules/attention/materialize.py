@@ -1,11 +1,8 @@
 """Back end ``materialize``: the ``s`` keeps its distribution in the values' precision, each ``l`` is one product."""
 
-import functools
-
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import block_gradient
-from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 
@@ -18,13 +15,4 @@ def attend(
     return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, readers)
 
 
-_KERNELS = as_operators(
-    "materialize",
-    BlockKernels(
-        functools.partial(blockwise.attend_forward, store=True),
-        blockwise.reuse_forward,
-        blockwise.value_gradient,
-        blockwise.block_gradient,
-    ),
-    saved_like=lambda q, k: q.new_empty(blockwise.stored_size(q, k)),
-)
+_KERNELS = blockwise.kernels("materialize", store=True)

@@ -8,13 +8,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 class RecomputedAttention:
-    """Queries and keys to attend with anew.
-
-    Args:
-        q_BNTD: queries.
-        k_BNKD: keys.
-        scores: see :class:`Scores`.
-    """
+    """Queries and keys to attend with anew."""
 
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD = q_BNTD

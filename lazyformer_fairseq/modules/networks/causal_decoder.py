@@ -1,7 +1,7 @@
 """The decoder of a causal language model: adaptive embeddings, then the stack of the pattern."""
 
 from collections.abc import Callable, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,11 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
-from lazyformer_fairseq.modules.networks.adaptive_embedding import AdaptiveEmbedding, Band
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax, Band
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads
-from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.modules.sublayers.relative_attention import RelativePositions, encode_distances
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import CausalSizes
@@ -28,22 +27,13 @@ class CausalDecoder(Stack):
     features. Pre-norm decoders normalise the features.
 
     Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`. An ``s`` is a :class:`RelativeAttention`; an ``l``
-            reuses its distribution over memory and segment, with values of its own from both.
+        pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; `embed_dim` must be even, for
+            sines and cosines.
         vocab_size: V.
-        embed_dim: C; even, for sines and cosines.
-        ffn_embed_dim: width of the feed-forward sublayers.
-        num_heads: N; must divide C.
         mem_len: tokens that a StreamMemory keeps from one segment to the next.
         clamp_len: distances beyond this one count as it; 0 or -1 for no such limit.
         cutoffs: ids that start a new band of the embedding; empty for one band.
         div_val: how many times narrower each band is than the one before.
-        dropout: see above.
-        attention_dropout: on attention distributions.
-        activation_dropout: after the activation of the feed-forward sublayers.
-        activation: of the feed-forward sublayers.
-        normalize_before: pre-norm.
-        lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
 
     Attributes:
         mem_len, clamp_len: may be set between two forward passes; weights do not depend on them.
@@ -66,18 +56,11 @@ class CausalDecoder(Stack):
         clamp_len: int = 0,
         cutoffs: Sequence[int] = (),
         div_val: int = 1,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = F.relu,
-        normalize_before: bool = False,
-        lazy_backend: str = "auto",
+        **options: Any,
     ):
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
-        options = SublayerOptions(
-            embed_dim, ffn_embed_dim, num_heads, attention_dropout, activation_dropout, activation
-        )
-        super().__init__(pattern, options, dropout, normalize_before, lazy_backend)
+        super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, **options)
         self.mem_len = mem_len
         self.clamp_len = clamp_len
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
@@ -88,7 +71,7 @@ class CausalDecoder(Stack):
             # Nothing reads them; on several GPUs DDP waits for a gradient of every weight that requires one.
             self.content_bias.requires_grad_(False)
             self.position_bias.requires_grad_(False)
-        self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
+        self.final_layer_norm = layer_norm(embed_dim) if self.normalize_before else None
 
     @property
     def sizes(self) -> CausalSizes:

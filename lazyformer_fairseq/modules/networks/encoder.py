@@ -1,7 +1,6 @@
 """The encoder: embeddings, then the stack of the pattern."""
 
-from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,7 +9,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
@@ -21,21 +20,12 @@ class Encoder(Stack):
     Post-norm encoders normalise the embeddings, pre-norm ones the output (as fairseq's roberta and roberta_prenorm).
 
     Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
+        pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; dropout acts on embeddings too.
         vocab_size: V.
-        embed_dim: C.
-        ffn_embed_dim: width of the feed-forward sublayers.
-        num_heads: N; must divide C (ValueError).
         max_positions: longest sequence.
         padding_idx: id of the padding symbol.
-        dropout: on embeddings and on every sublayer's output.
-        attention_dropout: on attention distributions.
-        activation_dropout: after the activation of the feed-forward sublayers.
-        activation: of the feed-forward sublayers.
-        normalize_before: pre-norm.
         relative_position_buckets: buckets of the relative bias; 0 for none.
         relative_position_max_distance: from this one on, all distances share a bucket.
-        lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
 
     Raises:
         ValueError: as :class:`Stack` does.
@@ -52,19 +42,11 @@ class Encoder(Stack):
         num_heads: int,
         max_positions: int = 512,
         padding_idx: int = 1,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        activation: Callable[[Tensor], Tensor] = F.gelu,
-        normalize_before: bool = False,
         relative_position_buckets: int = 32,
         relative_position_max_distance: int = 128,
-        lazy_backend: str = "auto",
+        **options: Any,
     ):
-        options = SublayerOptions(
-            embed_dim, ffn_embed_dim, num_heads, attention_dropout, activation_dropout, activation
-        )
-        super().__init__(pattern, options, dropout, normalize_before, lazy_backend)
+        super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, **options)
         self.padding_idx = padding_idx
         self.max_positions = max_positions
         self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
@@ -75,8 +57,8 @@ class Encoder(Stack):
             else None
         )
         self.sublayers = self.build_sublayers()
-        self.embedding_layer_norm = None if normalize_before else layer_norm(embed_dim)
-        self.final_layer_norm = layer_norm(embed_dim) if normalize_before else None
+        self.embedding_layer_norm = None if self.normalize_before else layer_norm(embed_dim)
+        self.final_layer_norm = layer_norm(embed_dim) if self.normalize_before else None
 
     @property
     def sizes(self) -> EncoderSizes:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
@@ -24,8 +25,13 @@ class Stack(nn.Module):
 
     Args:
         pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
-        options: what every sublayer is built with.
+        embed_dim: C.
+        ffn_embed_dim: width of the feed-forward sublayers.
+        num_heads: N; must divide C.
         dropout: on every sublayer's output.
+        attention_dropout: on attention distributions.
+        activation_dropout: after the activation of the feed-forward sublayers.
+        activation: of the feed-forward sublayers.
         normalize_before: pre-norm.
         lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
 
@@ -43,10 +49,22 @@ class Stack(nn.Module):
     features: frozenset[str] = frozenset()
 
     def __init__(
-        self, pattern: str, options: SublayerOptions, dropout: float, normalize_before: bool, lazy_backend: str = "auto"
+        self,
+        pattern: str,
+        embed_dim: int,
+        ffn_embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        normalize_before: bool = False,
+        lazy_backend: str = "auto",
     ):
         super().__init__()
-        self.options = options
+        self.options = SublayerOptions(
+            embed_dim, ffn_embed_dim, num_heads, attention_dropout, activation_dropout, activation
+        )
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.plan = plan(pattern, self.direction)

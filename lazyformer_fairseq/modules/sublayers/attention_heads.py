@@ -1,9 +1,49 @@
-"""How kinds that attend divide their vectors into heads."""
+"""What kinds that attend share."""
 
 from typing import Optional
 
 import torch
 from torch import Tensor
+
+from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+
+
+class AttentionSublayer(Sublayer):
+    """The base of kinds with heads and a projection `out_proj`, which each kind makes itself.
+
+    Args:
+        embed_dim: C.
+        num_heads: N; must divide C (ValueError).
+        dropout: on the distribution; each sublayer draws its own mask.
+        readers: how many lazy sublayers above read the distribution.
+    """
+
+    attends = True
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, readers: int = 0):
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.readers = readers
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "AttentionSublayer":
+        readers = planned.readers.count(DISTRIBUTION)
+        return cls(options.embed_dim, options.num_heads, options.attention_dropout, readers)
+
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, shared: Context
+    ) -> tuple[Tensor, HandedOn]:
+        """Attention, projected; hands on its distribution, from before dropout."""
+        dropout = self.dropout if self.training else 0.0
+        back_end = shared.back_end(self.readers)
+        attended, distribution = attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, self.readers, back_end)
+        return self.out_proj(merge_heads(attended)), {DISTRIBUTION: distribution}
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:

@@ -1,27 +1,19 @@
 """The ``f`` sublayer: two linear maps and an activation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Optional
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Settings, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import Value
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class FeedForward(Sublayer):
-    """W2 activation(W1 x).
-
-    Args:
-        embed_dim: C.
-        ffn_embed_dim: W.
-        activation: elementwise.
-        dropout: after the activation.
-    """
+    """W2 dropout(activation(W1 x)), with W = `ffn_embed_dim` hidden numbers."""
 
     def __init__(
         self, embed_dim: int, ffn_embed_dim: int, activation: Callable[[Tensor], Tensor] = F.gelu, dropout: float = 0.0
@@ -37,13 +29,13 @@ class FeedForward(Sublayer):
         return cls(options.embed_dim, options.ffn_embed_dim, options.activation, options.activation_dropout)
 
     @classmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         """2 C W + W + C."""
         c, w = sizes.embed_dim, sizes.ffn_embed_dim
         return 2 * c * w + w + c
 
     @classmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         return Flops(2 * batch * time * 2 * sizes.embed_dim * sizes.ffn_embed_dim)
 
     def forward(

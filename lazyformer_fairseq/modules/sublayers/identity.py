@@ -1,13 +1,11 @@
 """The ``-`` of a pattern: a search chose no sublayer here (PAR Transformer, section 2.1)."""
 
-from collections.abc import Mapping
 from typing import Optional
 
 from torch import Tensor
 
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Settings, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import Value
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
@@ -21,11 +19,11 @@ class Identity(Sublayer):
         return cls()
 
     @classmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         return 0
 
     @classmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         return Flops(0)
 
     def forward(

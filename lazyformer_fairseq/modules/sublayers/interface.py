@@ -15,20 +15,12 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 HandedOn = Mapping[str, Any]
+Settings = Mapping[str, Value]  # what stands in brackets, by name
 
 
 @dataclass(frozen=True)
 class SublayerOptions:
-    """Options that every sublayer of a network gets.
-
-    Attributes:
-        embed_dim: C.
-        ffn_embed_dim: W.
-        num_heads: N; divides C.
-        attention_dropout: on distributions.
-        activation_dropout: after the activation of feed-forward sublayers.
-        activation: elementwise.
-    """
+    """Options that every sublayer of a network gets; see :class:`~lazyformer_fairseq.modules.networks.stack.Stack`."""
 
     embed_dim: int
     ffn_embed_dim: int
@@ -83,12 +75,12 @@ class Sublayer(nn.Module):
 
     @classmethod
     @abstractmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         """Parameters, without the LayerNorm around it."""
 
     @classmethod
     @abstractmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         """FLOPs of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
 
     @abstractmethod

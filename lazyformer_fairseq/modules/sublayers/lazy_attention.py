@@ -1,50 +1,39 @@
 """The ``l`` sublayer: attention with own values on a distribution computed below (LazyFormer, section 2, Figure 1)."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Optional
 
 from torch import Tensor
 
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads, merge_heads, split_heads, with_memory
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Value
+from lazyformer_fairseq.modules.sublayers.attention_heads import (
+    AttentionSublayer,
+    merge_heads,
+    split_heads,
+    with_memory,
+)
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Settings
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class LazyAttention(Sublayer):
-    """P V with an output projection, P the distribution of the nearest sublayer below that has one.
+class LazyAttention(AttentionSublayer):
+    """P V with an output projection, P the distribution of the nearest sublayer below that has one."""
 
-    Args:
-        embed_dim: C.
-        num_heads: N; must divide C (ValueError).
-        dropout: on the distribution. P comes from before dropout; each sublayer draws its own mask.
-    """
-
-    attends = True
     has_bias: ClassVar[bool] = True  # of the two projections
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-        super().__init__()
-        check_heads(embed_dim, num_heads)
-        self.num_heads = num_heads
-        self.dropout = dropout
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, readers: int = 0):
+        super().__init__(embed_dim, num_heads, dropout, readers)
         self.v_proj = Linear(embed_dim, embed_dim, self.has_bias)
         self.out_proj = Linear(embed_dim, embed_dim, self.has_bias)
 
     @classmethod
-    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "LazyAttention":
-        return cls(options.embed_dim, options.num_heads, options.attention_dropout)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         """2 C^2, and 2 C of biases."""
         c = sizes.embed_dim
         return 2 * c * c + (2 * c if cls.has_bias else 0)
 
     @classmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         c = sizes.embed_dim
         return Flops(2 * batch * (keys + time) * c * c, 2 * batch * time * keys * c)
 

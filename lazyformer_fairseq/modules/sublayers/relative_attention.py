@@ -1,18 +1,14 @@
 """The ``s`` sublayer of a causal model: Transformer-XL's attention (Dai et al., 2019, section 3.3 and appendix B)."""
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads, merge_heads, split_heads, with_memory
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Value
+from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer, split_heads, with_memory
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
@@ -49,44 +45,27 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
-class RelativeAttention(Sublayer):
+class RelativeAttention(AttentionSublayer):
     """softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V, R the projected distances, without biases.
 
     Keys and values come from memory and segment, queries from the segment alone. u and v belong to the decoder, which
     shares them between all its sublayers.
-
-    Args:
-        embed_dim: C.
-        num_heads: N; must divide C (ValueError).
-        dropout: on the distribution.
-        readers: how many lazy sublayers above read the distribution.
     """
 
-    attends = True
-
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, readers: int = 0):
-        super().__init__()
-        check_heads(embed_dim, num_heads)
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.readers = readers
+        super().__init__(embed_dim, num_heads, dropout, readers)
         self.q_proj = Linear(embed_dim, embed_dim, bias=False)
         self.kv_proj = Linear(embed_dim, 2 * embed_dim, bias=False)
         self.position_proj = Linear(embed_dim, embed_dim, bias=False)
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
 
     @classmethod
-    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "RelativeAttention":
-        readers = planned.readers.count(DISTRIBUTION)
-        return cls(options.embed_dim, options.num_heads, options.attention_dropout, readers)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, settings: Mapping[str, Value]) -> int:
+    def count_parameters(cls, sizes: Sizes, settings: Settings) -> int:
         """5 C^2."""
         return 5 * sizes.embed_dim**2
 
     @classmethod
-    def count_flops(cls, sizes: Sizes, settings: Mapping[str, Value], time: int, keys: int, batch: int) -> Flops:
+    def count_flops(cls, sizes: Sizes, settings: Settings, time: int, keys: int, batch: int) -> Flops:
         """Projects distances once for the whole batch; there is one more of them than keys, see `encoded`."""
         c, distances = sizes.embed_dim, keys + 1
         linear = 2 * batch * (2 * keys + 2 * time) * c * c + 2 * distances * c * c
@@ -96,7 +75,6 @@ class RelativeAttention(Sublayer):
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, HandedOn]:
-        """Hands on its distribution (B, N, T, M + T), from before dropout."""
         positions = shared.positions
         assert positions is not None, "a causal decoder gives its sublayers positions"
         q = self.q_proj(x_BTC).unflatten(-1, (self.num_heads, -1))
@@ -107,7 +85,4 @@ class RelativeAttention(Sublayer):
         about_positions = ((q + positions.position_bias) / math.sqrt(q.size(-1))).transpose(1, 2)
         about_content = (q + positions.content_bias).transpose(1, 2)
         scores = shared.scores.with_positions(about_positions, distances_NKD)
-        dropout = self.dropout if self.training else 0.0
-        back_end = shared.back_end(self.readers)
-        attended, distribution = attend(about_content, k, v, scores, dropout, self.readers, back_end)
-        return self.out_proj(merge_heads(attended)), {DISTRIBUTION: distribution}
+        return self.attend(about_content, k, v, scores, shared)

@@ -12,20 +12,13 @@ from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, Su
 class ResidualSublayer(nn.Module):
     """LayerNorm(x + F(x)) (post-norm, BERT), or x + F(LayerNorm(x)) (pre-norm; PAR Transformer, equations 1 and 2).
 
-    Args:
-        inner: F, of any kind.
-        embed_dim: C.
-        dropout: on F's output.
-        normalize_before: pre-norm.
-
-    Attributes:
-        attends: whether F looks at other positions, and so at memory.
+    F is `inner`, of any kind; dropout acts on its output.
     """
 
     def __init__(self, inner: Sublayer, embed_dim: int, dropout: float = 0.0, normalize_before: bool = False):
         super().__init__()
         self.inner = inner
-        self.attends: bool = inner.attends
+        self.attends = inner.attends
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim)

@@ -5,8 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lazyformer_fairseq.modules.networks.adaptive_embedding import AdaptiveEmbedding
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 
 WIDTH, VOCABULARY = 8, 20
 SHAPES = [((), 1), ((6,), 1), ((4, 9, 15), 1), ((6,), 2), ((4, 9, 15), 2)]

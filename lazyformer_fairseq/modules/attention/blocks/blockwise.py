@@ -11,6 +11,7 @@ scores by query and key are a view (:func:`~lazyformer_fairseq.modules.attention
 keys that lie in the future of all their queries.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple, Optional, Union
@@ -18,7 +19,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.block_kernels import empty_gradients, empty_heads
+from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_operators, empty_gradients, empty_heads
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 
@@ -291,6 +292,16 @@ def block_gradient(
         if added is not None:
             added.add_gradient(piece)
     return [d_q, d_k, d_v, *(empty_gradients(scores, q) if added is None else added.gradients())]
+
+
+def kernels(name: str, store: bool) -> BlockKernels:
+    """The four functions as operators, with or without storing P."""
+    forward = functools.partial(attend_forward, store=store)
+    return as_operators(
+        name,
+        BlockKernels(forward, reuse_forward, value_gradient, block_gradient),
+        saved_like=lambda q, k: q.new_empty(stored_size(q, k) if store else 0),
+    )
 
 
 def _columns(x: Tensor, piece: Piece) -> Tensor:

@@ -7,56 +7,36 @@ D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any st
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.block_kernels import empty_heads
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton.backward import (
+from lazyformer_fairseq.modules.attention.triton.launch import FEWEST_KEYS, MOST_LAYERS, launch, tiles_for
+from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
+from lazyformer_fairseq.modules.attention.triton.passes import (
+    forward_kernel,
     key_side_kernel,
     query_side_kernel,
     value_gradient_kernel,
 )
-from lazyformer_fairseq.modules.attention.triton.forward import forward_kernel
-from lazyformer_fairseq.modules.attention.triton.launch import launch
-from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
-from lazyformer_fairseq.modules.attention.triton.tiles import FEWEST_KEYS, MOST_LAYERS, tiles_for
 
 
-def attend_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scores: Scores,
-) -> tuple[Tensor, Tensor]:
+def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
     """(P V, log-sum-exp) of an ``s``: (B, N, T, D) and (B, N, T)."""
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    bias = NearBias.of(scores, q)
-    return _forward(q, k, v, lse, bias, scores, reuses=False), lse
+    return _forward(q, k, v, lse, scores, reuses=False), lse
 
 
-def reuse_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    scores: Scores,
-) -> Tensor:
+def reuse_forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores) -> Tensor:
     """P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
-    bias = NearBias.of(scores, q)
-    return _forward(q, k, v, lse, bias, scores, reuses=True)
+    return _forward(q, k, v, lse, scores, reuses=True)
 
 
-def value_gradient(
-    q: Tensor,
-    k: Tensor,
-    d_output: Tensor,
-    lse: Tensor,
-    scores: Scores,
-) -> Tensor:
+def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: Scores) -> Tensor:
     """dV = P^T dO (B, N, T, D) of an ``l``."""
-    bias = NearBias.of(scores, q)
     dv = empty_heads(k)
     launch(
         value_gradient_kernel,
@@ -64,10 +44,7 @@ def value_gradient(
         q,
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
         tiles=tiles_for("value_gradient", q),
-        lse=lse,
-        lengths=scores.lengths_B,
-        bias=bias.rows,
-        reach=bias.reach,
+        **_read_by_all(lse, scores, NearBias.of(scores, q)),
     )
     return dv
 
@@ -100,8 +77,7 @@ def block_gradient(
     dq = empty_heads(q) if alike else empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
     dk, dv = empty_heads(q), empty_heads(q)
     read = dict(q=_rows(q), k=_rows(k), values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
-    shared = dict(lse=lse, delta=delta.contiguous(), lengths=scores.lengths_B, M=len(values))
-    shared |= dict(bias=bias.rows, reach=bias.reach)
+    shared = dict(_read_by_all(lse, scores, bias), delta=delta.contiguous(), M=len(values))
     launch(
         key_side_kernel,
         "BLOCK_K",
@@ -122,7 +98,7 @@ def block_gradient(
     return [dq.to(q.dtype), dk, dv, d_table, q.new_empty(0), q.new_empty(0)]
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, bias: NearBias, scores: Scores, reuses: bool) -> Tensor:
+def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuses: bool) -> Tensor:
     output = empty_heads(q)
     launch(
         forward_kernel,
@@ -130,13 +106,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, bias: NearBias, score
         q,
         strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
         tiles=tiles_for("reuse" if reuses else "attend", q),
-        lse=lse,
-        lengths=scores.lengths_B,
-        bias=bias.rows,
-        reach=bias.reach,
+        **_read_by_all(lse, scores, NearBias.of(scores, q)),
         REUSES=reuses,
     )
     return output
+
+
+def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
+    return dict(lse=lse, lengths=scores.lengths_B, bias=bias.rows, reach=bias.reach)
 
 
 def _rows(x: Tensor) -> Tensor:

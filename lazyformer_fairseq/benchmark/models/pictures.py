@@ -87,7 +87,9 @@ def _lines(
 def _draw_line(axis: Axes, label: str, points: list[tuple[int, dict[str, Any]]], look: dict[str, str], mark: str):
     times, beside = zip(*points, strict=True)
     axis.plot(times, [one["limit"] for one in beside], **look, alpha=0.5, linewidth=0.8)
-    axis.vlines(times, [one["low"] for one in beside], [one["high"] for one in beside], color=look["color"], alpha=0.6)
+    for time, one in points:
+        if "low" in one:
+            axis.vlines(time, one["low"], one["high"], color=look["color"], alpha=0.6)
     axis.plot(times, [one["speedup"] for one in beside], **look, marker=mark, markersize=5, label=label)
 
 

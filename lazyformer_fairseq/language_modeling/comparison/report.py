@@ -46,8 +46,8 @@ def csv_rows(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         row = {"model": name, "pattern": model["pattern"], **model["sublayers"]}
         row |= {key: model[key] for key in ("parameters", "flops", "updates")}
         for key, (_, column) in SPREADS.items():
-            median, low, high = (model[key][part] for part in ("median", "low", "high"))
-            row |= {column: median, f"{column}_low": low, f"{column}_high": high}
+            row |= {column: model[key]["median"]}
+            row |= {f"{column}_{part}": model[key].get(part) for part in ("low", "high")}
         rows.append(row)
     return rows
 
@@ -66,7 +66,8 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
         colour, mark = LOOKS[number % len(LOOKS)]
         look = {"color": colour, "marker": mark}
         latency = model["latency_milliseconds"]
-        by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=colour)
+        if "low" in latency:
+            by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=colour)
         _draw_model(by_latency, latency["median"], model, look, name)
         _draw_model(by_attention, place, model, look, name)
     by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
@@ -96,5 +97,6 @@ def _draw_model(axis: Axes, x: float, model: Mapping[str, Any], look: Mapping[st
     perplexity = model["test_perplexity"]
     seeds = [run["test_perplexity"] for run in model["runs"].values()]
     axis.plot([x] * len(seeds), seeds, linestyle="", markersize=4, alpha=0.6, **look)
-    axis.vlines(x, perplexity["low"], perplexity["high"], color=look["color"])
+    if "low" in perplexity:
+        axis.vlines(x, perplexity["low"], perplexity["high"], color=look["color"])
     axis.plot([x], [perplexity["median"]], linestyle="", markersize=9, label=name, **look)

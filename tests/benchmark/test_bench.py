@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib import image
 
-from lazyformer_fairseq.benchmark.models import entries
+from lazyformer_fairseq.benchmark.models import entries, pictures
 from lazyformer_fairseq.benchmark.models import run as bench_run
 from lazyformer_fairseq.benchmark.models.contenders import has_transformers
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
@@ -171,6 +171,18 @@ def test_pictures(finished):
     }
     for name in pictures:
         assert image.imread(folder / name).std() > 0.01, "something is drawn"
+
+
+def test_each_series_of_a_picture_has_a_look_of_its_own_and_panels_one_axis(finished, tmp_path, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(pictures, "write_picture", lambda figure, path: figures.update({path.name: figure}))
+    pictures.draw_all(results_of(finished), tmp_path)
+    panels = figures["speedup_training_fp32.png"].axes
+    assert len(panels) == len(rows_of(finished)[0]["against"]) > 1
+    for panel in panels:
+        looks = [(line.get_color(), line.get_marker()) for line in panel.lines if line.get_label()[0] != "_"]
+        assert len(looks) == len(set(looks)) == 4, "two models, with and without bias"
+    assert len({panel.get_ylim() for panel in panels}) == 1
 
 
 def test_what_it_was_measured_with(finished):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lazyformer_fairseq.costs.latency import with_spread
-from lazyformer_fairseq.files.pictures import LOOKS, write_picture
+from lazyformer_fairseq.files.pictures import looks, write_picture
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
 
@@ -62,12 +62,11 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
     attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
     letters = [kind.letter for kind in attention]
     places = _places([sum(model["sublayers"].get(letter, 0) for letter in letters) for model in models.values()])
-    for number, ((name, model), place) in enumerate(zip(models.items(), places, strict=True)):
-        colour, mark = LOOKS[number % len(LOOKS)]
-        look = {"color": colour, "marker": mark}
+    for (name, look), place in zip(looks(models).items(), places, strict=True):
+        model = models[name]
         latency = model["latency_milliseconds"]
         if "low" in latency:
-            by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=colour)
+            by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=look["color"])
         _draw_model(by_latency, latency["median"], model, look, name)
         _draw_model(by_attention, place, model, look, name)
     by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")

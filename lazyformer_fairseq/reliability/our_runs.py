@@ -13,6 +13,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import claim
 from lazyformer_fairseq.reliability.installing import PACKAGE, start_run
 from lazyformer_fairseq.reliability.options import refuse_impossible
+from lazyformer_fairseq.reliability.update_size import settle
 
 
 def names_task_of_ours(settings: Any) -> bool:
@@ -48,6 +49,7 @@ def starting_with_defaults(add_defaults, cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task)
         _claim_folder(cfg.checkpoint, cfg.distributed_training)
+        settle(cfg)
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:

@@ -1,15 +1,14 @@
 """The latency that a pattern costs, as a number and as a differentiable expectation."""
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
 
@@ -63,14 +62,11 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     Raises:
         UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
     """
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
+    content = read_json(path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
     names = dict.fromkeys([*plain, *sublayers])
     known = [*names, *(name + READ for name in names if read_sublayer(name).kind.hands_on), REST]
-    if not isinstance(content, dict) or not set(content) <= set(known):
+    if not set(content) <= set(known):
         raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
     for name, value in content.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:

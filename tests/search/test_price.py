@@ -66,7 +66,7 @@ def test_a_price_list_by_hand(tmp_path):
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[1]", "must be an object"),
+        ("[1]", "not an object; give an object of milliseconds"),
         (json.dumps({"s": 1, "f": 1, "x": 1}), "names:"),
         (json.dumps({"s": -1, "f": 1}), "s is -1"),
         (json.dumps({"s": "1", "f": 1}), "s is '1'"),

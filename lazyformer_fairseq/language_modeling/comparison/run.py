@@ -142,4 +142,5 @@ def _unigram_perplexity(tokens: np.ndarray) -> float:
 
 
 def _range(values: list[float]) -> dict[str, float]:
-    return {"median": float(np.median(values)), "low": min(values), "high": max(values)}
+    found = {"n": len(values), "median": float(np.median(values))}
+    return found | {"low": min(values), "high": max(values)} if len(values) > 1 else found

@@ -30,6 +30,22 @@ class ExistingPath(click.Path):
         return given
 
 
+# Names of a folder's checkpoint, the first that is there.
+CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
+
+
+def checkpoint_at(path: Path) -> Path:
+    """A checkpoint, given itself or the folder that holds it; UserError where there is none."""
+    if path.is_dir():
+        found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
+        if not found:
+            raise UserError(f"{path}: holds no {' or '.join(CHECKPOINTS)}")
+        return found[0]
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt, or its folder")
+    return path
+
+
 def refuse_missing_folders(data: str) -> None:
     """Raises a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
     for folder in data.split(":"):

@@ -64,7 +64,6 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         return {
             "tokens": self.tokens,
-            "nats_per_token": self.nats,
             "bits_per_token": self.bits,
             "perplexity": self.perplexity,
             "seconds": round(self.seconds, 3),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.existing_paths import CHECKPOINTS
 from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
     check_same_weights,
@@ -25,8 +26,6 @@ from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
 class Filling(NamedTuple):

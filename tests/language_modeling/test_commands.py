@@ -39,12 +39,12 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     lm("evaluate", checkpoint, lm_data, *lengths, "--json", tmp_path / "other.json", "--device", "cpu")
     other = json.loads((tmp_path / "other.json").read_text())
     assert (other["tgt_len"], other["mem_len"], other["clamp_len"], other["split"]) == (16, 20, 18, "valid")
-    assert other["nats_per_token"] != result["nats_per_token"]
+    assert other["bits_per_token"] != result["bits_per_token"]
     in_bf16 = ("--precision", "bf16", "--device", "cpu", "--json", tmp_path / "bf16.json")
     lm("evaluate", checkpoint, lm_data, *in_bf16)
     rounded = json.loads((tmp_path / "bf16.json").read_text())
-    assert rounded["nats_per_token"] == pytest.approx(result["nats_per_token"], rel=0.01)
-    assert rounded["nats_per_token"] != result["nats_per_token"]
+    assert rounded["bits_per_token"] == pytest.approx(result["bits_per_token"], rel=0.01)
+    assert rounded["bits_per_token"] != result["bits_per_token"]
 
 
 @pytest.mark.parametrize(

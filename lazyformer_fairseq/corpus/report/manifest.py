@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -137,9 +138,21 @@ def gather_notes(
             examples[step] += pairs[: EXAMPLES - len(examples[step])]
         for reason, found in notes["dropped"].items():
             names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
-        for path, count in notes["documents"].items():
-            documents[origins.get(path, path)] += count
-    return dict(examples), dict(sorted(names.items())), documents
+        documents.update(notes["documents"])
+    first_of_part, of_file = {}, Counter()
+    for path, origin in origins.items():  # in the order of the file
+        first_of_part[path], of_file[origin] = of_file[origin], of_file[origin] + documents.pop(path, 0)
+    names = {reason: [_in_input(name, origins, first_of_part) for name in found] for reason, found in names.items()}
+    return dict(examples), dict(sorted(names.items())), documents + of_file
+
+
+def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
+    """``FILE:NUMBER`` of a document, or another remark, in the input; its parts are gone by now."""
+    part, _, number = name.rpartition(":")
+    if part in origins and number.isdecimal():
+        return f"{origins[part]}:{first_of_part[part] + int(number)}"
+    part = next((part for part in origins if name.startswith(part)), None)
+    return f"{origins[part]}, a part of it{name.removeprefix(part)}" if part else name
 
 
 def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers: int) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def test_from_mnli(grid):
 
 def test_a_model_is_described(prepared, start_checkpoint):
     checkpoints = name_checkpoints(None, None, (str(start_checkpoint),))
+    assert checkpoints == name_checkpoints(None, None, (str(start_checkpoint.parent),)) == {"model": start_checkpoint}
     (model,) = load_start_models(checkpoints, prepared["CoLA"].tokenizer_folder)
     assert (model.name, model.updates, model.max_positions) == ("model", 1, 64)
     assert model.parameters > 10_000
@@ -129,6 +130,7 @@ def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, dat
         return str(caught.value)
 
     assert "no such checkpoint" in message(tmp_path / "nowhere.pt")
+    assert f"{tmp_path}: holds no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is called model too" in message(start_checkpoint, start_checkpoint)
     assert "cannot name a model's folder" in message(f"../m={start_checkpoint}")
     broken = tmp_path / "broken.pt"

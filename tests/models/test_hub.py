@@ -56,6 +56,17 @@ def test_features_of_a_text_do_not_depend_on_its_batch(trained):
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)
 
 
+def test_padding_on_the_left_changes_nothing(trained):
+    model = (hub := LazyFormerModel.from_pretrained(trained)).model
+    model.register_classification_head("cola", 2)
+    ids, longer = hub.encode("Anna sees Ben."), hub.encode("Anna and Ben walk to the river together.")
+    missing = longer.size(1) - ids.size(1)
+    batch = torch.cat([torch.nn.functional.pad(ids, (missing, 0), value=hub.tokenizer.dictionary.pad()), longer])
+    torch.testing.assert_close(model(batch)[0][:1, missing:], model(ids)[0])
+    heads = {"classification_head_name": "cola"}
+    torch.testing.assert_close(model(batch, **heads)[0], torch.cat([model(each, **heads)[0] for each in (ids, longer)]))
+
+
 def test_text_longer_than_the_model_is_cut(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512

@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack: there the piecewise ones compute.
-NOT_IN_TRITON = frozenset({"causal", "positions"})
+NOT_IN_TRITON = frozenset({"causal", "positions", "holes"})
 LARGEST_HEAD = 128  # of the Triton kernels
 
 

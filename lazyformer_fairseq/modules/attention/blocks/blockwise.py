@@ -299,6 +299,7 @@ def kernels(name: str, store: bool) -> BlockKernels:
         name,
         BlockKernels(forward, reuse_forward, value_gradient, block_gradient),
         saved_like=lambda q, k: q.new_empty(stored_size(q, k) if store else 0),
+        keeps_distribution=store,
     )
 
 

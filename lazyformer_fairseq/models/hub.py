@@ -105,7 +105,17 @@ class LazyFormerHub(nn.Module):
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence."""
+        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+
+        Texts may also come as one list. Raises a UserError where there is none, or where one is no text.
+        """
+        if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
+            (texts,) = texts
+        if not texts:
+            raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
         return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
@@ -134,9 +144,11 @@ class LazyFormerHub(nn.Module):
         """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
         Raises:
-            UserError: where the text has no ``<mask>`` or several.
+            UserError: where there are several texts, or the text has no ``<mask>`` or several.
         """
-        ids = self.encode(text)[0]
+        ids, *others = self.encode(text)
+        if others:
+            raise UserError(f"fill_mask({text!r}): takes one text at a time")
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")

@@ -67,6 +67,20 @@ def test_padding_on_the_left_changes_nothing(trained):
     torch.testing.assert_close(model(batch, **heads)[0], torch.cat([model(each, **heads)[0] for each in (ids, longer)]))
 
 
+def test_a_list_of_texts_is_taken_and_no_text_refused_in_a_line(trained):
+    hub = LazyFormerModel.from_pretrained(trained)
+    texts = ["Anna sees Ben.", "The house."]
+    assert torch.equal(hub.extract_features(texts), hub.extract_features(*texts))
+    for wrong in ((), ([],)):
+        with pytest.raises(UserError, match=r"no text: give one or more, as in extract_features\('One"):
+            hub.extract_features(*wrong)
+    for wrong in (("Anna", 3), (["Anna", None],), (b"Anna",)):
+        with pytest.raises(UserError, match="(3|None|b'Anna') is no text: give strings"):
+            hub.extract_features(*wrong)
+    with pytest.raises(UserError, match="takes one text at a time"):
+        hub.fill_mask(["The <mask>.", "A <mask>."])
+
+
 def test_text_longer_than_the_model_is_cut(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512

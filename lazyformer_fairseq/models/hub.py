@@ -39,13 +39,18 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
 
     Args:
         model_class: LazyFormerModel, the caller.
-        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both.
+        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
+            one of the checkpoints in it.
         checkpoint_file: name in `folder`; by default the best, else the last.
 
     Raises:
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
     folder = Path(folder)
+    if folder.is_file() and checkpoint_file is None:
+        folder, checkpoint_file = folder.parent, folder.name
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such file or folder; give a folder of checkpoints, or one of them")
     names = [checkpoint_file] if checkpoint_file else list(CHECKPOINTS)
     found = [folder / name for name in names if (folder / name).is_file()]
     if not found:

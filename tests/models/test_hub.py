@@ -81,6 +81,14 @@ def test_a_list_of_texts_is_taken_and_no_text_refused_in_a_line(trained):
         hub.fill_mask(["The <mask>.", "A <mask>."])
 
 
+def test_a_checkpoint_may_be_given_instead_of_its_folder(trained):
+    by_name = LazyFormerModel.from_pretrained(trained, "checkpoint_last.pt")
+    by_file = LazyFormerModel.from_pretrained(str(trained / "checkpoint_last.pt"))
+    assert torch.equal(by_file.extract_features("The house."), by_name.extract_features("The house."))
+    with pytest.raises(UserError, match=r"^\S*absent.pt: no such file or folder"):
+        LazyFormerModel.from_pretrained(trained / "absent.pt")
+
+
 def test_text_longer_than_the_model_is_cut(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512

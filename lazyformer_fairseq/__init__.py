@@ -17,18 +17,7 @@ __version__ = "0.1.0"
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
-_PUBLIC = {
-    "CausalLanguageModel": "models.causal_lm:CausalLanguageModel",
-    "LazyFormerModel": "models.lazyformer:LazyFormerModel",
-    "causal_lm": "criterions.causal_lm",
-    "full_sentences_masked_lm": "tasks.full_sentences_masked_lm",
-    "fused_adam": "optim.fused_adam",
-    "glue_criterion": "criterions.glue",
-    "glue_task": "tasks.glue",
-    "linear_warmup": "optim.linear_warmup",
-    "masked_lm": "criterions.masked_lm",
-    "stream_language_modeling": "tasks.stream_language_modeling",
-}
+_PUBLIC = {"CausalLanguageModel": "models.causal_lm", "LazyFormerModel": "models.lazyformer"}
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
@@ -37,9 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     register()
-    module, _, attribute = _PUBLIC[name].partition(":")
-    found = importlib.import_module(f"{__name__}.{module}")
-    return getattr(found, attribute) if attribute else found
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
 
 
 registration.register_when_fairseq_is_loaded()

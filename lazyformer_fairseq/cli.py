@@ -12,7 +12,6 @@ from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
-from lazyformer_fairseq.glue.report_commands import predict, report
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.reliability import installing
@@ -30,14 +29,9 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-main.add_command(bench)
-main.add_command(corpus)
-glue.add_command(report)
-glue.add_command(predict)
-main.add_command(glue)
+for command in (bench, corpus, glue, lm, search):
+    main.add_command(command)
 lm.add_command(compare)
-main.add_command(lm)
-main.add_command(search)
 
 
 @main.command()

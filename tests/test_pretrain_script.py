@@ -13,7 +13,7 @@ from helpers import ROOT
 from omegaconf import DictConfig
 
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.reliability.checkpoints.options import listed_updates
+from lazyformer_fairseq.reliability.options import listed_updates
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"
 

@@ -9,14 +9,15 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.benchmark.loader.command import loader
-from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.existing_paths import ExistingPath, refuse_missing_folders
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.several_values import divided, named_patterns, numbers, products
 
 A_PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)
-DEVICE = click.Choice(["auto", "cpu", "cuda"])
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+ROUNDS = click.IntRange(min=2)
+A_RESULT = ExistingPath("no such file; give a folder that lazyformer bench wrote", holds="results.json")
 
 
 def several(*names: str, default: str, help: str, convert: Callable = divided, metavar: str = "A,B,...") -> Callable:
@@ -24,19 +25,16 @@ def several(*names: str, default: str, help: str, convert: Callable = divided, m
     return click.option(*names, multiple=True, default=[default], callback=convert, metavar=metavar, help=help)
 
 
-def device_named(name: str) -> str:
-    """cpu or cuda; "auto" is cuda where there is a GPU.
+def whole_numbers(name: str, default: str, help: str, variable: str = "") -> Callable:
+    """The same for numbers."""
+    names = [name, variable] if variable else [name]
+    return several(*names, default=default, help=help, convert=numbers(int), metavar="N,N,...")
 
-    Raises:
-        UserError: there is none.
-    """
-    import torch
 
-    from lazyformer_fairseq.errors import UserError
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here")
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+def on_device(command: Callable) -> Callable:
+    """The option --device."""
+    choice = click.Choice(["auto", "cpu", "cuda"])
+    return click.option("--device", type=choice, default="auto", help="auto: a GPU if there is one.")(command)
 
 
 @contextmanager
@@ -61,25 +59,22 @@ def stopped_plainly() -> Iterator[None]:
 @several("--arch", "archs", default="lazyformer_m2x6_s", help="Encoders, and causal models, to measure.")
 @click.option("--pattern", "patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
               help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
-@several("--lengths", default="128,512", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
+@whole_numbers("--lengths", "128,512", "Tokens of a sequence; each is a measurement of its own.")
 @click.option("--batch", type=POSITIVE, help="Sequences.  [default: as many as --tokens make up]")
 @click.option("--tokens", type=POSITIVE, default=1024, help="Of a batch; at least one sequence.")
 @several("--precision", "precisions", default="fp32", help="Of fp32, bf16 and fp16.")
 @several("--backend", "back_ends", default="auto", help="Of the models: auto, eager, materialize, recompute, fused.")
-@several("--relative-position-buckets", "buckets", default="32,0", convert=numbers(int), metavar="N,N,...",
-         help="Of the relative bias, of the models and our BERT; 0: none.")  # fmt: skip
+@whole_numbers("--relative-position-buckets", "32,0", "Of the relative bias, of the models and our BERT; 0: none.",
+               "buckets")  # fmt: skip
 @several("--what", "workloads", default="training,encoder,inference",
          help="An update; the encoder's forward and backward; inference at batch 1 and at the batch.")  # fmt: skip
 @several("--baseline-backend", "baseline_back_ends", default="eager,materialize,recompute,fused",
          help="Of our BERT; the fastest of them is the baseline.")  # fmt: skip
 @click.option("--baseline-arch", default="bert_base", help="Whose sizes the three baselines have.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="auto: a GPU if there is one."
-)
-@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Samples of each row.")
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin no round after it.  [default: no limit]"
-)
+@on_device
+@click.option("--rounds", type=ROUNDS, default=10, help="Samples of each row.")
+@click.option("--minutes", type=ABOVE_0,
+              help="Begin no round after it; one round of each row always runs.  [default: no limit]")  # fmt: skip
 @click.option("--compile", is_flag=True, help="Let torch compile every model and the loss.")
 @click.option("--tgt-len", type=POSITIVE, default=64, help="Tokens of a causal model's segment.")
 @click.option("--mem-len", type=click.IntRange(min=0), default=640, help="Tokens that it remembers.")
@@ -100,8 +95,9 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
     if context.invoked_subcommand is not None:
         return
     refuse_filled_folder(output)
+    from lazyformer_fairseq.benchmark.models.run import bench_to
     from lazyformer_fairseq.benchmark.models.settings import BenchSettings
-    from lazyformer_fairseq.benchmark.models.write import bench_to
+    from lazyformer_fairseq.costs.machine import device_named
 
     settings = BenchSettings(device=device_named(device), **given)
     with stopped_plainly():
@@ -110,31 +106,26 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
 
 
 @bench.command()
-@several("--lengths", default="32,128,512,2048", help="Tokens of a sequence.", convert=numbers(int), metavar="N,N,...")
-@several("--layers", default="1,2,4", help="Of a lazy block: an s and those that read it.", convert=numbers(int),
-         metavar="N,N,...")  # fmt: skip
-@several("--batches", default="1,8,32", help="Sequences of a batch.", convert=numbers(int), metavar="N,N,...")
+@whole_numbers("--lengths", "32,128,512,2048", "Tokens of a sequence.")
+@whole_numbers("--layers", "1,2,4", "Of a lazy block: an s and those that read it.")
+@whole_numbers("--batches", "1,8,32", "Sequences of a batch.")
 @several("--heads", default="4x16,4x64,12x64", help="Heads, and the size of each.", convert=products, metavar="NxN,...")
 @click.option("--tokens", type=POSITIVE, default=4096, help="Of a batch at most; longer sequences come alone.")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
-@click.option("--device", type=DEVICE, default="auto", help="auto: a GPU if there is one.")
-@click.option("--rounds", type=click.IntRange(min=2), default=10, help="Samples of each back end; the median counts.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=20, show_default=True,
+@on_device
+@click.option("--rounds", type=ROUNDS, default=10, help="Samples of each back end; the median counts.")
+@click.option("--minutes", type=ABOVE_0, default=20, show_default=True,
               help="Begin no further round after it; the first one of each block is always made.")  # fmt: skip
 @click.option("--output", type=A_PATH, help="JSON file.  [default: in your cache folder, where auto looks first]")
 @click.option("--show", is_flag=True, help="Measure nothing: print what auto takes, and the measurement that decides.")
 def backends(
-    lengths: tuple[int, ...],
-    layers: tuple[int, ...],
-    batches: tuple[int, ...],
-    heads: tuple[tuple[int, int], ...],
-    tokens: int,
     precision: Optional[str],
     device: str,
     rounds: int,
     minutes: float,
     output: Optional[Path],
     show: bool,
+    **sizes: Any,
 ) -> None:
     """Measure the attention of lazy blocks on each back end: what --lazy-backend auto chooses by.
 
@@ -142,40 +133,80 @@ def backends(
     without padding. What the file has of other kinds of device stays,
     and so do other blocks that were measured on this machine. Ctrl-C ends it with what has been measured.
     """
-    from lazyformer_fairseq.benchmark.backends import speed
-    from lazyformer_fairseq.benchmark.models.settings import PRECISIONS
-    from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
+    from lazyformer_fairseq.benchmark import back_ends
+    from lazyformer_fairseq.costs.machine import PRECISIONS, describe_machine, describe_versions, device_named
     from lazyformer_fairseq.modules.attention import measured
     from lazyformer_fairseq.modules.processor import device_kind
 
     device = device_named(device)
     kind, path = device_kind(device), output or measured.user_file()
     dtype = str(PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]).removeprefix("torch.")
-    blocks = speed.blocks_to_measure(lengths, layers, batches, heads, dtype, tokens)
+    blocks = back_ends.blocks_to_measure(precision=dtype, **sizes)
     if show:
         table = measured.table_of(kind)
         click.echo(f"{kind}: {f'as {table.where} has it' if table else 'not measured yet'}\n")
-        click.echo(speed.choices(blocks, device))
+        click.echo(back_ends.choices(blocks, device))
         return
     measured.read_table(path, kind)  # report a damaged file before measuring for minutes
     with stopped_plainly():
-        rows = speed.measure_back_ends(blocks, device, rounds, minutes)
+        rows = back_ends.measure_back_ends(blocks, device, rounds, minutes)
     measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
-    click.echo(f"{speed.table(rows)}\n\nwritten to {path}")
+    click.echo(f"{back_ends.table(rows)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
         sys.exit(130)
 
 
 @bench.command()
-@click.argument(
-    "folder", type=ExistingPath("no such file; give a folder that lazyformer bench wrote", holds="results.json")
-)
+@click.argument("folder", type=A_RESULT)
 def draw(folder: Path) -> None:
     """Draw the pictures of a benchmark again, from the results.json in FOLDER."""
-    from lazyformer_fairseq.benchmark.models.write import draw_again
+    from lazyformer_fairseq.benchmark.models.pictures import draw_all
+    from lazyformer_fairseq.files.json_files import read_json
 
-    click.echo(f"written to {folder}: {', '.join(draw_again(folder))}")
+    drawn = draw_all(read_json(folder / "results.json"), folder)
+    click.echo(f"written to {folder}: {', '.join(drawn)}")
 
 
-bench.add_command(loader)
+@bench.command(context_settings={"ignore_unknown_options": True})
+@click.argument("data")
+@click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--arch", default="lazyformer_m2x6_s", help="The model to compare with.")
+@click.option("--tokens-per-sample", type=POSITIVE, default=512, help="Longest block, as in pre-training.")
+@click.option("--batch-size", type=POSITIVE, default=16, help="Blocks of a batch; an update is one batch.")
+@whole_numbers("--workers", "0,2", "Numbers of data workers to try; 0 is a thread.")
+@click.option("--seconds", type=ABOVE_0, default=10.0, help="For each measurement.")
+@on_device
+def loader(
+    data: str,
+    fairseq_options: tuple[str, ...],
+    arch: str,
+    tokens_per_sample: int,
+    batch_size: int,
+    workers: tuple[int, ...],
+    seconds: float,
+    device: str,
+) -> None:
+    """Measure the tokens a second that the data loader gives, alone, and those that training takes.
+
+    DATA is what pre-training reads, as lazyformer corpus writes it. Other options of fairseq-train may follow, such as
+    --bf16.
+
+    \b
+    lazyformer bench loader data --arch bert_base --batch-size 4
+    """
+    refuse_missing_folders(data)
+    from lazyformer_fairseq import USER_DIR
+    from lazyformer_fairseq.benchmark.loader import as_rows, measure_speeds
+    from lazyformer_fairseq.costs.machine import device_named
+    from lazyformer_fairseq.files.tables import markdown_table
+
+    command = [
+        *(data, "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm", "--arch", arch),
+        *("--tokens-per-sample", str(tokens_per_sample), "--max-positions", str(tokens_per_sample)),
+        *("--criterion", "masked_lm_accuracy", "--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup"),
+        *("--lr", "1e-4", "--max-update", "1000000", "--clip-norm", "1.0", "--batch-size", str(batch_size)),
+        *("--num-workers", "0", "--log-format", "none", *fairseq_options),
+        *(["--cpu"] if device_named(device) == "cpu" else []),
+    ]
+    click.echo(markdown_table(as_rows(measure_speeds(command, workers, seconds))))

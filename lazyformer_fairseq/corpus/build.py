@@ -77,7 +77,8 @@ def build_corpus(
     }
     if manifest := finished_manifest(folder, plan):
         return manifest
-    early, late = _divide(plan["settings"])
+    late = {name: plan["settings"][name] for name in LATE_SETTINGS}
+    early = {name: value for name, value in plan["settings"].items() if name not in late}
     with work_folder(folder, {**plan, "settings": early}) as root:
         paths = WorkPaths(root)
         wait_for_workers(paths.tasks)
@@ -97,7 +98,10 @@ def build_corpus(
         megabytes = stage_totals(paths.stage("words"))["clean"]["characters in"] / MEGABYTE
         costs = timing(paths, tasks_of, megabytes, executor.workers)
         manifest = describe(paths, plan, len(units), shards, origins, costs)
-        _finish(paths, manifest)
+        shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
+        shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
+        write_report(manifest, paths.result / "report.html")
+        write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)
     return manifest
 
@@ -118,12 +122,6 @@ def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
             return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
 
         return list(pool.map(describe_file, files))
-
-
-def _divide(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings that decide the stored words, and those that decide what later stages make of them."""
-    late = {name: settings[name] for name in LATE_SETTINGS}
-    return {name: value for name, value in settings.items() if name not in late}, late
 
 
 def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
@@ -197,10 +195,3 @@ def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
         tqdm.write(f"left out: {line}", file=sys.stderr)
     if len(left_out) > MOST_LINES:
         tqdm.write(f"left out: {len(left_out) - MOST_LINES:,} more files", file=sys.stderr)
-
-
-def _finish(paths: WorkPaths, manifest: dict[str, Any]) -> None:
-    shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
-    shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
-    write_report(manifest, paths.result / "report.html")
-    write_json(paths.result / MANIFEST, manifest)

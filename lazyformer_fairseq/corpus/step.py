@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Optional
 
 from datatrove.data import Document, DocumentsPipeline
@@ -31,9 +32,7 @@ class TaskNotes:
     def add_example(self, step: str, before: str, after: str) -> None:
         examples = self.examples.setdefault(step, [])
         if len(examples) < EXAMPLES and before != after:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-            )
+            place = len(commonprefix((before, after)))  # noqa: RUF071  of characters, not of folders
             window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
             examples.append((before[window], after[window]))
 
@@ -47,9 +46,13 @@ class TaskNotes:
 
 
 class CorpusStep(PipelineStep):
-    """Counts that all steps of a corpus share."""
+    """Counts and notes that all steps of a corpus share."""
 
     type = "corpus"
+
+    def __init__(self):
+        super().__init__()
+        self.notes = TaskNotes()  # the steps of one task get one, see ``stages.py``
 
     @contextmanager
     def track_core_time(self) -> Iterator[None]:
@@ -66,12 +69,6 @@ class DocumentStep(CorpusStep):
     core seconds.
     A subclass writes :meth:`process`, and counts whatever else it likes with ``self.stat_update(label, value=n)``.
     """
-
-    name = "step"
-
-    def __init__(self, notes: Optional[TaskNotes] = None):
-        super().__init__()
-        self.notes = TaskNotes() if notes is None else notes
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:

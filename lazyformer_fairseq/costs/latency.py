@@ -2,9 +2,9 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -21,15 +21,20 @@ class Timing:
 
     @property
     def median(self) -> float:
-        return self.quantile(0.5)
+        return float(np.median(self.samples))
 
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """Lower and upper, in seconds."""
-        return self.quantile(0.25), self.quantile(0.75)
+    def as_json(self) -> dict[str, Any]:
+        return {**spread(self.samples), "samples": list(self.samples)}
 
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.samples, share))
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """`median`, and the quartiles, `low` and `high`."""
+    return dict(zip(("median", "low", "high"), map(float, np.quantile(values, (0.5, 0.25, 0.75))), strict=True))
+
+
+def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
+    """In words."""
+    return f"{of['median']:.{digits}f} ({of['low']:.{digits}f} to {of['high']:.{digits}f})"
 
 
 def measure(

@@ -3,13 +3,28 @@
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Optional
 
 import torch
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.processor import device_kind
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("torch", "fairseq-fixed", "numpy")
 OPTIONAL_PACKAGES = ("triton", "transformers")
+
+
+def device_named(name: Optional[str]) -> str:
+    """cpu or cuda, as `--device` says; by default and for "auto" cuda where there is a GPU.
+
+    Raises:
+        UserError: there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise UserError("--device cuda: torch finds no GPU here")
+    return name if name in ("cpu", "cuda") else "cuda" if has_gpu else "cpu"
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:

@@ -1,7 +1,6 @@
 """Criterion ``causal_lm``: cross-entropy of the next token, in bits, and perplexity."""
 
 import math
-from dataclasses import dataclass
 
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -10,12 +9,7 @@ from fairseq.logging import metrics
 from torch import Tensor
 
 
-@dataclass
-class CausalLMCriterionConfig(FairseqDataclass):
-    pass
-
-
-@register_criterion("causal_lm", dataclass=CausalLMCriterionConfig)
+@register_criterion("causal_lm", dataclass=FairseqDataclass)
 class CausalLMCriterion(FairseqCriterion):
     """Lets the model compute the likelihood of each target, so that nothing makes a (B, T, V) tensor of all bands."""
 

@@ -1,7 +1,6 @@
 """Criterion ``glue``: cross-entropy or squared error, and the task's metrics over the whole split."""
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,12 +16,7 @@ from lazyformer_fairseq.data.glue.metrics import METRICS
 from lazyformer_fairseq.errors import UserError
 
 
-@dataclass
-class GlueCriterionConfig(FairseqDataclass):
-    pass
-
-
-@register_criterion("glue", dataclass=GlueCriterionConfig)
+@register_criterion("glue", dataclass=FairseqDataclass)
 class GlueCriterion(FairseqCriterion):
     """Reads the head, and whether to predict classes or scores, from the task ``glue``.
 

@@ -1,7 +1,6 @@
 """Criterion ``masked_lm_accuracy``: cross-entropy, perplexity and accuracy at the masked positions."""
 
 import math
-from dataclasses import dataclass
 
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
@@ -14,12 +13,7 @@ from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.heads import as_positions
 
 
-@dataclass
-class MaskedLMAccuracyConfig(FairseqDataclass):
-    pass
-
-
-@register_criterion("masked_lm_accuracy", dataclass=MaskedLMAccuracyConfig)
+@register_criterion("masked_lm_accuracy", dataclass=FairseqDataclass)
 class MaskedLMAccuracyCriterion(FairseqCriterion):
     """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
 

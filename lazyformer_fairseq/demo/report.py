@@ -5,14 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
-from tabulate import tabulate
-
+from lazyformer_fairseq.costs.latency import with_spread
 from lazyformer_fairseq.demo.settings import DemoSettings
+from lazyformer_fairseq.files.pictures import write_picture
+from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.models.hub import LazyFormerHub
 
 WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
@@ -20,28 +18,21 @@ WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """A Markdown table, one row a model."""
-    rows = [
-        [
-            name,
-            f"{result['parameters']:,}",
-            f"{result['updates']:,}",
-            "{:.1f} ({:.1f} to {:.1f})".format(*result["milliseconds"]),
-            f"{result['loss']:.2f}",
-            f"{result['accuracy']:.1f}%",
-            f"{result['matthews']:.3f}",
-        ]
-        for name, result in results.items()
-    ]
-    headers = (
-        "model",
-        "parameters",
-        "updates",
-        "ms per update (quartiles)",
-        "validation loss, bits",
-        "masked accuracy",
-        "acceptability, Matthews",
-    )
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+    rows = []
+    for name, result in results.items():
+        milliseconds = dict(zip(("median", "low", "high"), result["milliseconds"], strict=True))
+        rows.append(
+            {
+                "model": name,
+                "parameters": f"{result['parameters']:,}",
+                "updates": f"{result['updates']:,}",
+                "ms per update (quartiles)": with_spread(milliseconds),
+                "validation loss, bits": f"{result['loss']:.2f}",
+                "masked accuracy": f"{result['accuracy']:.1f}%",
+                "acceptability, Matthews": f"{result['matthews']:.3f}",
+            }
+        )
+    return markdown_table(rows)
 
 
 def updates_reached(settings: DemoSettings, results: dict[str, dict[str, Any]]) -> str:
@@ -55,7 +46,8 @@ def updates_reached(settings: DemoSettings, results: dict[str, dict[str, Any]]) 
 
 def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path) -> None:
     """Validation loss against updates and against training time, with the text's unigram entropy, to a PNG."""
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for axis, key, label in zip(axes, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
         for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
             axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
@@ -64,8 +56,7 @@ def draw(results: dict[str, dict[str, Any]], unigram_entropy: float, path: Path)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("validation loss, bits a masked token")
     axes[0].legend()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    write_picture(figure, path)
 
 
 def fill_masks(hub: LazyFormerHub, sentences: list[str], count: int, seed: int) -> list[list[str]]:

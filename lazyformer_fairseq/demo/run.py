@@ -4,16 +4,17 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.costs.latency import spread
 from lazyformer_fairseq.data.glue.task_table import find_task
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings
@@ -44,7 +45,7 @@ def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     """
     with claimed(folder), _quiet_on_one_thread():
         begun = (folder / "data").exists()
-        keep_settings(folder / "settings.json", settings.as_json(), "a demo", begun)
+        keep_settings(folder / "settings.json", asdict(settings), "a demo", begun)
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json", spent)
         try:
@@ -107,11 +108,10 @@ def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) 
         return read_json(path)
     results = {}
     for run in pretrain(settings, data, folder, clock):
-        milliseconds = 1000 * np.array(run.seconds)
         results[run.name] = {
             "parameters": run.parameters,
             "updates": run.updates,
-            "milliseconds": [float(np.percentile(milliseconds, share)) for share in (50, 25, 75)],
+            "milliseconds": [1000 * seconds for seconds in spread(run.seconds).values()],
             "loss": run.curve["loss"][-1],
             "accuracy": run.curve["accuracy"][-1],
             "curve": run.curve,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from fairseq.logging import metrics
 from tqdm import tqdm
 
 from lazyformer_fairseq.demo.clock import Clock
@@ -22,12 +21,9 @@ PRETRAINED_BY, FINETUNED_BY = 0.74, 0.86
 
 
 class Run(StepwiseTraining):
-    """One model's training.
+    """The training of a model of MODELS.
 
     Args:
-        name: key of MODELS.
-        command: arguments of fairseq-train.
-        folder: of the checkpoints; one that is there is resumed.
         measures: of a validation, by fairseq's names.
 
     Attributes:
@@ -40,7 +36,6 @@ class Run(StepwiseTraining):
         self.name = name
         self.measures = measures
         self.validation_seconds = 0.0
-        self.task.load_dataset("valid")
         points = self._kept("curve", {})
         here = sum(updates <= self.updates for updates in points.get("updates", ()))
         self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
@@ -55,11 +50,9 @@ class Run(StepwiseTraining):
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
         began = monotonic()
-        with metrics.aggregate(new_root=True) as found:
-            for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
-                self.trainer.valid_step(batch)
+        found = self.evaluate()
         point = {"updates": self.updates, "seconds": sum(self.seconds)}
-        point |= {measure: float(found.get_smoothed_value(measure)) for measure in self.measures}
+        point |= {measure: float(found[measure]) for measure in self.measures}
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
         self.validation_seconds = monotonic() - began
@@ -93,7 +86,6 @@ def _train_in_turn(stage: str, runs: list[Run], most: int, clock: Clock, until: 
     How many fit is asked anew after every turn, for a machine may become slow halfway; the learning rate follows, and
     ends at zero at any pace.
     """
-    metrics.reset()  # fairseq keeps meters by name: one of another task may not take what this one logs
     if any(run.updates for run in runs):
         print(f"Resuming {stage} at {', '.join(f'{run.name}: update {run.updates}' for run in runs)}.")
     for run in runs:

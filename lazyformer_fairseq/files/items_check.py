@@ -6,7 +6,6 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Optional
 
@@ -22,17 +21,9 @@ ITEMS_AT_ONCE, IDS_AT_ONCE = 1 << 16, 1 << 22  # read in one go by "full"
 ITEMS_OF_SAMPLE, IDS_OF_SAMPLE = 256, 1 << 16
 
 
-@dataclass(frozen=True)
-class Counted:
-    """How many items a dataset has, and how many ids, their ``</s>`` included."""
-
-    items: int
-    ids: int
-
-
 def check_items(
     prefix: Prefix, vocab_size: Optional[int], eos: Optional[int], how: How = "quick", part: int = 0, parts: int = 1
-) -> Counted:
+) -> int:
     """Checks that a dataset is whole, and that its ids are those of a dictionary.
 
     Args:
@@ -40,6 +31,9 @@ def check_items(
         vocab_size: symbols of the dictionary; None where it is not known.
         eos: id that every item ends in; None where any id may.
         part, parts: "full" may be shared: process `part` of `parts` reads every `parts`-th piece.
+
+    Returns:
+        How many ids the dataset holds, the last of each item not counted.
 
     Raises:
         UserError: a file is missing, truncated, empty, of another format, dataset or dictionary; with the file's name
@@ -59,7 +53,7 @@ def check_items(
     pieces = _samples(index) if how == "quick" else _all_pieces(index, part, parts)
     for first, last in pieces:
         _check_piece(index, data, ids, first, last, vocab_size, eos)
-    return Counted(len(index.sizes), len(ids))
+    return len(ids) - len(index.sizes)
 
 
 def _check_start(index: Index) -> None:

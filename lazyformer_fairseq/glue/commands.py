@@ -1,6 +1,7 @@
-"""The commands ``lazyformer glue prepare`` and ``lazyformer glue run``."""
+"""The commands ``lazyformer glue``: prepare, run, report, predict."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -8,17 +9,39 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
-from lazyformer_fairseq.glue.run.named_checkpoints import name_checkpoints
 from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
 
 
-def _named_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    return name_checkpoints(values)
+def name_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    """Callback: model -> checkpoint, from ``NAME=FILE`` or ``FILE`` (named after its folder).
+
+    Raises a UserError for a name that is taken or impossible, and where there is no such file.
+    """
+    models: dict[str, Path] = {}
+    for text in values:
+        name, found, file = text.partition("=")
+        path = Path(file if found else text)
+        name = name if found else path.absolute().parent.name
+        if not MODEL_NAME.fullmatch(name):
+            raise UserError(
+                f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}"
+            )
+        if name in models:
+            raise UserError(
+                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
+            )
+        if not path.is_file():
+            raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
+        models[name] = path
+    return models
 
 
 @click.group()
@@ -58,7 +81,7 @@ def prepare(
     "checkpoints",
     multiple=True,
     required=True,
-    callback=_named_checkpoints,
+    callback=name_checkpoints,
     metavar="[NAME=]FILE...",
     help="Pre-trained models. NAME is the row's in the table; without one it is the name of the file's folder.",
 )
@@ -142,3 +165,55 @@ def run(**given: Any) -> None:
     if queue.results:
         click.echo(f"\n{write_report(grid.output, grid.output / 'report')}\nwritten to {grid.output / 'report'}")
     sys.exit(1 if queue.failed else 0)
+
+
+@glue.command()
+@click.argument("out", type=THERE)
+@click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: OUT/report]")
+def report(out: Path, output: Optional[Path]) -> None:
+    """Bring the runs in OUT to the paper's table: Markdown, CSV, LaTeX and pictures.
+
+    OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such.
+    """
+    from lazyformer_fairseq.glue.report.grid_report import write_report
+
+    output = output or out / "report"
+    click.echo(write_report(out, output))
+    click.echo(f"written to {output}")
+
+
+@glue.command(cls=CommandWithSeveralValues)
+@click.option("--run", "runs", type=THERE, multiple=True, help="Folders of runs, one a task.")
+@click.option("--output", type=THERE, help="A grid's folder: the best run of each task and model.")
+@click.option(
+    "--data",
+    type=THERE,
+    help="Official files, or prepared ones.  [default: what the runs were trained on]",
+)
+@click.option("--to", "target", type=A_PATH, required=True, help="Folder to write; must not exist.")
+@click.option("--tasks", multiple=True, callback=divided, help="Names of tasks, AX too.  [default: all]")
+@click.option("--tokenizer", type=THERE, help="Its folder, or a checkpoint's.  [default: the run's]")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=8192, help="Tokens of a batch, padding included.")
+@click.option("--zip", "zipped", is_flag=True, help="Write submission.zip too.")
+def predict(runs: tuple[Path, ...], output: Optional[Path], target: Path, tasks: tuple[str, ...], **given: Any) -> None:
+    """Write the files that gluebenchmark.com takes, for all test sets, AX and WNLI included.
+
+    Give either --run or --output; with the latter each model has a folder of its own. AX is predicted by MNLI's model.
+    """
+    if bool(runs) == bool(output):
+        raise click.UsageError("give either --run or --output")
+    refuse_filled_folder(target)
+    from lazyformer_fairseq.data.glue.task_table import find_task
+    from lazyformer_fairseq.glue.predict import Prediction, predict_best, predict_runs
+    from lazyformer_fairseq.glue.prepare import find_tokenizer_folder
+
+    chosen = frozenset(find_task(name).name for name in tasks)
+    given["tokenizer"] = given["tokenizer"] and find_tokenizer_folder(given["tokenizer"])
+    wanted = Prediction(tasks=chosen, **given)
+    for submission in predict_runs(runs, target, wanted) if runs else predict_best(output, target, wanted):
+        for name, rows in submission.rows.items():
+            click.echo(f"{submission.folder / name}: {rows:,} rows")
+        for remark in submission.remarks:
+            click.echo(remark)
+        if submission.missing:
+            click.echo(f"{submission.folder}: missing {', '.join(submission.missing)}")

@@ -38,8 +38,7 @@ class Preparation:
     """The request to prepare.
 
     Attributes:
-        data: folder of the official download.
-        tokenizer: its folder.
+        data, tokenizer: folders, of the official download and of the tokenizer.
         output: OUT; tasks go to OUT/tasks.
         max_length: longest input in ids, all counted.
         processes: that encode side by side.
@@ -56,11 +55,7 @@ class Preparation:
 
 
 def find_tokenizer_folder(path: Path) -> Path:
-    """A tokenizer's folder, given the folder itself, a folder of checkpoints, or a checkpoint.
-
-    Raises:
-        UserError: there is none.
-    """
+    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
     folder = path.parent if path.is_file() else path
     for candidate in (folder, folder / "tokenizer"):
         if (candidate / SETTINGS_FILE).is_file():
@@ -69,11 +64,7 @@ def find_tokenizer_folder(path: Path) -> Path:
 
 
 def tasks_present(data: Path) -> list[TaskDescription]:
-    """Tasks of the table that have a folder in `data`.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Tasks of the table that have a folder in `data`; UserError where none has."""
     found = [task for task in TASKS.values() if (data / task.folder).is_dir()]
     if not found:
         folders = ", ".join(task.folder for task in TASKS.values())
@@ -104,7 +95,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
     task, manifest = prepared.task, prepared.manifest
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
-        file, official = f"{manifest['data']}/{counts['file']}", task.rows[split]
+        file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
         if counts["short_rows"]:
             shown = ", ".join(map(str, counts["short_lines"][:5]))
             lines.append(f"{file}: {counts['short_rows']:,} rows with too few fields were left out (line {shown}, ...)")

@@ -59,17 +59,10 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
 @click.option("--tgt-len", type=int, help="Tokens predicted at once.  [default: the training's]")
 @click.option("--mem-len", type=int, help="Tokens remembered before them.  [default: the training's]")
-@click.option(
-    "--clamp-len",
-    type=int,
-    help="Distances in tokens beyond it are taken for it; 0: no limit.  [default: the training's]",
-)
-@click.option(
-    "--batch-size",
-    type=int,
-    default=1,
-    help="Streams that are read at once; more are quicker, with the same result but for rounding.",
-)
+@click.option("--clamp-len", type=int,
+              help="Longer distances, in tokens, count as it; 0: no limit.  [default: the training's]")  # fmt: skip
+@click.option("--batch-size", type=int, default=1,
+              help="Streams read at once; more are quicker, with the same result but for rounding.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of weights and sums.")
 @click.option("--json", "json_file", type=A_PATH, help="Write the result to this file too.")
@@ -77,13 +70,11 @@ def evaluate(
     checkpoint: Path,
     data: Path,
     split: str,
-    tgt_len: Optional[int],
-    mem_len: Optional[int],
-    clamp_len: Optional[int],
     batch_size: int,
     device: Optional[str],
     precision: str,
     json_file: Optional[Path],
+    **lengths: Optional[int],
 ) -> None:
     """Perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
 
@@ -101,7 +92,21 @@ def evaluate(
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder is not there; make it first")
-    from lazyformer_fairseq.language_modeling.evaluation import command as evaluate_command
+    from lazyformer_fairseq.data.datasets.token_streams import open_tokens
+    from lazyformer_fairseq.files.json_files import write_json
+    from lazyformer_fairseq.language_modeling import evaluate as evaluation
+    from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
 
-    lengths = {"tgt_len": tgt_len, "mem_len": mem_len, "clamp_len": clamp_len}
-    click.echo(evaluate_command.run(checkpoint, data, split, lengths, batch_size, device, precision, json_file))
+    manifest = read_manifest(data)
+    if split not in manifest["splits"]:
+        raise UserError(f"--split {split}: {data} has {', '.join(manifest['splits'])}")
+    tokens = open_tokens(data / split)
+    model, task = evaluation.load_model(checkpoint, data, device, precision)
+    trained_with = {"tgt_len": task.cfg.tgt_len, "mem_len": model.cfg.mem_len, "clamp_len": model.cfg.clamp_len}
+    used = {name: trained_with[name] if value is None else value for name, value in lengths.items()}
+    result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=batch_size)
+    if json_file is not None:
+        settings = {"checkpoint": str(checkpoint), "data": str(data), "split": split, "unit": manifest["unit"]}
+        settings |= {**used, "batch_size": batch_size, "precision": precision}
+        write_json(json_file, {**settings, **result.as_json()})
+    click.echo(evaluation.in_words(result, manifest["unit"], split))

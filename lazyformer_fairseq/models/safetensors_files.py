@@ -7,9 +7,7 @@
 ``LazyFormerModel.from_pretrained(OUT)`` loads it, and ``--finetune-from-model OUT/model.safetensors`` starts from it.
 """
 
-import functools
 import json
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Union
@@ -28,16 +26,11 @@ ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 OPTIONS = tuple(field.name for field in fields(LazyFormerConfig) if not field.name.startswith("_"))
 
 
-def reading_safetensors(load_checkpoint_to_cpu: Callable) -> Callable:
+def reading_safetensors(load_checkpoint_to_cpu, path, *args, **kwargs):
     """Wraps fairseq's ``load_checkpoint_to_cpu``: also reads safetensors in place of a checkpoint."""
-
-    @functools.wraps(load_checkpoint_to_cpu)
-    def load(path, *args, **kwargs):
-        if str(path).endswith(SAFETENSORS):
-            return read_as_checkpoint(path)
-        return load_checkpoint_to_cpu(path, *args, **kwargs)
-
-    return load
+    if str(path).endswith(SAFETENSORS):
+        return read_as_checkpoint(path)
+    return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
 def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:

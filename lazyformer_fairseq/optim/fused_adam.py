@@ -40,8 +40,6 @@ class FusedAdam(FairseqOptimizer):
         params = list(params)
         groups = self._groups(params) if cfg.no_decay_bias_and_norm else [{"params": params}]
         self._optimizer = _fused_adam(groups, self.optimizer_config)
-        if cfg.no_decay_bias_and_norm:
-            self._optimizer.param_groups[1]["weight_decay"] = 0.0
 
     @staticmethod
     def _groups(params: list[torch.Tensor]) -> list[dict]:
@@ -53,7 +51,7 @@ class FusedAdam(FairseqOptimizer):
             )
         return [
             {"params": [p for p in params if p.dim() > 1]},
-            {"params": [p for p in params if p.dim() <= 1]},
+            {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
         ]
 
     @property

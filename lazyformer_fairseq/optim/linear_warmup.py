@@ -1,9 +1,7 @@
 """Schedule ``linear_warmup``: linear warm-up over a share of all updates, then linear decay to zero (Table 5)."""
 
-import functools
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import List, Optional  # noqa: UP035
 
@@ -89,16 +87,11 @@ class LinearWarmupSchedule(FairseqLRScheduler):
         self.updates_from_epochs = state_dict.get("updates_from_epochs")
 
 
-def telling_updates_per_epoch(get_train_iterator: Callable) -> Callable:
+def telling_updates_per_epoch(get_train_iterator, self, epoch, *args, **kwargs):
     """Wraps ``Trainer.get_train_iterator``: the schedule, built before the data, hears how long an epoch is."""
-
-    @functools.wraps(get_train_iterator)
-    def get(self, epoch, *args, **kwargs):
-        iterator = get_train_iterator(self, epoch, *args, **kwargs)
-        if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
-            frequencies = self.cfg.optimization.update_freq
-            frequency = frequencies[min(epoch, len(frequencies)) - 1]
-            self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
-        return iterator
-
-    return get
+    iterator = get_train_iterator(self, epoch, *args, **kwargs)
+    if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
+        frequencies = self.cfg.optimization.update_freq
+        frequency = frequencies[min(epoch, len(frequencies)) - 1]
+        self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
+    return iterator

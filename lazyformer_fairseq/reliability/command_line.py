@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.signals.user_error_note import note_user_error
+from lazyformer_fairseq.reliability.signals import note_user_error
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:

@@ -1,16 +1,17 @@
 """Puts the rows of the table of hooks in place, each once, after checking that it still fits."""
 
+import builtins
+import functools
 import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.hooks import HOOKS, WRITTEN_FOR, Hook, Stage
+from lazyformer_fairseq.reliability.hooks import HOOKS, WRITTEN_FOR, Hook, How, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -84,47 +85,65 @@ def _in_words(misfits: dict[Hook, str]) -> str:
 
 
 def find_misfit(hook: Hook) -> Optional[str]:
-    """What is wrong with a hook's target, in words; None where it is as the hook expects it."""
+    """What is wrong with a hook's target, in words; None where it is as the hook's wrapper expects it."""
     try:
-        owner, name, standing = _find(hook.target)
+        _, name, standing = _find(hook.target)
     except (ImportError, AttributeError) as error:
         return f"{hook.target} is not there ({error})"
-    if hook.signature is None:
+    if standing is _ABSENT:  # a module may shadow a name of Python's
+        return None if hasattr(builtins, name) else f"{hook.target} is not there"
+    if hook.how is How.MAKES or inspect.isbuiltin(standing):
         return None
-    if standing is _ABSENT:
-        return f"{hook.target} is not there"
-    found = inspect.signature(getattr(owner, name))
-    bare = [parameter.replace(annotation=parameter.empty) for parameter in found.parameters.values()]
-    found = str(found.replace(parameters=bare, return_annotation=found.empty))
-    if found == hook.signature or _passes_all_on(bare):
+    theirs, takes_all = _parameters(getattr(standing, "__func__", standing))
+    ours, passes_all_on = _parameters(_wrapper(hook))
+    ours = ours[1:] if hook.how is How.AROUND else ours
+    if takes_all or ours == (theirs[: len(ours)] if passes_all_on else theirs):
         return None
-    return f"{hook.target} takes {found}, not {hook.signature}"
+    return f"{hook.target} takes ({', '.join(theirs)}), not ({', '.join(ours)})"
 
 
-def _passes_all_on(parameters: list[inspect.Parameter]) -> bool:
-    """As somebody else's wrapper does."""
-    return {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= {one.kind for one in parameters}
+def _parameters(function: Callable) -> tuple[list[str], bool]:
+    """Names of a function's parameters, and whether it takes any others too, as a wrapper does that passes all on."""
+    parameters = inspect.signature(function).parameters.values()
+    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names = [parameter.name for parameter in parameters if parameter.kind not in any_others]
+    return names, any_others <= {parameter.kind for parameter in parameters}
 
 
 def _find(target: str) -> tuple[Any, str, Any]:
     """For ``module:path``: the object that has the name, the name, and what stands there, a static method as one."""
     module, _, path = target.partition(":")
     *parents, name = path.split(".")
-    owner = reduce(getattr, parents, importlib.import_module(module))
+    owner = functools.reduce(getattr, parents, importlib.import_module(module))
     return owner, name, inspect.getattr_static(owner, name, _ABSENT)
+
+
+def _wrapper(hook: Hook) -> Callable:
+    module, _, name = hook.wrapper.partition(":")
+    return getattr(importlib.import_module(f"{PACKAGE}.{module}"), name)
 
 
 def _put(hook: Hook) -> None:
     owner, name, standing = _find(hook.target)
-    module, _, wrapper = hook.wrapper.partition(":")
-    wrapper = getattr(importlib.import_module(f"{PACKAGE}.{module}"), wrapper)
+    ours = _wrapper(hook)
+    if hook.how is How.MAKES:
+        ours = ours(standing)
+    elif hook.how is How.AROUND:
+        ours = _around(getattr(standing, "__func__", standing), ours)
     kind = type(standing) if isinstance(standing, (staticmethod, classmethod)) else None
-    ours = wrapper if hook.replaces else wrapper(standing.__func__ if kind else standing)
     _before[hook] = standing
     setattr(owner, name, kind(ours) if kind else ours)
     for copy in filter(None, map(sys.modules.get, hook.copies)):
         if vars(copy).get(name) is standing:
             setattr(copy, name, ours)
+
+
+def _around(standing: Callable, wrapper: Callable) -> Callable:
+    @functools.wraps(standing)
+    def wrapped(*args, **kwargs):
+        return wrapper(standing, *args, **kwargs)
+
+    return wrapped
 
 
 def _remove(hook: Hook) -> None:

@@ -1,9 +1,11 @@
-"""Options of a safe run, shared by all tasks."""
+"""Options of a safe run, shared by all tasks, and which of fairseq's own cannot be met."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
+
+from lazyformer_fairseq.errors import UserError
 
 
 def option(default: Any, help: str) -> Any:
@@ -23,3 +25,25 @@ class ReliabilityConfig(FairseqDataclass):
     loss_spike: float = option(
         0.0, "skip an update whose loss is more than this many times the recent median; 0 for never"
     )
+
+
+def refuse_impossible(checkpoint: Any, task: Any) -> None:
+    """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met.
+
+    fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
+    """
+    if getattr(checkpoint, "write_checkpoints_asynchronously", False):
+        raise UserError(
+            "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave half "
+            "a file; leave the option out"
+        )
+    listed_updates(getattr(task, "keep_updates_list", None))
+
+
+def listed_updates(text: Optional[str]) -> frozenset[int]:
+    """The updates of ``--keep-updates-list``. Raises a UserError where they are not whole numbers above 0."""
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and int(part) > 0):
+            raise UserError(f"--keep-updates-list {text}: {part!r} is no update; give whole numbers as 100000,200000")
+    return frozenset(int(part) for part in parts)

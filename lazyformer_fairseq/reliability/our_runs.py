@@ -1,13 +1,13 @@
 """Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
 
-import functools
-from collections.abc import Callable
+import sys
 from typing import Any
 
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
 from lazyformer_fairseq.reliability.installing import PACKAGE, start_run
+from lazyformer_fairseq.reliability.options import refuse_impossible
 
 
 def names_task_of_ours(settings: Any) -> bool:
@@ -21,38 +21,31 @@ def is_task_of_ours(task: Any) -> bool:
     return any(base.__module__.startswith(f"{PACKAGE}.") for base in getattr(task, "__mro__", ()))
 
 
-def starting_when_parsed(parse_args_and_arch: Callable) -> Callable:
-    """fairseq's parser, which reads the command line itself where it is given no arguments."""
+def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **kwargs):
+    """fairseq's parser, which reads the command line itself where it is given no arguments.
 
-    @functools.wraps(parse_args_and_arch)
-    def parse(parser, input_args=None, *args, **kwargs):
-        parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
-        if names_task_of_ours(parsed[0] if isinstance(parsed, tuple) else parsed):
-            start_run(command_line=input_args is None)
-        return parsed
-
-    return parse
-
-
-def starting_with_defaults(add_defaults: Callable) -> Callable:
-    """``add_defaults(cfg)``."""
-
-    @functools.wraps(add_defaults)
-    def add(cfg):
-        add_defaults(cfg)
-        if names_task_of_ours(cfg):
-            start_run(command_line=HydraConfig.initialized())
-
-    return add
+    fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
+    """
+    parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
+    options = parsed[0] if isinstance(parsed, tuple) else parsed
+    if names_task_of_ours(options):
+        start_run(command_line=input_args is None)
+        if "--tpu" not in (sys.argv if input_args is None else input_args):
+            options.tpu = False
+        refuse_impossible(checkpoint=options, task=options)
+    return parsed
 
 
-def starting_with_trainer(init: Callable) -> Callable:
-    """``Trainer.__init__``."""
+def starting_with_defaults(add_defaults, cfg):
+    """hydra, which does not ask the parser, and the processes that fairseq starts."""
+    add_defaults(cfg)
+    if names_task_of_ours(cfg):
+        start_run(command_line=HydraConfig.initialized())
+        refuse_impossible(cfg.checkpoint, cfg.task)
 
-    @functools.wraps(init)
-    def wrapped(self, cfg, task, *args, **kwargs):
-        if is_task_of_ours(type(task)):
-            start_run()
-        init(self, cfg, task, *args, **kwargs)
 
-    return wrapped
+def starting_with_trainer(init, self, cfg, task, *args, **kwargs):
+    """A script that parses nothing."""
+    if is_task_of_ours(type(task)):
+        start_run()
+    init(self, cfg, task, *args, **kwargs)

@@ -1,19 +1,27 @@
 """The command ``lazyformer search``."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
 from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import describe_letters
-from lazyformer_fairseq.search.schedule import Schedule
+from lazyformer_fairseq.search.settings import Schedule, SearchSettings, choose_baseline, read_candidates
 
-DEFAULT = Schedule()
+DEFAULTS = {field.name: field.default for kind in (Schedule, SearchSettings) for field in fields(kind)}
 POSITIVE = click.IntRange(min=1)
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
-NOT_NEGATIVE = click.FloatRange(min=0)
+FROM_0 = click.FloatRange(min=0)
+WHOLE_FROM_0 = click.IntRange(min=0)
+
+
+def setting(name: str, help: str, kind: Any = ABOVE_0) -> Callable:
+    """An option of a field of the settings, with its default."""
+    return click.option(f"--{name.replace('_', '-')}", type=kind, default=DEFAULTS.get(name), help=help)
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -24,52 +32,30 @@ NOT_NEGATIVE = click.FloatRange(min=0)
 @click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
 @click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
-@click.option(
-    "--candidates",
-    default="s,f,identity",
-    help=f"What a layer chooses from: {describe_letters()}; settings in brackets.",
-)
-@click.option("--batch-size", type=POSITIVE, default=128, help="Sequences, or streams of text, an update.")
-@click.option("--architecture-share", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.2,
-              help="Share of the training data that is held apart for the architecture.")  # fmt: skip
-@click.option("--constant-updates", type=click.IntRange(min=0), default=DEFAULT.constant_updates,
-              help="Updates of weights alone, before the architecture's first stage.")  # fmt: skip
-@click.option(
-    "--max-updates", type=POSITIVE, default=DEFAULT.max_updates, help="Updates of weights and architecture together."
-)
-@click.option("--unchanged-share", type=ABOVE_0, default=DEFAULT.unchanged_share,
-              help="The pattern is found when it has not changed for so many architecture stages.")  # fmt: skip
-@click.option("--weights-lr", type=ABOVE_0, default=1e-2, help="LAMB's learning rate.")
-@click.option("--weights-decay", type=NOT_NEGATIVE, default=1e-4, help="LAMB's weight decay.")
-@click.option("--clip-norm", type=NOT_NEGATIVE, default=0.25, help="Longest gradient of the weights; 0 for any.")
-@click.option("--architecture-lr", type=ABOVE_0, default=1e-2, help="Adam's learning rate.")
-@click.option("--architecture-decay", type=NOT_NEGATIVE, default=5e-4, help="Adam's weight decay.")
-@click.option(
-    "--temperature",
-    type=ABOVE_0,
-    default=DEFAULT.temperature,
-    help="Of the Gumbel-softmax, until the architecture learns.",
-)
-@click.option("--final-temperature", type=ABOVE_0, default=DEFAULT.final_temperature,
-              help="At the last update; exponential decay from --constant-updates on.")  # fmt: skip
-@click.option(
-    "--latency-price",
-    type=NOT_NEGATIVE,
-    default=0.0,
-    help="Nats a prediction that the architecture pays for one baseline's latency.",
-)
-@click.option("--latency-budget", type=NOT_NEGATIVE, default=0.0, help="Share of the baseline's latency that is free.")
+@click.option("--candidates", default=",".join(DEFAULTS["candidates"]),
+              help=f"What a layer chooses from: {describe_letters()}; settings in brackets.")  # fmt: skip
+@setting("batch_size", "Sequences, or streams of text, an update.", POSITIVE)
+@setting("architecture_share", "Share of the training data that is held apart for the architecture.",
+         click.FloatRange(0, 1, min_open=True, max_open=True))  # fmt: skip
+@setting("constant_updates", "Updates of weights alone, before the architecture's first stage.", WHOLE_FROM_0)
+@setting("max_updates", "Updates of weights and architecture together.", POSITIVE)
+@setting("unchanged_share", "The pattern is found when it has not changed for so many architecture stages.")
+@setting("weights_lr", "LAMB's learning rate.")
+@setting("weights_decay", "LAMB's weight decay.", FROM_0)
+@setting("clip_norm", "Longest gradient of the weights; 0 for any.", FROM_0)
+@setting("architecture_lr", "Adam's learning rate.")
+@setting("architecture_decay", "Adam's weight decay.", FROM_0)
+@setting("temperature", "Of the Gumbel-softmax, until the architecture learns.")
+@setting("final_temperature", "At the last update; exponential decay from --constant-updates on.")
+@setting("latency_price", "Nats a prediction that the architecture pays for one baseline's latency.", FROM_0)
+@setting("latency_budget", "Share of the baseline's latency that is free.", FROM_0)
 @click.option("--latencies", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]')  # fmt: skip
-@click.option(
-    "--latency-tokens", type=POSITIVE, help="Tokens that latency is measured with.  [default: the training's]"
-)
-@click.option(
-    "--latency-memory", type=click.IntRange(min=0), help="Tokens remembered then.  [default: the model's --mem-len]"
-)
-@click.option("--seed", type=int, default=1, help="Of weights, data and choices.")
+@setting("latency_tokens", "Tokens that latency is measured with.  [default: the training's]", POSITIVE)
+@setting("latency_memory", "Tokens remembered then.  [default: the model's --mem-len]", WHOLE_FROM_0)
+@setting("seed", "Of weights, data and choices.", int)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
-@click.option("--log-interval", type=POSITIVE, default=100, help="Updates between lines of the history.")
+@setting("log_interval", "Updates between lines of the history.", POSITIVE)
 @click.option("--save-interval", type=POSITIVE, default=500, help="Updates between states that a search can resume.")
 @click.option("--time-only", is_flag=True, help="Search nothing; time the supernet's updates beside the baseline's.")
 def search(**given: Any) -> None:
@@ -87,7 +73,7 @@ def search(**given: Any) -> None:
       --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
     refuse_missing_folders(given["data"])
-    from lazyformer_fairseq.search.latency.step_cost import time_updates
+    from lazyformer_fairseq.search.latency.measure import time_updates
     from lazyformer_fairseq.search.run import run_search
 
     out, save_interval, time_only = given.pop("out"), given.pop("save_interval"), given.pop("time_only")
@@ -108,42 +94,27 @@ def _settings(
     latencies: Optional[Path],
     device: Optional[str],
     **rest: Any,
-):
+) -> SearchSettings:
     """Raises UserError if the options do not fit together."""
-    import torch
-
-    from lazyformer_fairseq.errors import UserError
+    from lazyformer_fairseq.costs.machine import device_named
     from lazyformer_fairseq.search.latency.price import read_price_list
-    from lazyformer_fairseq.search.settings import SearchSettings, choose_baseline
     from lazyformer_fairseq.search.supernet import fairseq_model
-    from lazyformer_fairseq.search.supernet.choices import read_candidates
 
-    names = read_candidates(candidates)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here")
+    names, device = read_candidates(candidates), device_named(device)
     cfg = fairseq_model.parse(data, task, arch, rest["seed"], rest["fairseq_options"])
-    schedule = Schedule(**{name: rest.pop(name) for name in Schedule.__dataclass_fields__})
-    baseline = choose_baseline(baseline_pattern, sublayers, fairseq_model.sublayers_of(cfg))
-    settings = SearchSettings(
-        data=str(Path(data).absolute()),
-        task=task,
-        arch=arch,
-        baseline=baseline,
-        candidates=names,
-        schedule=schedule,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        **rest,
-    )
-    prices = read_price_list(latencies, settings.priced).as_json() if latencies else None
-    return replace(settings, prices=prices)
+    schedule = Schedule(**{field.name: rest.pop(field.name) for field in fields(Schedule)})
+    baseline = choose_baseline(baseline_pattern, sublayers, len(plan(cfg.model.sublayer_pattern)))
+    settings = SearchSettings(str(Path(data).absolute()), task, arch, baseline, names, schedule, device=device, **rest)
+    return replace(settings, prices=read_price_list(latencies, settings.priced).as_json()) if latencies else settings
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
-    from lazyformer_fairseq.search.report.comparison import markdown_table
+
+    from lazyformer_fairseq.search.report.comparison import table
 
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
     if not result["pattern"]:
         found = "Every layer prefers identity: no sublayer is left. Give a lower --latency-price, or search longer."
     else:
         found = f"Found after {result['updates']} updates ({how}):\n\n  --sublayer-pattern '{result['pattern']}'"
-    return f"\n{found}\n\n{markdown_table(result['table'])}\n\nFiles: {out}"
+    return f"\n{found}\n\n{table(result['table'])}\n\nFiles: {out}"

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fairseq import utils
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.search.latency.price import PriceList
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters, most_probable
-from lazyformer_fairseq.search.schedule import Schedule
-from lazyformer_fairseq.search.supernet.data_parts import Part
+from lazyformer_fairseq.search.settings import Schedule
+from lazyformer_fairseq.search.supernet.data_parts import Part, move_to
 from lazyformer_fairseq.search.supernet.training import RunningLoss, SupernetTraining
 
 SAVE_INTERVAL = 500
@@ -24,9 +23,7 @@ class Search:
     An epoch is all batches of the weights' part, then, after the constant phase, all of the architecture's part.
 
     Args:
-        training: the supernet and its optimizers.
         parts: of the data, (for the weights, for the architecture).
-        schedule: of updates and temperature.
         prices: for the history.
         log_interval: updates between rows of the history.
 
@@ -100,7 +97,7 @@ class Search:
         begin = len(self.weights_part) if is_architecture else 0
         for batch in part.batches(self.epoch, self.position - begin):
             self.choices.temperature = self.schedule.temperature_at(self.update)
-            self.loss.add(*self.training.update(_on(batch, self.device), is_architecture))
+            self.loss.add(*self.training.update(move_to(batch, self.device), is_architecture))
             self.update += 1
             self.position += 1
             bar.update()
@@ -171,7 +168,3 @@ class Search:
         torch.set_rng_state(state["random"])
         if "random_cuda" in state:
             torch.cuda.set_rng_state(state["random_cuda"], self.device)
-
-
-def _on(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return utils.apply_to_sample(lambda tensor: tensor.to(device), batch)

@@ -9,7 +9,7 @@ from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
 from lazyformer_fairseq.search.latency.measure import measure_prices
 from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
-from lazyformer_fairseq.search.report.comparison import compare_with_baseline, markdown_table
+from lazyformer_fairseq.search.report.comparison import compare_with_baseline, table
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters
 from lazyformer_fairseq.search.report.pictures import draw_history, draw_probabilities
 from lazyformer_fairseq.search.settings import SearchSettings
@@ -81,6 +81,6 @@ def _write_results(fairseq: FairseqSearch, folder: SearchFolder, search: Search)
         "entropy": choices.entropy(),
         "table": rows,
     }
-    write_text(path / "table.md", markdown_table(rows) + "\n")
+    write_text(path / "table.md", table(rows) + "\n")
     write_json(path / RESULT, result)  # last: it marks the folder as complete
     return result

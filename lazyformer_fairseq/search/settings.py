@@ -1,38 +1,60 @@
 """What decides a search's result; kept in its folder, so that a second run resumes only the same search."""
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+import re
+from dataclasses import dataclass, field
+from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import expand, read_sublayer, split_sublayers
-from lazyformer_fairseq.search.schedule import Schedule
-from lazyformer_fairseq.search.supernet.choices import read_candidates
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, read_sublayer, split_sublayers
+from lazyformer_fairseq.patterns.kinds import kinds
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """PAR Transformer, section 2.2; the temperature is FBNet's, which the paper follows.
+
+    Attributes:
+        constant_updates: of weights alone, before the first architecture stage.
+        max_updates: of both kinds together.
+        temperature: of the Gumbel-softmax at first.
+        final_temperature: at `max_updates`.
+        unchanged_share: of an architecture stage's updates; this many in a row without a new pattern end the search.
+    """
+
+    constant_updates: int = 10_000
+    max_updates: int = 50_000
+    temperature: float = 5.0
+    final_temperature: float = 0.087
+    unchanged_share: float = 0.75
+
+    def temperature_at(self, update: int) -> float:
+        """Constant while the architecture is, then exponential decay."""
+        decaying = self.max_updates - self.constant_updates
+        share = max(update - self.constant_updates, 0) / decaying
+        return self.temperature * (self.final_temperature / self.temperature) ** share
+
+    def is_converged(self, unchanged: int, stage_updates: int) -> bool:
+        """Whether `unchanged` architecture updates in a row suffice; a stage has `stage_updates`."""
+        return unchanged >= self.unchanged_share * stage_updates
+
+    def first_architecture_update(self, weights_updates: int) -> int:
+        """Weights updates before the first architecture update; a stage of weights has `weights_updates`."""
+        stages = -(-self.constant_updates // weights_updates)
+        return max(stages, 1) * weights_updates
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Defaults are those of PAR Transformer, section 2.2, where it names them.
+    """One option of `lazyformer search` each. Defaults are those of PAR Transformer, section 2.2, where it names them.
 
     Attributes:
-        data: what the task reads.
-        task: ``masked-lm`` or ``language-model``.
-        arch: a named architecture, for its sizes; the search replaces its pattern.
         baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
-        candidates: of each layer.
-        schedule: of updates and temperature.
-        architecture_share: of the training data, held apart for the architecture's updates.
-        batch_size: sequences or streams per update.
-        weights_lr, weights_decay: of LAMB.
-        clip_norm: of the weights' gradient; 0 for none.
-        architecture_lr, architecture_decay: of Adam.
-        latency_price: nats per prediction for one baseline's latency.
-        latency_budget: share of the baseline's latency that is free.
         prices: milliseconds by kind, if the user gives them.
-        latency_tokens, latency_memory: of the sequence for measuring latency; None for the training's.
-        seed: for everything.
-        device: ``cpu`` or ``cuda``.
+        latency_tokens, latency_memory: None for the training's.
         fairseq_options: of task and model, as given.
-        log_interval: updates between lines of the history.
+
+    Raises:
+        UserError: values that do not fit together.
     """
 
     data: str
@@ -59,7 +81,6 @@ class SearchSettings:
     log_interval: int = 100
 
     def __post_init__(self):
-        """Raises UserError if values do not fit together."""
         read_candidates(",".join(self.candidates))
         if self.schedule.max_updates <= self.schedule.constant_updates:
             raise UserError(
@@ -77,8 +98,40 @@ class SearchSettings:
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"candidates": list(self.candidates), "fairseq_options": list(self.fairseq_options)}
+
+def candidate_name(sublayer: PlannedSublayer) -> str:
+    """As in ``--candidates``: letter and settings; ``identity`` by its name, because a dash is easy to overlook."""
+    return sublayer.kind.name if sublayer.kind.is_identity else sublayer.text
+
+
+def read_candidates(text: str) -> tuple[str, ...]:
+    """``"s,f,identity"`` as the candidates, in the order of the table of kinds; commas in brackets do not separate.
+
+    Raises:
+        UserError: an unknown one, fewer than two, or one that reads what no other hands on.
+    """
+    given = [_read(name.strip(), text) for name in re.split(r",(?![^\[]*\])", text) if name.strip()]
+    handed_on = {what for candidate in given for what in candidate.kind.hands_on}
+    for candidate in given:
+        if candidate.kind.reads and candidate.kind.reads not in handed_on:
+            givers = " or ".join(kind.letter for kind in kinds() if candidate.kind.reads in kind.hands_on)
+            raise UserError(
+                f"--candidates {text}: {candidate.text} reuses the {candidate.kind.reads} of an {givers} below it; "
+                f"add {givers}"
+            )
+    in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
+    names = tuple(dict.fromkeys(candidate_name(candidate) for candidate in in_order))
+    if len(names) < 2:
+        raise UserError(f"--candidates {text}: with fewer than two there is nothing to choose")
+    return names
+
+
+def _read(name: str, text: str) -> PlannedSublayer:
+    try:
+        return read_sublayer(name)
+    except UserError as error:
+        known = ", ".join(candidate_name(PlannedSublayer(kind)) for kind in kinds())
+        raise UserError(f"--candidates {text}: unknown {name!r}; choose from {known}\n{error}") from None
 
 
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:

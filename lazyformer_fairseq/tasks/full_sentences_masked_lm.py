@@ -13,7 +13,7 @@ from omegaconf import II, MISSING
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.data_checks.data_check import check_data
+from lazyformer_fairseq.reliability.data_check import check_data
 from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask, dictionary_of, keep_tokenizer_with_checkpoints
 

@@ -13,6 +13,7 @@ from fairseq import checkpoint_utils, options, utils
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
+from fairseq.logging.meters import MetersDict
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
@@ -27,7 +28,7 @@ class StepwiseTraining:
     The driver of the trainings handles signals: a training that saved and exited on SIGTERM would ignore the others.
 
     Args:
-        command: arguments of fairseq-train.
+        command: arguments of fairseq-train, its checkpoints' folder excepted.
         folder: for checkpoints and the updates' times; a training found there resumes.
 
     Attributes:
@@ -80,17 +81,37 @@ class StepwiseTraining:
         batch = self._next_batch()
         wait_for(self.trainer.device)
         start = time.perf_counter()
-        with metrics.aggregate(new_root=True):
+        with _own_metrics():
             self.trainer.train_step(batch)
         wait_for(self.trainer.device)
         self.seconds.append(time.perf_counter() - start)
         return sum(sample["ntokens"] for sample in batch)
+
+    def evaluate(self) -> dict[str, float]:
+        """What the task measures on its validation split, by fairseq's names."""
+        if "valid" not in self.task.datasets:
+            self.task.load_dataset("valid")
+        with _own_metrics() as found:
+            for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
+                self.trainer.valid_step(batch)
+        return found.get_smoothed_values()
 
     def save(self, with_optimizer: bool = True) -> None:
         """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
         self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
         self._keep("seconds", self.seconds)
         checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)
+
+
+@contextmanager
+def _own_metrics() -> Iterator[MetersDict]:
+    """What is logged meanwhile, apart from all else.
+
+    fairseq keeps meters by name for the whole process: what one task logs as a mean, another may derive from others.
+    """
+    metrics.reset()
+    with metrics.aggregate(new_root=True) as found:
+        yield found
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import signal
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,6 @@ from matplotlib import image
 
 from lazyformer_fairseq.benchmark.models import entries
 from lazyformer_fairseq.benchmark.models import run as bench_run
-from lazyformer_fairseq.benchmark.models import write as bench_write
 from lazyformer_fairseq.benchmark.models.contenders import has_transformers
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
 from lazyformer_fairseq.benchmark.models.report import tables
@@ -186,7 +186,7 @@ def test_what_cannot_run_is_left_out_by_name(monkeypatch, capsys):
     assert "attention-dropout" in cell["left_out"]["bert_tiny, fused, 0 buckets"]
     assert HUGGING_FACE not in {row["model"] for row in cell["rows"]}
     assert "pip install 'lazyformer_fairseq[bench]'" in capsys.readouterr().err
-    text = tables({**results, "settings": settings.as_json()})
+    text = tables({**results, "settings": asdict(settings)})
     assert "not measured" in text and "left out: bert_tiny, fused" in text
 
 
@@ -237,7 +237,7 @@ def test_a_stop_leaves_nothing(tmp_path, monkeypatch):
     def stopped(settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_write, "run_bench", stopped)
+    monkeypatch.setattr(bench_run, "run_bench", stopped)
     result = run(f"{TINY} --output {tmp_path / 'out'}")
     assert result.exit_code == 130 and "stopped; nothing was written" in result.output
     assert list(tmp_path.iterdir()) == []

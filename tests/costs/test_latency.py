@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from lazyformer_fairseq.costs.latency import Timing, measure
+from lazyformer_fairseq.costs.latency import Timing, measure, with_spread
 from lazyformer_fairseq.costs.model_latency import measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -28,7 +28,9 @@ def test_a_slower_thing_takes_longer():
 
 def test_median_and_quartiles():
     timing = Timing((4.0, 1.0, 2.0, 3.0, 100.0))
-    assert timing.median == 3.0 and timing.quartiles == pytest.approx((2.0, 4.0))
+    assert timing.median == 3.0
+    assert timing.as_json() == {"median": 3.0, "low": 2.0, "high": 4.0, "samples": [4.0, 1.0, 2.0, 3.0, 100.0]}
+    assert with_spread(timing.as_json(), 2) == "3.00 (2.00 to 4.00)"
 
 
 SIZES = {"vocab_size": 17, "embed_dim": 8, "ffn_embed_dim": 16, "num_heads": 2}

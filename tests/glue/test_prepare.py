@@ -4,7 +4,6 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.glue import encode
-from lazyformer_fairseq.data.glue.encode import cut_input, encode_split
+from lazyformer_fairseq.data.glue.encode import encode_split
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
@@ -73,9 +72,13 @@ lengths = st.integers(1, 20)
 def test_an_input_is_cut_as_its_texts_are(data_folder_tokenizer, first, second, longest):
     texts = [" ".join(["anna"] * first), None if second is None else " ".join(["ben"] * second)]
     tokenizer = data_folder_tokenizer
-    whole = np.array(tokenizer.build_input(*texts))
-    expected = tokenizer.build_input(*texts, max_length=longest)
-    assert cut_input(whole, longest, tokenizer.dictionary.eos()).tolist() == expected
+    bos, eos = tokenizer.dictionary.bos(), tokenizer.dictionary.eos()
+    encoded = [tokenizer.encode(text) for text in texts if text is not None]
+    while sum(map(len, encoded)) > longest - 2 * len(encoded):
+        max(reversed(encoded), key=len).pop()  # of the longer, of equal ones of the second
+    between = [eos, eos] if len(encoded) == 2 else []
+    expected = [bos, *encoded[0], *between, *(encoded[1] if between else []), eos]
+    assert tokenizer.build_input(*texts, max_length=longest) == expected
 
 
 @pytest.fixture(scope="module")
@@ -223,4 +226,4 @@ def test_every_row_of_the_real_files(real_data, data_folder, tmp_path):
     for prepared in prepare_tasks(wanted, tasks):
         assert not [line for line in remarks(prepared) if "is not there" not in line]
         for split, counts in prepared.manifest["splits"].items():
-            assert counts["rows"] == prepared.task.rows[split]
+            assert counts["rows"] == prepared.task.splits[split].rows

@@ -12,8 +12,7 @@ from language_model_data import write_toy_wikitext
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.evaluation.command import in_words
-from lazyformer_fairseq.language_modeling.evaluation.evaluate import Evaluation
+from lazyformer_fairseq.language_modeling.evaluate import Evaluation, in_words
 
 
 def lm(*arguments: object) -> str:
@@ -61,7 +60,7 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
     refused("--tgt-len 0: must be 1 or more", checkpoint, lm_data, "--tgt-len", 0)
     refused("--json .*: its folder is not there", checkpoint, lm_data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused("--device cuda: torch sees no GPU", checkpoint, lm_data, "--device", "cuda")
+    refused("--device cuda: torch finds no GPU here", checkpoint, lm_data, "--device", "cuda")
     other = tmp_path / "other"
     text = write_toy_wikitext(tmp_path / "text")
     (text / "wiki.train.tokens").write_text(" quite another text \n")

@@ -35,7 +35,7 @@ from lazyformer_fairseq.glue.report.read_results import read_results
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.reliability.checkpoints.untrusted import check_archive, read_setting
-from lazyformer_fairseq.reliability.data_checks.data_check import check_shards, check_totals
+from lazyformer_fairseq.reliability.data_check import check_shards, check_totals
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The table of hooks: each row fits, is put in place once, and one that does not fit is named."""
 
-import dataclasses
 import importlib
 import subprocess
 import sys
@@ -60,14 +59,18 @@ class Fairseq:
         return cls, samples
 
 
-def doubled(original):
-    return lambda *args: (original(*args), original(*args))
+def doubled(original, *args, **kwargs):
+    return original(*args, **kwargs), original(*args, **kwargs)
+
+
+def of_a_batch(original, self, batch):
+    return original(self, batch)
 
 
 @pytest.fixture
 def table(monkeypatch):
     """Sets the rows of a table that is nowhere in place; what was put in place is taken away again."""
-    module = SimpleNamespace(Fairseq=Fairseq, doubled=doubled)
+    module = SimpleNamespace(Fairseq=Fairseq, doubled=doubled, of_a_batch=of_a_batch)
     for name in ("stands_for_fairseq", "lazyformer_fairseq.stands_for_ours"):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(installing, "_before", {})
@@ -82,13 +85,12 @@ def table(monkeypatch):
     return use
 
 
-def row(name: str, signature: str, **changes) -> Hook:
-    hook = Hook(Stage.RUN, f"stands_for_fairseq:Fairseq.{name}", signature, "stands_for_ours:doubled", "a test")
-    return dataclasses.replace(hook, **changes)
+def row(name: str, wrapper: str = "doubled", stage: Stage = Stage.RUN) -> Hook:
+    return Hook(stage, f"stands_for_fairseq:Fairseq.{name}", f"stands_for_ours:{wrapper}", "a test")
 
 
 def test_methods_of_all_kinds_are_wrapped(table):
-    table(row("method", "(self, samples)"), row("static", "(samples)"), row("of_class", "(samples)"))
+    table(row("method"), row("static"), row("of_class"))
     assert len(installing.install(Stage.RUN)) == 3 and installing.install(Stage.RUN) == []
     assert Fairseq().method(1) == (1, 1)
     assert Fairseq().static(1) == Fairseq.static(1) == (1, 1)
@@ -96,7 +98,7 @@ def test_methods_of_all_kinds_are_wrapped(table):
 
 
 def test_what_does_not_fit_is_named_all_of_it(table, caplog):
-    good, other, gone = row("static", "(samples)"), row("method", "(self, batch)"), row("gone", "(self)")
+    good, other, gone = row("static"), row("method", "of_a_batch"), row("gone")
     table(good, other, gone)
     with pytest.raises(UserError) as refusal:
         installing.start_run()
@@ -109,14 +111,14 @@ def test_what_does_not_fit_is_named_all_of_it(table, caplog):
 
 
 def test_a_wrapper_of_somebody_else_that_passes_all_on_fits(table, monkeypatch):
-    table(row("method", "(self, samples)"))
+    table(row("method", "of_a_batch"))
     monkeypatch.setattr(Fairseq, "method", lambda self, *args, **kwargs: "theirs")
     installing.start_run()
-    assert Fairseq().method(1) == ("theirs", "theirs")
+    assert Fairseq().method(1) == "theirs"
 
 
 def test_loading_safely_puts_all_back(table):
-    table(row("static", "(samples)", stage=Stage.LOADING), row("method", "(self, samples)"))
+    table(row("static", stage=Stage.LOADING), row("method"))
     with installing.loading_safely():
         assert Fairseq.static(1) == (1, 1) and Fairseq().method(1) == 1
     assert Fairseq.static(1) == 1 and isinstance(vars(Fairseq)["static"], staticmethod)

@@ -16,11 +16,10 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.search.folder import SearchFolder
-from lazyformer_fairseq.search.latency.step_cost import time_updates
+from lazyformer_fairseq.search.latency.measure import time_updates
 from lazyformer_fairseq.search.loop import Search
 from lazyformer_fairseq.search.run import open_search, run_search
-from lazyformer_fairseq.search.schedule import Schedule
-from lazyformer_fairseq.search.settings import SearchSettings
+from lazyformer_fairseq.search.settings import Schedule, SearchSettings
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 
 CANDIDATES = ("s", "l", "f", "identity")

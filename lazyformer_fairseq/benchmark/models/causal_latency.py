@@ -7,9 +7,10 @@ import torch
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.benchmark.models.contenders import a_dictionary
-from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.latency import Timing, measure
+from lazyformer_fairseq.costs.machine import PRECISIONS
 from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.costs.model_latency import next_segment
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
@@ -24,12 +25,11 @@ FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLO
 def measure_causal_models(settings: BenchSettings, precision: str, seconds: Optional[float]) -> list[dict[str, Any]]:
     """Rows of the causal archs at batch 1, with `against` Transformer-XL, which always takes part.
 
-    Args:
-        settings: `tgt_len` tokens are scored, `mem_len` are remembered.
-        precision: a key of PRECISIONS.
-        seconds: see :func:`measure`.
+    `settings.tgt_len` tokens are scored, `settings.mem_len` are remembered; for `seconds` see :func:`measure`.
     """
-    baseline = TRANSFORMER_XL if any(_is_large(name) for name in settings.causal_archs) else "transformer_xl_tiny"
+    baseline = (
+        TRANSFORMER_XL if not all(name.endswith("_tiny") for name in settings.causal_archs) else "transformer_xl_tiny"
+    )
     names = list(dict.fromkeys([baseline, *settings.causal_archs]))
     dictionary = a_dictionary(WORDS if baseline == TRANSFORMER_XL else 1000)
     models = {name: _build(name, dictionary, settings, precision) for name in names}
@@ -49,10 +49,6 @@ def measure_causal_models(settings: BenchSettings, precision: str, seconds: Opti
     return rows
 
 
-def _is_large(name: str) -> bool:
-    return not name.endswith("_tiny")
-
-
 def _build(name: str, dictionary: Dictionary, settings: BenchSettings, precision: str) -> CausalLanguageModel:
     options = {**CAUSAL_ARCHITECTURES[name].options(), "mem_len": settings.mem_len}
     model = CausalLanguageModel.build_model(CausalLMConfig(**options), SimpleNamespace(source_dictionary=dictionary))
@@ -62,7 +58,7 @@ def _build(name: str, dictionary: Dictionary, settings: BenchSettings, precision
 def _describe(
     name: str, model: CausalLanguageModel, timing: Timing, settings: BenchSettings, precision: str, peak: float
 ) -> dict[str, Any]:
-    pattern, (low, high) = CAUSAL_ARCHITECTURES[name].sublayer_pattern, timing.quartiles
+    pattern = CAUSAL_ARCHITECTURES[name].sublayer_pattern
     flops = count_flops(pattern, model.decoder.sizes, settings.tgt_len, settings.mem_len)
     return {
         "model": name,
@@ -72,6 +68,6 @@ def _describe(
         "mem_len": settings.mem_len,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops": flops,
-        "seconds": {"median": timing.median, "low": low, "high": high, "samples": list(timing.samples)},
+        "seconds": timing.as_json(),
         "share_of_peak": flops / timing.median / peak,
     }

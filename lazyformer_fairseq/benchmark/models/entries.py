@@ -15,8 +15,9 @@ from lazyformer_fairseq.benchmark.models.contenders import (
     OurModel,
     has_transformers,
 )
-from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.costs.flops import count_encoder_flops, layers_of_blocks
+from lazyformer_fairseq.costs.machine import PRECISIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 

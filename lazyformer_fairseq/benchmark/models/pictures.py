@@ -5,20 +5,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS
-from lazyformer_fairseq.benchmark.models.report import back_end_of, milliseconds
-from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.benchmark.models.report import cells
+from lazyformer_fairseq.files.pictures import LOOKS, write_picture
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; each also has its own mark.
-LOOKS = tuple(zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"), "os^DvP", strict=True))
 TABLE_2_LENGTH = 512  # LazyFormer, section 3.1
 TABLE_4_LENGTH = 384  # SQuAD's, on which PAR's Table 4 measures
 
@@ -32,14 +25,14 @@ def draw_all(results: dict[str, Any], folder: Path) -> list[str]:
         drawing(measured, title, folder / drawn[-1])
 
     for precision in results["settings"]["precisions"]:
-        cells = [cell for cell in results["cells"] if cell["precision"] == precision]
-        for (workload, many), same in _by_workload(cells):
+        of_encoders = [cell for cell in results["cells"] if cell["precision"] == precision]
+        for (workload, many), same in _by_workload(of_encoders):
             kind = workload if workload != "inference" else "throughput" if many else "latency"
             draw(f"speedup_{kind}", draw_speedups, same, f"{kind}, {precision}, {machine}")
-        training = [cell for cell in cells if cell["workload"] == "training"]
+        training = [cell for cell in of_encoders if cell["workload"] == "training"]
         if training:
             draw("table_2", draw_table_2, _nearest(training, TABLE_2_LENGTH), machine)
-        latency = [cell for cell in cells if cell["workload"] == "inference" and cell["batch"] == 1]
+        latency = [cell for cell in of_encoders if cell["workload"] == "inference" and cell["batch"] == 1]
         if latency:
             draw("table_4", draw_table_4, _nearest(latency, TABLE_4_LENGTH), machine)
         causal = [row for row in results["causal"] if row["precision"] == precision]
@@ -48,18 +41,18 @@ def draw_all(results: dict[str, Any], folder: Path) -> list[str]:
     return drawn
 
 
-def draw_speedups(cells: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """Speed-up against n (LazyFormer, Figure 3): a panel for each baseline, a line for each model and back end.
 
     Bars are the quartiles of the ratios round by round; a thin line without marks shows what the FLOPs alone allow.
     """
-    names = [name for name in BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
-    figure, axes = pyplot.subplots(
-        1, len(names), figsize=(4.6 * len(names), 4.4), layout="constrained", squeeze=False, sharex=True
-    )
-    for name, axis in zip(names, axes[0], strict=True):
+    names = [name for name in BASELINES if any(name in row["against"] for cell in measured for row in cell["rows"])]
+    lengths = sorted({cell["time"] for cell in measured})
+    figure = Figure(figsize=(4.6 * len(names), 4.4), layout="constrained")
+    axes = figure.subplots(1, len(names), squeeze=False, sharex=True)[0]
+    for name, axis in zip(names, axes, strict=True):
         looks: dict[str, tuple[str, str]] = {}
-        for (model, bias), points in _lines(cells, name).items():
+        for (model, bias), points in _lines(measured, name).items():
             colour, mark = looks.setdefault(model, LOOKS[len(looks) % len(LOOKS)])
             style = "-" if bias else "--"
             label = f"{model}, {f'{bias} buckets' if bias else 'no bias'}"
@@ -67,21 +60,23 @@ def draw_speedups(cells: Sequence[dict[str, Any]], title: str, path: Path) -> No
         axis.axhline(1, color="0.4", linewidth=0.8)
         axis.set_title(f"against {name}", fontsize=10)
         axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({cell["time"] for cell in cells}), sorted({cell["time"] for cell in cells}))
+        axis.set_xticks(lengths, lengths)
         axis.minorticks_off()
         axis.set_xlabel("tokens a sequence, n")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("speed-up (thin: what FLOPs allow)")
+    axes[0].set_ylabel("speed-up (thin: what FLOPs allow)")
     figure.suptitle(title, fontsize=11)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), frameon=False, fontsize=8)
-    _save(figure, path)
+    write_picture(figure, path)
 
 
-def _lines(cells: Sequence[dict[str, Any]], baseline: str) -> dict[tuple[str, int], list[tuple[int, dict[str, Any]]]]:
+def _lines(
+    measured: Sequence[dict[str, Any]], baseline: str
+) -> dict[tuple[str, int], list[tuple[int, dict[str, Any]]]]:
     """Points of each model that is no baseline, by (model and back end, buckets): (n, how it compares)."""
     found: dict[tuple[str, int], list] = {}
-    for cell in sorted(cells, key=lambda cell: cell["time"]):
+    for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:
             if row["baseline"] is None and baseline in row["against"]:
                 key = (f"{row['model']}, {row['back_end']}", row["buckets"])
@@ -98,76 +93,46 @@ def _draw_line(axis: Axes, label: str, points: list[tuple[int, dict[str, Any]]],
 
 def draw_table_2(cell: dict[str, Any], machine: str, path: Path) -> None:
     """Parameters, sizes, time of an update and speed-up (LazyFormer, Table 2); our BERT on its fastest back end."""
-    names = [name for name in BASELINES if any(name in row["against"] for row in cell["rows"])]
-    headers = ["", "Params", "(W, H, N)", "bias", "back end", "ms an update", *(f"x {name}" for name in names)]
-    lines = [
-        [
-            row["model"],
-            f"{row['parameters'] / 1e6:.0f}M" if row["parameters"] >= 1e7 else f"{row['parameters']:,}",
-            str(tuple(row["sizes"])),
-            row["buckets"] or "none",
-            back_end_of(row),
-            milliseconds(row["seconds"]),
-            *(f"{row['against'][name]['speedup']:.2f}" if name in row["against"] else "" for name in names),
-        ]
-        for row in _without_slower_baselines(cell["rows"])
-    ]
+    rows = []
+    for row in _without_slower_baselines(cell["rows"]):
+        speedups = {f"x {name}": f"{beside['speedup']:.2f}" for name, beside in row["against"].items()}
+        rows.append({**cells(row, ("model", "parameters", "(W, H, N)", "bias", "back end", "ms")), **speedups})
     title = f"training step, n = {cell['time']}, batch {cell['batch']}, {cell['precision']}, {machine}"
-    draw_table(headers, lines, title, path)
+    draw_table(rows, title, path)
 
 
 def draw_table_4(cell: dict[str, Any], machine: str, path: Path) -> None:
     """Architecture, parameters, FLOPs and latency of encoders (PAR Transformer, Table 4 with Table 6's columns)."""
-    headers = ["Model", "Architecture", "bias", "back end", "#Params", "#GFLOPs", "Latency, ms"]
-    lines = [
-        [
-            row["model"],
-            row["pattern"],
-            row["buckets"] or "none",
-            back_end_of(row),
-            f"{row['parameters'] / 1e6:.1f}M",
-            f"{row['flops'] / 1e9:.3g}",
-            milliseconds(row["seconds"]),
-        ]
-        for row in _without_slower_baselines(cell["rows"])
-    ]
-    title = f"encoder at batch 1, n = {cell['time']}, {cell['precision']}, {machine}"
-    draw_table(headers, lines, title, path)
+    headers = ("model", "pattern", "bias", "back end", "parameters", "GFLOPs", "ms")
+    rows = [cells(row, headers) for row in _without_slower_baselines(cell["rows"])]
+    draw_table(rows, f"encoder at batch 1, n = {cell['time']}, {cell['precision']}, {machine}", path)
 
 
 def draw_table_6(rows: Sequence[dict[str, Any]], machine: str, path: Path) -> None:
     """Architecture, parameters, FLOPs and latency of causal language models (PAR Transformer, Table 6)."""
-    headers = ["Model", "Architecture", "#Params", "#GFLOPs", "Latency, ms"]
-    lines = [
-        [
-            row["model"],
-            row["pattern"],
-            f"{row['parameters'] / 1e6:.1f}M",
-            f"{row['flops'] / 1e9:.3g}",
-            milliseconds(row["seconds"]),
-        ]
-        for row in rows
-    ]
     first = rows[0]
-    lengths = f"{first['tgt_len']} tokens, {first['mem_len']} remembered"
-    draw_table(headers, lines, f"batch 1, {lengths}, {first['precision']}, {machine}", path)
+    title = f"batch 1, {first['tgt_len']} tokens, {first['mem_len']} remembered, {first['precision']}, {machine}"
+    draw_table([cells(row, ("model", "pattern", "parameters", "GFLOPs", "ms")) for row in rows], title, path)
 
 
-def draw_table(headers: Sequence[str], lines: Sequence[Sequence[str]], title: str, path: Path) -> None:
-    """A table as a picture."""
-    widths = [max(len(str(line[column])) for line in [headers, *lines]) + 2 for column in range(len(headers))]
-    figure, axis = pyplot.subplots(figsize=(0.085 * sum(widths), 0.22 * (len(lines) + 1)))
+def draw_table(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """A table as a picture; a cell that a row lacks stays empty."""
+    headers = list(dict.fromkeys(header for row in rows for header in row))
+    lines = [[str(row.get(header, "")).strip("`") for header in headers] for row in rows]
+    widths = [max(len(line[column]) for line in [headers, *lines]) + 2 for column in range(len(headers))]
+    figure = Figure(figsize=(0.085 * sum(widths), 0.22 * (len(lines) + 1)))
+    axis = figure.subplots()
     axis.axis("off")
     axis.set_title(title, fontsize=10)
     shares = [width / sum(widths) for width in widths]
-    table = axis.table(lines, colLabels=list(headers), colWidths=shares, cellLoc="right", bbox=(0, 0, 1, 1))
+    table = axis.table(lines, colLabels=headers, colWidths=shares, cellLoc="right", bbox=(0, 0, 1, 1))
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     for (line, column), cell in table.get_celld().items():
         cell.visible_edges = "B" if line == 0 else "open"
         if column == 0:
             cell.set_text_props(ha="left")
-    _save(figure, path)
+    write_picture(figure, path)
 
 
 def _without_slower_baselines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -179,21 +144,15 @@ def _without_slower_baselines(rows: Sequence[dict[str, Any]]) -> list[dict[str, 
     return [row for row in rows if row["baseline"] != OURS or row is fastest[row["buckets"]]]
 
 
-def _by_workload(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, bool], list[dict[str, Any]]]]:
+def _by_workload(measured: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, bool], list[dict[str, Any]]]]:
     """Cells that differ in length alone: ((workload, whether inference has more than one sequence), cells)."""
 
     def key(cell: dict[str, Any]) -> tuple[str, bool]:
         return cell["workload"], cell["workload"] == "inference" and cell["batch"] > 1
 
-    for name, same in groupby(sorted(cells, key=key), key=key):
+    for name, same in groupby(sorted(measured, key=key), key=key):
         yield name, list(same)
 
 
-def _nearest(cells: Sequence[dict[str, Any]], time: int) -> dict[str, Any]:
-    return min(cells, key=lambda cell: abs(cell["time"] - time))
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as file:
-        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
-    pyplot.close(figure)
+def _nearest(measured: Sequence[dict[str, Any]], time: int) -> dict[str, Any]:
+    return min(measured, key=lambda cell: abs(cell["time"] - time))

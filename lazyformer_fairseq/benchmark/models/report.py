@@ -1,14 +1,12 @@
-"""The results of a benchmark as tables on the screen and in Markdown, as CSV and as JSON."""
+"""The results of a benchmark as tables on the screen, in Markdown and in CSV."""
 
-import csv
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-from tabulate import tabulate
 
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
 from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
+from lazyformer_fairseq.costs.latency import with_spread
+from lazyformer_fairseq.files.tables import markdown_table
 
 # A speed-up's column header names its baseline; here it is in full.
 EXPLAINED = {
@@ -23,6 +21,32 @@ Medians, quartiles in brackets. "x NAME": how many times faster than NAME, by th
 the ratios round by round; "limit" is what the FLOPs alone allow. FLOPs are those that the back end does, "of peak" is
 their share of the fastest matrix product in the same rounds. MB (10^6 bytes): weights, optimizer and the highest moment
 of a call."""
+
+# By header, what the cell of a row holds.
+CELLS = {
+    "model": lambda row: row["model"],
+    "pattern": lambda row: f"`{row['pattern']}`",
+    "bias": lambda row: row["buckets"] or "none",
+    "back end": lambda row: (
+        f"auto: {', '.join(row['back_end_used'])}" if row["back_end"] == "auto" else row["back_end"]
+    ),
+    "precision": lambda row: row["precision"],
+    "T, M": lambda row: f"{row['tgt_len']}, {row['mem_len']}",
+    "(W, H, N)": lambda row: str(tuple(row["sizes"])),
+    "parameters": lambda row: f"{row['parameters']:,}",
+    "ms": lambda row: milliseconds(row["seconds"]),
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    "GFLOPs": lambda row: f"{row['flops'] / 1e9:,.4g}",
+    "GFLOP/s": lambda row: f"{row['flops_per_second'] / 1e9:,.0f}",
+    "of peak": lambda row: f"{row['share_of_peak']:.0%}",
+    "MB": lambda row: f"{row['memory_bytes'] / 1e6:,.0f}",
+}
+OF_ENCODERS = ("model", "bias", "back end", "parameters", "ms", "tokens/s", "GFLOPs", "GFLOP/s", "of peak", "MB")
+OF_CAUSAL_MODELS = ("model", "pattern", "precision", "T, M", "parameters", "GFLOPs", "ms", "of peak")
+
+
+def cells(row: dict[str, Any], headers: Iterable[str]) -> dict[str, Any]:
+    return {header: CELLS[header](row) for header in headers}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -44,66 +68,34 @@ def stopped_early(results: dict[str, Any]) -> bool:
 
 
 def _cell_table(cell: dict[str, Any]) -> str:
-    headers = ["model", "bias", "back end", "parameters", "ms", "tokens/s", "GFLOPs", "GFLOP/s", "of peak", "MB"]
-    headers += [f"x {name}" for name in BASELINES]
-    lines = [
-        [
-            row["model"],
-            row["buckets"] or "none",
-            back_end_of(row),
-            f"{row['parameters']:,}",
-            milliseconds(row["seconds"]),
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['flops'] / 1e9:,.4g}",
-            f"{row['flops_per_second'] / 1e9:,.0f}",
-            f"{row['share_of_peak']:.0%}",
-            f"{row['memory_bytes'] / 1e6:,.0f}",
-            *(_speedup(row, name) for name in BASELINES),
-        ]
-        for row in cell["rows"]
-    ]
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
         f"fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
-    aligned = ("left", "right", "left", *["right"] * 7, *["left"] * 3)
-    table = tabulate(lines, headers, tablefmt="github", disable_numparse=True, colalign=aligned)
+    speedups = {f"x {name}": name for name in BASELINES}
+    rows = [
+        {**cells(row, OF_ENCODERS), **{header: _speedup(row, name) for header, name in speedups.items()}}
+        for row in cell["rows"]
+    ]
     left_out = [f"left out: {name} ({reason})" for name, reason in cell["left_out"].items()]
-    return "\n".join([f"{title}\n\n{table}", *left_out])
+    return "\n".join([f"{title}\n\n{markdown_table(rows, left=('back end', *speedups))}", *left_out])
 
 
 def causal_table(rows: list[dict[str, Any]]) -> str:
     """In the form of PAR Transformer's Table 6."""
     (baseline,) = rows[0]["against"]
-    headers = ["model", "pattern", "precision", "T, M", "parameters", "GFLOPs", "ms", "of peak", f"x {baseline}"]
-    lines = [
-        [
-            row["model"],
-            f"`{row['pattern']}`",
-            row["precision"],
-            f"{row['tgt_len']}, {row['mem_len']}",
-            f"{row['parameters']:,}",
-            f"{row['flops'] / 1e9:,.3g}",
-            milliseconds(row["seconds"]),
-            f"{row['share_of_peak']:.0%}",
-            f"{row['against'][baseline]['speedup']:.2f}, limit {row['against'][baseline]['limit']:.2f}",
-        ]
-        for row in rows
-    ]
-    aligned = ("left", "left", "left", *["right"] * 6)
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True, colalign=aligned)
-
-
-def back_end_of(row: dict[str, Any]) -> str:
-    """Its name, and for auto what it chose; other libraries' models have no back end with a name here."""
-    return f"auto: {', '.join(row['back_end_used'])}" if row["back_end"] == "auto" else row["back_end"]
+    lines = []
+    for row in rows:
+        beside = row["against"][baseline]
+        speedup = f"{beside['speedup']:.2f}, limit {beside['limit']:.2f}"
+        lines.append({**cells(row, OF_CAUSAL_MODELS), f"x {baseline}": speedup})
+    return markdown_table(lines, left=("pattern", "precision"))
 
 
 def milliseconds(seconds: dict[str, Any]) -> str:
     """Median with quartiles."""
-    median, low, high = (1000 * seconds[key] for key in ("median", "low", "high"))
-    digits = 0 if low >= 100 else 1 if low >= 10 else 2
-    return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    times = {key: 1000 * seconds[key] for key in ("median", "low", "high")}
+    return with_spread(times, 0 if times["low"] >= 100 else 1 if times["low"] >= 10 else 2)
 
 
 def _speedup(row: dict[str, Any], baseline: str) -> str:
@@ -111,8 +103,7 @@ def _speedup(row: dict[str, Any], baseline: str) -> str:
     if beside is None:
         return "not measured"
     kernel = f", {beside['back_end']}" if baseline == OURS else ""
-    spread = f"{beside['low']:.2f} to {beside['high']:.2f}"
-    return f"{beside['speedup']:.2f} ({spread}), limit {beside['limit']:.2f}{kernel}"
+    return f"{with_spread({**beside, 'median': beside['speedup']}, 2)}, limit {beside['limit']:.2f}{kernel}"
 
 
 def csv_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -133,13 +124,3 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     for name, beside in row["against"].items():
         flat |= {f"{key} against {name}": value for key, value in beside.items()}
     return flat
-
-
-def write_csv(results: dict[str, Any], path: Path) -> None:
-    """Every row of every cell as one line; columns that a row lacks stay empty."""
-    rows = list(csv_rows(results))
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)

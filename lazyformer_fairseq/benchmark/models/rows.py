@@ -8,27 +8,20 @@ from lazyformer_fairseq.benchmark.models.contenders import predicted_words
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS, Entry
 from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS, Cell
 from lazyformer_fairseq.costs.flops import layers_of_blocks
-from lazyformer_fairseq.costs.latency import Timing
+from lazyformer_fairseq.costs.latency import Timing, spread
 
 
 def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float) -> dict[str, Any]:
-    """The measurements, and what follows from them.
+    """The measurements, and what follows from them; `flops` are those that this back end performs.
 
     Args:
-        entry: what ran.
-        cell: what it was measured at.
-        timing: seconds of its calls.
         memory: peak bytes.
         peak: FLOP/s of the fastest matrix product in the same rounds.
-
-    Returns:
-        `flops` are those that this back end performs; `share_of_peak` refers to them.
     """
     training = WORKLOADS[cell.workload][1]
     predicted = predicted_words(cell.batch, cell.time) if cell.workload == "training" else 0
     flops = entry.count_flops(cell.batch, cell.time, training, predicted)
     used = entry.back_end_used(cell.batch, cell.time, training)
-    low, high = timing.quartiles
     return {
         "model": entry.model,
         "pattern": entry.contender.pattern,
@@ -39,7 +32,7 @@ def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float)
         "baseline": entry.baseline,
         "parameters": entry.contender.parameters,
         "flops": flops,
-        "seconds": {"median": timing.median, "low": low, "high": high, "samples": list(timing.samples)},
+        "seconds": timing.as_json(),
         "tokens_per_second": cell.batch * cell.time / timing.median,
         "flops_per_second": flops / timing.median,
         "share_of_peak": flops / timing.median / peak,
@@ -65,11 +58,11 @@ def add_speedups(rows: list[dict[str, Any]]) -> None:
 
 
 def _beside(row: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
-    ratios = np.divide(baseline["seconds"]["samples"], row["seconds"]["samples"])
+    ratios = spread(np.divide(baseline["seconds"]["samples"], row["seconds"]["samples"]))
     return {
         "speedup": baseline["seconds"]["median"] / row["seconds"]["median"],
-        "low": float(np.quantile(ratios, 0.25)),
-        "high": float(np.quantile(ratios, 0.75)),
+        "low": ratios["low"],
+        "high": ratios["high"],
         "limit": baseline["flops"] / row["flops"],
         "memory": row["memory_bytes"] / baseline["memory_bytes"],
         "back_end": baseline["back_end"],

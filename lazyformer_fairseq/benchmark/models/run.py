@@ -1,23 +1,75 @@
-"""One benchmark: for each precision, length and workload, all models take turns, round after round."""
+"""One benchmark, from its settings to the files in its folder.
+
+For each precision, length and workload, all models take turns, round after round.
+"""
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from lazyformer_fairseq.benchmark.models.causal_latency import measure_causal_models
 from lazyformer_fairseq.benchmark.models.entries import Entry, build_entries
+from lazyformer_fairseq.benchmark.models.report import csv_rows, tables
 from lazyformer_fairseq.benchmark.models.rows import add_speedups, describe
-from lazyformer_fairseq.benchmark.models.settings import PRECISIONS, BenchSettings
+from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.benchmark.models.workloads import Cell, Update, bytes_of, encoder_training, inference
 from lazyformer_fairseq.costs.latency import measure
+from lazyformer_fairseq.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.costs.peak_memory import peak_memory
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.tables import write_csv
+from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 
 logger = logging.getLogger(__name__)
+
+
+def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> str:
+    """Measures, writes `results.json`, `results.csv`, `results.md` and pictures, and returns the tables.
+
+    Args:
+        folder: created, complete, after all measurements.
+        command: as it was given, for the record.
+
+    Raises:
+        UserError: the folder is not empty, or cannot be created.
+    """
+    refuse_filled_folder(folder)
+    torch.manual_seed(1)
+    results = {
+        "command": " ".join(command),
+        "machine": describe_machine(settings.device),
+        "versions": describe_versions(),
+        "settings": asdict(settings),
+        **run_bench(settings),
+    }
+    text = tables(results)
+    with whole_folder(folder) as unfinished:
+        write_json(unfinished / "results.json", results)
+        write_csv(list(csv_rows(results)), unfinished / "results.csv")
+        facts = {"command": f"`{results['command']}`", **results["machine"], **results["versions"]}
+        described = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+        (unfinished / "results.md").write_text(f"{described}\n\n{text}\n", encoding="utf-8")
+        _draw(results, unfinished)
+    return text
+
+
+def _draw(results: dict[str, Any], folder: Path) -> None:
+    """Draws pictures, except on a machine without matplotlib, such as one borrowed for a measurement."""
+    try:
+        from lazyformer_fairseq.benchmark.models.pictures import draw_all
+    except ModuleNotFoundError as error:
+        print(f"left out: pictures ({error}); where it is installed: lazyformer bench draw FOLDER", file=sys.stderr)
+    else:
+        draw_all(results, folder)
 
 
 def run_bench(settings: BenchSettings) -> dict[str, Any]:
@@ -66,8 +118,7 @@ def _cells(settings: BenchSettings, precision: str) -> Iterator[Cell]:
     for length in settings.lengths:
         for workload in settings.workloads:
             batch = settings.batch_of(length)
-            batches = {1: None, batch: None} if workload == "inference" else {batch: None}
-            for size in batches:
+            for size in sorted({1, batch} if workload == "inference" else {batch}):
                 yield Cell(workload, precision, length, size)
 
 
@@ -96,7 +147,8 @@ def _try_out(
     things, memory, left_out, shared = {}, {}, {}, {}
     for entry in tqdm(entries, desc=f"{cell}: trying out", leave=False):
         if id(entry.contender) not in shared:
-            shared[id(entry.contender)] = _thing(cell, entry)
+            make = {"training": Update, "encoder": encoder_training, "inference": inference}[cell.workload]
+            shared[id(entry.contender)] = make(entry.contender, cell.batch, cell.time)
         thing = shared[id(entry.contender)]
         call = entry.prepared(thing)
         try:
@@ -113,8 +165,3 @@ def _try_out(
 def _in_a_line(error: Exception) -> str:
     first = next(iter(str(error).splitlines()), "")
     return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-
-
-def _thing(cell: Cell, entry: Entry) -> Callable[[], object]:
-    make = {"training": Update, "encoder": encoder_training, "inference": inference}[cell.workload]
-    return make(entry.contender, cell.batch, cell.time)

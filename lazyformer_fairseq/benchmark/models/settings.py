@@ -1,50 +1,28 @@
 """What `lazyformer bench` measures."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Optional
 
-import torch
-
 from lazyformer_fairseq.benchmark.models.workloads import WORKLOADS
+from lazyformer_fairseq.costs.machine import PRECISIONS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """Options of the command.
-
-    Attributes:
-        archs: names of the two tables of architectures.
-        patterns: further encoders by name, in the sizes of `baseline_arch`.
-        lengths: tokens of a sequence, each a measurement of its own.
-        batch: sequences; None for as many as `tokens` make up.
-        tokens: per batch, where `batch` is None; at least one sequence.
-        precisions: of weights and activations, keys of PRECISIONS.
-        back_ends: of the lazy models, including "auto"; each makes a row.
-        baseline_back_ends: of our BERT, the fastest of which is the baseline.
-        buckets: of the relative bias; each gives a measurement of the encoders.
-        workloads: keys of WORKLOADS.
-        baseline_arch: whose sizes the baselines have.
-        device: cpu or cuda.
-        rounds: samples of each row.
-        minutes: limit for all rounds together; one round of each always runs. None for no limit.
-        compile: whether torch compiles every model.
-        tgt_len: tokens of a causal model's segment.
-        mem_len: tokens that it remembers.
+    """Options of the command, as its help describes them; `minutes` and `batch` None for none given.
 
     Raises:
         UserError: an unknown name, or sizes that do not fit together.
     """
 
     archs: tuple[str, ...] = ("lazyformer_m2x6_s",)
-    patterns: Mapping[str, str] = ()  # type: ignore[assignment]
+    patterns: Mapping[str, str] = field(default_factory=dict)
     lengths: tuple[int, ...] = (128, 512)
     batch: Optional[int] = None
     tokens: int = 1024
@@ -62,7 +40,6 @@ class BenchSettings:
     mem_len: int = 640
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", dict(self.patterns))
         _check("--arch", self.archs, (*ARCHITECTURES, *CAUSAL_ARCHITECTURES))
         _check("--baseline-arch", (self.baseline_arch,), tuple(ARCHITECTURES))
         _check("--precision", self.precisions, tuple(PRECISIONS))
@@ -92,9 +69,6 @@ class BenchSettings:
 
     def batch_of(self, time: int) -> int:
         return self.batch or max(1, self.tokens // time)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def _check(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:

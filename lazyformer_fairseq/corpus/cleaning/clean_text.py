@@ -4,12 +4,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import Optional
 
 from datatrove.data import Document
 
 from lazyformer_fairseq.corpus.cleaning.rules import HALVES, INVISIBLE, UNDECODABLE, Rule, rules_for
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 
 PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # share of a line's characters
@@ -46,9 +47,8 @@ class CleanText(DocumentStep):
         max_line_characters: int = 100_000,
         min_line_letters: float = 0.5,
         min_document_characters: int = 100,
-        notes: Optional[TaskNotes] = None,
     ):
-        super().__init__(notes)
+        super().__init__()
         self.min_line_words = min_line_words
         self.max_line_characters = max_line_characters
         self.min_line_letters = min_line_letters
@@ -57,7 +57,8 @@ class CleanText(DocumentStep):
     def process(self, document: Document) -> Optional[str]:
         counts: Counter[str] = Counter()
         kept, characters, characters_of_few_letters = [], 0, 0
-        for line in self._lines(document.text):
+        paragraphs = document.text.split("\n")
+        for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
             line, reason = self._cleaned(line, counts)
             characters += len(line)
             counts["lines in"] += 1
@@ -74,13 +75,6 @@ class CleanText(DocumentStep):
         if characters_of_few_letters > characters / 2:
             return "few letters"
         return "too short" if len(document.text) < self.min_document_characters else None
-
-    def _lines(self, text: str) -> Iterator[str]:
-        for line in text.split("\n"):
-            if len(line) <= self.max_line_characters:
-                yield line
-            else:
-                yield from divided(line, self.max_line_characters)
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
         """The clean line, and the reason to drop it or None."""

@@ -30,15 +30,11 @@ def find_duplicates(
         an item per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
     """
     decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
-    assert len(bands) in (0, len(fingerprints)) and all(map(_same_length, fingerprints, bands))
+    assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
     _mark_repeated(fingerprints, decisions, DUPLICATE, documents_at_once)
     for band in range(bands[0].shape[1] if len(bands) else 0):
         _mark_repeated([unit[:, band : band + 1] for unit in bands], decisions, NEAR_DUPLICATE, documents_at_once)
     return decisions
-
-
-def _same_length(one: np.ndarray, other: np.ndarray) -> bool:
-    return len(one) == len(other)
 
 
 def _mark_repeated(units: Sequence[np.ndarray], decisions: list[np.ndarray], mark: int, at_once: int) -> None:

@@ -1,14 +1,13 @@
 """Tells equal documents by a hash of the text and, on request, similar ones by hashes that they share."""
 
 import re
-from typing import Optional
 
 import numpy as np
 import xxhash
 from datatrove.data import Document
 from rensa import RMinHash
 
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 
 # Punctuation outside ASCII: of Latin, general, of Chinese and Japanese, full-width.
 PUNCTUATION = re.compile(
@@ -34,8 +33,8 @@ class Fingerprint(DocumentStep):
 
     name = "fingerprint"
 
-    def __init__(self, near_duplicates: bool = False, notes: Optional[TaskNotes] = None):
-        super().__init__(notes)
+    def __init__(self, near_duplicates: bool = False):
+        super().__init__()
         self.near_duplicates = near_duplicates
 
     def process(self, document: Document) -> None:

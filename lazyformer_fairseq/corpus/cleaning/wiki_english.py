@@ -89,5 +89,5 @@ INLINE_TEMPLATES: dict[str, Callable[[Arguments], str]] = {
     "chem": "".join,
     "ship": lambda arguments: " ".join(arguments[:2]),
     **{prefix.lower(): _after(f"{prefix} ") for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()},
+    "lang-": _first,  # {{lang-fr|mot}}, {{lang-de|Wort}}, ...
 }
-INLINE_PREFIXES = {"lang-": _first}  # {{lang-fr|mot}}

@@ -7,7 +7,7 @@ writes italics as quotes, makes a paragraph of each line, loses what templates s
 """
 
 import re
-from functools import cached_property
+from functools import lru_cache
 from typing import Optional
 
 from datatrove.data import Document
@@ -80,22 +80,19 @@ class ExtractWikiMarkup(DocumentStep):
 
     def paragraphs(self, markup: str) -> str:
         """Plain text of a page, one paragraph a line."""
-        text = self._extractor.clean_text(simplify(markup), expand_templates=False, html_safe=False)
+        text = load_extractor().clean_text(simplify(markup), expand_templates=False, html_safe=False)
         lines = (_mend(line) for paragraph in text for line in paragraph.split("\n"))
         return "\n".join(line for line in lines if line)
 
-    @cached_property
-    def _extractor(self):
-        try:
-            from wikiextractor.extract import Extractor
-        except ImportError:
-            raise UserError(
-                "reading MediaWiki dumps needs wikiextractor: pip install lazyformer_fairseq[corpus]"
-            ) from None
-        return Extractor(0, "", "", "", [], keepSections=False)
 
-    def __getstate__(self):
-        return {name: value for name, value in self.__dict__.items() if name != "_extractor"}
+@lru_cache(maxsize=1)
+def load_extractor():
+    """wikiextractor's; loaded once per process."""
+    try:
+        from wikiextractor.extract import Extractor
+    except ImportError:
+        raise UserError("reading MediaWiki dumps needs wikiextractor: pip install lazyformer_fairseq[corpus]") from None
+    return Extractor(0, "", "", "", [], keepSections=False)
 
 
 def _is_disambiguation(title: str, markup: str) -> bool:
@@ -148,12 +145,9 @@ def _template_text(match: re.Match) -> str:
     name = name.strip().replace("_", " ").lower()
     if name.startswith("formatnum:"):
         return name.removeprefix("formatnum:").strip()
-    render = wiki_english.INLINE_TEMPLATES.get(name)
+    render = wiki_english.INLINE_TEMPLATES.get("lang-" if name.startswith("lang-") else name)
     if render is None:
-        prefix = next((prefix for prefix in wiki_english.INLINE_PREFIXES if name.startswith(prefix)), None)
-        if prefix is None:
-            return ""
-        render = wiki_english.INLINE_PREFIXES[prefix]
+        return ""
     arguments = PIPE_OUTSIDE_OF_LINKS.split(rest) if rest else []
     arguments = [NUMBERED_ARGUMENT.sub("", argument) for argument in arguments]
     return render([argument.strip() for argument in arguments if not NAMED_ARGUMENT.match(argument)])

@@ -1,17 +1,21 @@
 """The pipeline's first step: documents of a unit's files."""
 
-import os
 from collections.abc import Callable, Sequence
-from typing import Literal, Optional
+from typing import Literal
 
 from datatrove.data import Document, DocumentsPipeline
 
 from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch
 from lazyformer_fairseq.corpus.readers.compressed import BadInput
 from lazyformer_fairseq.corpus.readers.documents import read_piece
-from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
+from lazyformer_fairseq.corpus.readers.units import bytes_of
+from lazyformer_fairseq.corpus.step import CorpusStep
 
 PROGRESS_BYTES = 1 << 18
+
+
+def report_to_nobody(rank: int, bytes_done: int) -> None:
+    """A function with a name, because a lambda could not be sent to a worker."""
 
 
 class ReadDocuments(CorpusStep):
@@ -33,21 +37,15 @@ class ReadDocuments(CorpusStep):
         self,
         units: Sequence[tuple[Piece, ...]],
         bad_files: Literal["stop", "skip"] = "stop",
-        progress: Optional[Callable[[int, int], None]] = None,
-        notes: Optional[TaskNotes] = None,
+        progress: Callable[[int, int], None] = report_to_nobody,
     ):
         super().__init__()
-        self.units = units
-        self.bad_files = bad_files
-        self.progress = progress
-        self.notes = TaskNotes() if notes is None else notes
+        self.units, self.bad_files, self.progress = units, bad_files, progress
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        if data:
-            yield from data
         bytes_before = 0
         for piece in self.units[rank]:
-            size = (os.path.getsize(piece.path) if piece.end is None else piece.end) - piece.start
+            size = bytes_of([piece])
             try:
                 yield from self._documents(rank, piece, size, bytes_before)
                 self.stat_update("pieces of files")
@@ -58,7 +56,7 @@ class ReadDocuments(CorpusStep):
                 self.notes.add_dropped("bad file", str(error))
             bytes_before += size
             self.stat_update("bytes", value=size)
-            self._report(rank, bytes_before)
+            self.progress(rank, bytes_before)
 
     def _documents(self, rank: int, piece: Piece, size: int, bytes_before: int) -> DocumentsPipeline:
         watch = Watch()
@@ -75,12 +73,8 @@ class ReadDocuments(CorpusStep):
                 self.notes.count_document(piece.path)
                 if watch.bytes_done >= reported + PROGRESS_BYTES:
                     reported = watch.bytes_done
-                    self._report(rank, bytes_before + min(reported, size))  # it reads ahead
+                    self.progress(rank, bytes_before + min(reported, size))  # it reads ahead
                 yield Document(raw.text, f"{piece.path}:{raw.number}", metadata={"format": piece.format} | raw.metadata)
         finally:
             if watch.lines_not_utf8:
                 self.stat_update("lines not UTF-8", value=watch.lines_not_utf8)
-
-    def _report(self, rank: int, bytes_done: int) -> None:
-        if self.progress is not None:
-            self.progress(rank, bytes_done)

@@ -75,36 +75,26 @@ def cut_file(
 def _write_parts(
     file: InputFile, folder: Path, part_bytes: int, bad_files: str, progress: Callable[[int], None]
 ) -> None:
-    watch = Watch()
+    watch, part, left, number = Watch(), None, 0, 0
     try:
-        for number, lines in enumerate(_parts(file, part_bytes, watch)):
-            path = folder / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
-            with zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1)) as part:
-                for content in lines:
-                    part.write(content)
-            progress(watch.bytes_done)
+        for block in read_blocks(Piece(file.path, file.format), READERS[file.format].starts_document, watch):
+            if left <= 0:
+                if part:
+                    part.close()
+                    progress(watch.bytes_done)
+                path = folder / f"part-{number:05}.{EXTENSIONS.get(file.format, 'txt')}.zst"
+                part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
+                left, number = part_bytes, number + 1
+            part.write(block.content)
+            left -= len(block.content)
+        progress(watch.bytes_done)
     except BadInput as error:
         if bad_files == "stop":
             raise
         (folder / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
-
-
-def _parts(file: InputFile, part_bytes: int, watch: Watch) -> Iterator[list[bytes]]:
-    part: list[bytes] = []
-    size = 0
-    try:
-        for block in read_blocks(Piece(file.path, file.format), READERS[file.format].starts_document, watch):
-            if size >= part_bytes:
-                yield part
-                part, size = [], 0
-            part.append(block.content)
-            size += len(block.content)
-    except BadInput:
+    finally:
         if part:
-            yield part
-        raise
-    if part:
-        yield part
+            part.close()
 
 
 def _pieces(file: InputFile, unit_bytes: int) -> list[Piece]:

@@ -17,7 +17,7 @@ body { margin: 0 auto; padding: 2rem 1.5rem 3rem; max-width: 66rem; color: var(-
        font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 h3 { font-size: .95rem; margin: 1.2rem 0 .3rem; }
-p { margin: .3rem 0; } .soft { color: var(--soft); } .wrong { color: #b3261e; font-weight: 600; }
+p { margin: .3rem 0; } .soft { color: var(--soft); }
 .tiles { display: flex; flex-wrap: wrap; gap: .7rem; margin: 1.2rem 0 .6rem; }
 .tile { flex: 1 1 11rem; border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
 .tile b { display: block; font-size: 1.35rem; line-height: 1.25; font-variant-numeric: tabular-nums; }

@@ -14,7 +14,7 @@ from lazyformer_fairseq.corpus.readers.units import DAMAGE_FILE
 from lazyformer_fairseq.corpus.run.stages import WorkPaths
 from lazyformer_fairseq.corpus.step import EXAMPLES
 from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, load_unigrams
-from lazyformer_fairseq.corpus.words.store_words import NOTES_FILE
+from lazyformer_fairseq.corpus.words.word_store import NOTES_FILE
 
 FORMAT_VERSION = 1
 PACKAGES = (
@@ -51,13 +51,22 @@ def describe(
         "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
     }
     assert documents["in"] == documents["train"] + documents["valid"] + sum(drops.values()), documents
+    steps.append(
+        {
+            "name": "duplicates",
+            "documents in": documents["train"] + documents["valid"] + sum(of_duplicates.values()),
+            "documents out": documents["train"] + documents["valid"],
+            "dropped": of_duplicates,
+            "counts": {split: documents[split] for split in ("train", "valid")},
+        }
+    )
     examples, names, documents_of = gather_notes(paths, units, origins)
     return {
         "format_version": FORMAT_VERSION,
         "settings": plan["settings"],
         "inputs": [{**entry, "documents": documents_of[entry["path"]]} for entry in plan["inputs"]],
         "documents": documents,
-        "steps": [*steps, _step_of_duplicates(documents, of_duplicates)],
+        "steps": steps,
         "dropped_names": names,
         "examples": examples,
         "vocabulary": json.loads(paths.vocabulary.read_text()),
@@ -73,18 +82,6 @@ def describe(
     }
 
 
-def _step_of_duplicates(documents: dict[str, Any], of_duplicates: dict[str, int]) -> dict[str, Any]:
-    out = documents["train"] + documents["valid"]
-    step_in = out + sum(of_duplicates.values())
-    return {
-        "name": "duplicates",
-        "documents in": step_in,
-        "documents out": out,
-        "dropped": of_duplicates,
-        "counts": {"train": documents["train"], "valid": documents["valid"]},
-    }
-
-
 def stage_totals(folder: Path) -> dict[str, StepTotals]:
     """The counts of a stage's tasks, added up by step.
 
@@ -95,31 +92,28 @@ def stage_totals(folder: Path) -> dict[str, StepTotals]:
         for step in json.loads(path.read_text()):
             counts = totals.setdefault(step["name"].split(": ", 1)[1], defaultdict(float))
             for label, value in step["stats"].items():
-                if label == "peak memory":
-                    counts[label] = max(counts[label], _total(value))
-                else:
-                    counts[label] += _total(value)
+                total = value["total"] if isinstance(value, dict) else value
+                counts[label] = max(counts[label], total) if label == "peak memory" else counts[label] + total
     return totals
 
 
 def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
     """The manifest's list of steps that documents pass through."""
     flow = ("documents in", "documents out", "characters in", "characters out")
-    steps = []
-    for name, counts in totals.items():
-        if name == "task":
-            continue
-        apart = (*flow, CORE_SECONDS)
-        other = {k: v for k, v in counts.items() if k not in apart and not k.startswith(DROPPED)}
-        steps.append(
-            {
-                "name": name,
-                **{label: int(counts[label]) for label in flow if label in counts},
-                "dropped": dropped(counts),
-            }
-            | {"counts": {label: int(value) for label, value in sorted(other.items())}}
-        )
-    return steps
+    return [
+        {
+            "name": name,
+            **{label: int(counts[label]) for label in flow if label in counts},
+            "dropped": dropped(counts),
+            "counts": {
+                label: int(value)
+                for label, value in sorted(counts.items())
+                if label not in (*flow, CORE_SECONDS) and not label.startswith(DROPPED)
+            },
+        }
+        for name, counts in totals.items()
+        if name != "task"
+    ]
 
 
 def dropped(counts: StepTotals) -> dict[str, int]:
@@ -203,7 +197,3 @@ def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, An
         "unknown_share": unknown / tokens,
         "unigram_entropy_bits": float(-(share * np.log2(share)).sum()),
     }, lengths
-
-
-def _total(value: Any) -> float:
-    return value["total"] if isinstance(value, dict) else value

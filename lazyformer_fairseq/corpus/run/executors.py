@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import loguru
 from datatrove.executor.base import PipelineExecutor
@@ -61,9 +61,10 @@ def run_tasks(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: 
     Raises:
         UserError: a task failed for a reason that the user can fix; finished work stays.
     """
-    run = {"local": _run_locally, "slurm": _run_on_slurm, "ray": _run_on_ray}[settings.kind]
+    executor_class, options = {"local": _local, "slurm": _slurm, "ray": _ray}[settings.kind](settings, folder)
     shutil.rmtree(folder / FAILED, ignore_errors=True)
-    executor = run(pipeline, tasks, folder, settings)
+    executor = executor_class(pipeline, tasks, workers=settings.workers, logging_dir=str(folder), **options)
+    executor.run()
     if missing := executor.get_incomplete_ranks():
         if failed := sorted((folder / FAILED).glob("*")):
             raise UserError(failed[0].read_text(encoding="utf-8"))
@@ -127,50 +128,41 @@ class LocalExecutor(TellWhatFailed, LocalPipelineExecutor):
         self._run_for_rank(rank, local_rank=1)
 
 
-def _run_locally(
-    pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings
-) -> PipelineExecutor:
-    executor = LocalExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
-    executor.run()
-    return executor
+def _local(settings: ExecutorSettings, folder: Path) -> tuple[type[PipelineExecutor], dict[str, Any]]:
+    return LocalExecutor, {}
 
 
-def _run_on_slurm(
-    pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings
-) -> PipelineExecutor:
+def _slurm(settings: ExecutorSettings, folder: Path) -> tuple[type[PipelineExecutor], dict[str, Any]]:
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
     class SlurmExecutor(TellWhatFailed, SlurmPipelineExecutor):
         def launch_merge_stats(self) -> None:
             """Submits no job of its own: ``manifest.py`` adds up the statistics."""
 
+        def launch_job(self) -> None:
+            try:
+                super().launch_job()
+            except subprocess.CalledProcessError as error:
+                raise UserError(f"sbatch refused the job ({error}); see what it printed, and --slurm") from None
+            while self.get_incomplete_ranks() and self.job_id != -1 and _is_queued(self.job_id):
+                time.sleep(LOOK_AT_CLUSTER_EVERY)
+
     options = dict(settings.slurm)
     if missing := {"time", "partition"} - options.keys():
         raise UserError(f"--slurm {sorted(missing)[0]}=... is missing: sbatch needs a time limit and a partition")
     if shutil.which("sbatch") is None:
         raise UserError("--executor slurm: there is no command sbatch here; start this on a node of the cluster")
-    executor = SlurmExecutor(
-        pipeline,
-        tasks,
-        time=options.pop("time"),
-        partition=options.pop("partition"),
-        mem_per_cpu_gb=int(options.pop("mem_per_cpu_gb", 2)),
-        env_command=f"export PATH={os.environ['PATH']}",
-        qos=options.pop("qos", ""),
-        workers=settings.workers,
-        job_name=f"lazyformer-{folder.name}",
-        logging_dir=str(folder),
-        slurm_logs_folder=str(folder / "slurm"),
-        sbatch_args=options,
-        requeue=True,
-    )
-    try:
-        executor.run()
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"sbatch refused the job ({error}); see what it printed, and --slurm") from None
-    while executor.get_incomplete_ranks() and executor.job_id != -1 and _is_queued(executor.job_id):
-        time.sleep(LOOK_AT_CLUSTER_EVERY)
-    return executor
+    return SlurmExecutor, {
+        "time": options.pop("time"),
+        "partition": options.pop("partition"),
+        "mem_per_cpu_gb": int(options.pop("mem_per_cpu_gb", 2)),
+        "env_command": f"export PATH={os.environ['PATH']}",
+        "qos": options.pop("qos", ""),
+        "job_name": f"lazyformer-{folder.name}",
+        "slurm_logs_folder": str(folder / "slurm"),
+        "sbatch_args": options,
+        "requeue": True,
+    }
 
 
 def _is_queued(job: str) -> bool:
@@ -178,7 +170,7 @@ def _is_queued(job: str) -> bool:
     return answer.returncode == 0 and bool(answer.stdout.strip())
 
 
-def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings: ExecutorSettings) -> PipelineExecutor:
+def _ray(settings: ExecutorSettings, folder: Path) -> tuple[type[PipelineExecutor], dict[str, Any]]:
     try:
         import ray
     except ImportError:
@@ -191,9 +183,7 @@ def _run_on_ray(pipeline: list[PipelineStep], tasks: int, folder: Path, settings
     class RayExecutor(TellWhatFailed, RayPipelineExecutor):
         """datatrove's."""
 
-    executor = RayExecutor(pipeline, tasks, settings.workers, logging_dir=str(folder))
-    executor.run()
-    return executor
+    return RayExecutor, {}
 
 
 def wait_for_workers(folder: Path) -> None:

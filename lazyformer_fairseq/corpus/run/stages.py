@@ -13,9 +13,8 @@ import resource
 import shutil
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,35 +39,27 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 from lazyformer_fairseq.corpus.words.normalise import NormaliseWords
 from lazyformer_fairseq.corpus.words.piece_ids import write_ids
-from lazyformer_fairseq.corpus.words.store_words import StoreWords
-from lazyformer_fairseq.corpus.words.vocabulary import FrequencyFilter, count_words, merge_counts
-from lazyformer_fairseq.corpus.words.word_store import WordStore
+from lazyformer_fairseq.corpus.words.vocabulary import count_words, merge_counts
+from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
 from lazyformer_fairseq.files.indexed_format import join_parts
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import whole_file
 
 
-@dataclass(frozen=True)
 class WorkPaths:
-    """Where the stages keep their files; ``rank`` is a unit's number."""
+    """Where the stages keep their files; ``rank`` is a unit's number. ``tasks``: datatrove's, a folder a stage."""
 
-    root: Path
-
-    @property
-    def tasks(self) -> Path:
-        """datatrove's files of the tasks, a folder for each stage."""
-        return self.root / "tasks"
+    def __init__(self, root: Path):
+        self.root, self.tasks, self.words = root, root / "tasks", root / "words"
+        self.tokenizer, self.kept_words = root / "tokenizer", root / "kept_words.npy"
+        self.vocabulary, self.result = root / "vocabulary.json", root / RESULT
 
     def stage(self, name: str) -> Path:
         return self.tasks / name
 
     def cut(self, number: int) -> Path:
         return self.root / "cut" / f"{number:05d}"
-
-    @property
-    def words(self) -> Path:
-        return self.root / "words"
 
     def store(self, rank: int) -> Path:
         return self.words / f"{rank:05d}"
@@ -79,24 +70,8 @@ class WorkPaths:
     def counts(self, rank: int) -> Path:
         return self.root / "counts" / f"{rank:05d}"
 
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "tokenizer"
-
-    @property
-    def kept_words(self) -> Path:
-        return self.root / "kept_words.npy"
-
-    @property
-    def vocabulary(self) -> Path:
-        return self.root / "vocabulary.json"
-
     def ids(self, rank: int, split: str) -> Path:
         return self.root / "ids" / f"{rank:05d}.{split}"
-
-    @property
-    def result(self) -> Path:
-        return self.root / RESULT
 
 
 @dataclass(frozen=True)
@@ -110,29 +85,36 @@ class Stage:
 
 def cut_stage(paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, settings: CorpusSettings) -> Stage:
     """Cuts compressed files that cannot be read in pieces."""
-    step = CutFiles(paths, files, part_bytes, settings.bad_files, TaskProgress(paths.stage("cut") / "progress"))
+    progress = TaskProgress(paths.stage("cut") / "progress")
+    step = StageStep("cut", partial(cut_one, files, part_bytes, progress), paths, settings)
     return Stage("cut", [file.size for file in files], [step, TaskMeter()])
 
 
 def later_stages(paths: WorkPaths, units: list[tuple[Piece, ...]], settings: CorpusSettings, shards: int):
     """All stages after the cutting, in order."""
-    notes = TaskNotes()
-    words: list[PipelineStep] = [
-        ReadDocuments(units, settings.bad_files, TaskProgress(paths.stage("words") / "progress"), notes),
-        ExtractWikiMarkup(notes=notes),
-        CleanText(notes=notes),
-        Fingerprint(settings.near_duplicates, notes=notes),
-        SplitSentences(settings.spacy_model, settings.min_words, notes=notes),
-        NormaliseWords(settings.text, notes=notes),
-        StoreWords(paths.words, notes=notes),
+    words: list[CorpusStep] = [
+        ReadDocuments(units, settings.bad_files, TaskProgress(paths.stage("words") / "progress")),
+        ExtractWikiMarkup(),
+        CleanText(),
+        Fingerprint(settings.near_duplicates),
+        SplitSentences(settings.spacy_model, settings.min_words),
+        NormaliseWords(settings.text),
+        StoreWords(paths.words),
     ]
-    count = len(units)
+    notes = TaskNotes()
+    for step in words:
+        step.notes = notes
     yield Stage("words", [bytes_of(unit) for unit in units], [*words, TaskMeter()])
-    yield Stage("duplicates", [1], [MarkDuplicates(paths, count, settings), TaskMeter()])
-    yield Stage("count", [1] * count, [CountWords(paths, settings), TaskMeter()])
-    yield Stage("tokenizer", [1], [TrainTokenizer(paths, count, settings), TaskMeter()])
-    yield Stage("ids", [1] * count, [WriteIds(paths, settings), TaskMeter()])
-    yield Stage("shards", [1] * shards, [JoinShards(paths, count), TaskMeter()])
+    count = len(units)
+    for name, tasks, work in (
+        ("duplicates", 1, mark_duplicates),
+        ("count", count, count_words_of_unit),
+        ("tokenizer", 1, train_tokenizer),
+        ("ids", count, write_ids_of_unit),
+        ("shards", shards, join_shard),
+    ):
+        step = StageStep(name, work, paths, settings, count)
+        yield Stage(name, [1] * tasks, [step, TaskMeter()])
 
 
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
@@ -158,157 +140,85 @@ class TaskMeter(PipelineStep):
         yield from ()
 
 
-class StageStep(CorpusStep, ABC):
-    """A step that takes no documents: it reads the previous stage's files."""
+class StageStep(CorpusStep):
+    """A step that takes no documents: ``work(step, rank, tasks)`` reads earlier stages' files, writes its own whole."""
 
-    def __init__(self, paths: WorkPaths):
+    def __init__(self, name: str, work: Callable, paths: WorkPaths, settings: CorpusSettings, units: int = 0):
+        self.name, self.work, self.paths, self.settings, self.units = name, work, paths, settings, units
         super().__init__()
-        self.paths = paths
-
-    @abstractmethod
-    def work(self, rank: int, world_size: int) -> None:
-        """Does the task; writes its files whole or not at all."""
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         with self.track_core_time():
-            self.work(rank, world_size)
+            self.work(self, rank, world_size)
         yield from ()
 
 
-class CutFiles(StageStep):
+def cut_one(
+    files: Sequence[InputFile], part_bytes: int, progress: TaskProgress, step: StageStep, rank: int, tasks: int
+) -> None:
     """Cuts file ``rank`` into parts."""
-
-    name = "cut"
-
-    def __init__(
-        self, paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, bad_files: str, progress: TaskProgress
-    ):
-        super().__init__(paths)
-        self.files, self.part_bytes, self.bad_files, self.progress = files, part_bytes, bad_files, progress
-
-    def work(self, rank: int, world_size: int) -> None:
-        cut_file(self.files[rank], self.paths.cut(rank), self.part_bytes, self.bad_files, partial(self.progress, rank))
+    cut_file(files[rank], step.paths.cut(rank), part_bytes, step.settings.bad_files, partial(progress, rank))
 
 
-class MarkDuplicates(StageStep):
+def mark_duplicates(step: StageStep, rank: int, tasks: int) -> None:
     """Decides for every unit which of its documents to drop, and why."""
-
-    name = "duplicates"
-
-    def __init__(self, paths: WorkPaths, units: int, settings: CorpusSettings):
-        super().__init__(paths)
-        self.units, self.settings = units, settings
-
-    def work(self, rank: int, world_size: int) -> None:
-        stores = [WordStore.open(self.paths.store(unit)) for unit in range(self.units)]
-        marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
-        for unit, (store, mark) in enumerate(zip(stores, marks, strict=True)):
-            save_array(self.paths.duplicates(unit), mark)
-            held_out = is_held_out(store.fingerprints, self.settings.valid_share, self.settings.seed)
-            self.stat_update("valid", value=int((held_out & (mark == KEEP)).sum()))
-            self.stat_update("train", value=int((~held_out & (mark == KEEP)).sum()))
-            for key, reason in REASONS.items():
-                self.stat_update(f"dropped: {reason}", value=int((mark == key).sum()))
+    stores = [WordStore(step.paths.store(unit)) for unit in range(step.units)]
+    marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
+    for unit, (store, mark) in enumerate(zip(stores, marks, strict=True)):
+        with whole_file(step.paths.duplicates(unit), durable=False) as file:
+            np.save(file, mark, allow_pickle=False)
+        for split, documents in documents_of_splits(step, store, unit).items():
+            step.stat_update(split, value=int(documents.sum()))
+        for key, reason in REASONS.items():
+            step.stat_update(f"dropped: {reason}", value=int((mark == key).sum()))
 
 
-class CountWords(StageStep):
+def count_words_of_unit(step: StageStep, rank: int, tasks: int) -> None:
     """Counts the words of the unit's training documents."""
-
-    name = "count"
-
-    def __init__(self, paths: WorkPaths, settings: CorpusSettings):
-        super().__init__(paths)
-        self.settings = settings
-
-    def work(self, rank: int, world_size: int) -> None:
-        store = WordStore.open(self.paths.store(rank))
-        count_words(
-            store, documents_of_splits(self.paths, store, rank, self.settings)["train"], self.paths.counts(rank)
-        )
+    store = WordStore(step.paths.store(rank))
+    count_words(store, documents_of_splits(step, store, rank)["train"], step.paths.counts(rank))
 
 
-class TrainTokenizer(StageStep):
+def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
     """Words of all units -> those frequent enough -> the BPE."""
-
-    name = "tokenizer"
-
-    def __init__(self, paths: WorkPaths, units: int, settings: CorpusSettings):
-        super().__init__(paths)
-        self.units, self.settings = units, settings
-
-    def work(self, rank: int, world_size: int) -> None:
-        settings = self.settings
-        coverage = None if settings.min_word_count else settings.word_coverage
-        merged = merge_counts(
-            [self.paths.counts(unit) for unit in range(self.units)],
-            self.paths.kept_words,
-            FrequencyFilter(settings.min_word_count, coverage),
-            settings.text.special_tokens,
-        )
-        shutil.rmtree(self.paths.tokenizer, ignore_errors=True)  # of a run that was stopped
-        Tokenizer.train_on_counts(merged.frequent, self.paths.tokenizer, settings.vocab_size, settings.text)
-        write_json(self.paths.vocabulary, {**merged.summary(), "size": settings.vocab_size})
+    paths, settings = step.paths, step.settings
+    merged = merge_counts(
+        [paths.counts(unit) for unit in range(step.units)],
+        paths.kept_words,
+        settings.word_coverage,
+        settings.min_word_count,
+        settings.text.special_tokens,
+    )
+    shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
+    Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
+    write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
 
 
-class WriteIds(StageStep):
+def write_ids_of_unit(step: StageStep, rank: int, tasks: int) -> None:
     """The unit's words become ids, train and valid apart."""
-
-    name = "ids"
-
-    def __init__(self, paths: WorkPaths, settings: CorpusSettings):
-        super().__init__(paths)
-        self.settings = settings
-
-    def work(self, rank: int, world_size: int) -> None:
-        store = WordStore.open(self.paths.store(rank))
-        splits = documents_of_splits(self.paths, store, rank, self.settings)
-        counts = write_ids(
-            store,
-            splits["train"],
-            splits["valid"],
-            load_tokenizer(self.paths.tokenizer),
-            np.load(self.paths.kept_words, mmap_mode="r", allow_pickle=False),
-            self.paths.ids(rank, "train"),
-            self.paths.ids(rank, "valid"),
-        )
-        write_json(self.paths.ids(rank, "json"), counts, durable=False)
+    store = WordStore(step.paths.store(rank))
+    kept_words = np.load(step.paths.kept_words, mmap_mode="r", allow_pickle=False)
+    keep = documents_of_splits(step, store, rank)
+    prefixes = {split: step.paths.ids(rank, split) for split in keep}
+    counts = write_ids(store, keep, load_tokenizer(step.paths.tokenizer), kept_words, prefixes)
+    write_json(step.paths.ids(rank, "json"), counts, durable=False)
 
 
-class JoinShards(StageStep):
-    """Joins the parts of every ``world_size``-th unit; the validation split is whole in the first shard."""
-
-    name = "shards"
-
-    def __init__(self, paths: WorkPaths, units: int):
-        super().__init__(paths)
-        self.units = units
-
-    def work(self, rank: int, world_size: int) -> None:
-        folder = self.paths.result / f"shard{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        train = range(rank, self.units, world_size)
-        join_parts([self.paths.ids(unit, "train") for unit in train], folder / "train")
-        if rank == 0:
-            join_parts([self.paths.ids(unit, "valid") for unit in range(self.units)], folder / "valid")
-        shutil.copyfile(self.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
+def join_shard(step: StageStep, rank: int, tasks: int) -> None:
+    """Joins the parts of every ``tasks``-th unit; the validation split is whole in the first shard."""
+    folder = step.paths.result / f"shard{rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    join_parts([step.paths.ids(unit, "train") for unit in range(rank, step.units, tasks)], folder / "train")
+    if rank == 0:
+        join_parts([step.paths.ids(unit, "valid") for unit in range(step.units)], folder / "valid")
+    shutil.copyfile(step.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 
-@lru_cache(maxsize=1)
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """Loads it once per process, for any number of units."""
-    return Tokenizer.load(folder)
+load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)  # once per process, for any number of units
 
 
-def documents_of_splits(
-    paths: WorkPaths, store: WordStore, rank: int, settings: CorpusSettings
-) -> dict[str, np.ndarray]:
+def documents_of_splits(step: StageStep, store: WordStore, unit: int) -> dict[str, np.ndarray]:
     """For each split, the documents of a unit that are in it: bool (documents,)."""
-    kept = np.load(paths.duplicates(rank), allow_pickle=False) == KEEP
-    held_out = is_held_out(store.fingerprints, settings.valid_share, settings.seed)
+    kept = np.load(step.paths.duplicates(unit), allow_pickle=False) == KEEP
+    held_out = is_held_out(store.fingerprints, step.settings.valid_share, step.settings.seed)
     return {"train": kept & ~held_out, "valid": kept & held_out}
-
-
-def save_array(path: Path, array: np.ndarray) -> None:
-    """Writes an .npy file whole or not at all."""
-    with whole_file(path, durable=False) as file:
-        np.save(file, array, allow_pickle=False)

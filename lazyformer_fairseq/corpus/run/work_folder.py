@@ -43,7 +43,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     Raises:
         UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
     """
-    work = work_of(folder)
+    work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
     if (work / PUBLISHED).exists() and not (work / RESULT).exists():
         shutil.rmtree(work)  # what publish() was stopped at
     with claimed(work):
@@ -52,11 +52,6 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
         else:
             write_json(work / PLAN, plan)
         yield work
-
-
-def work_of(folder: Path) -> Path:
-    """``.NAME.unfinished`` beside ``folder``."""
-    return folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
 
 
 def publish(work: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Optional
 from datatrove.data import Document
 
 from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 
 
 class SplitSentences(DocumentStep):
@@ -21,7 +21,6 @@ class SplitSentences(DocumentStep):
     Args:
         spacy_model: see :class:`SentenceSplitter`.
         min_words: words (between spaces) that a sentence has at least, unless its document has fewer; 0: no joining.
-        notes: see :class:`DocumentStep`.
 
     Raises:
         UserError: with the first document: ``spacy_model`` is not installed.
@@ -29,8 +28,8 @@ class SplitSentences(DocumentStep):
 
     name = "sentences"
 
-    def __init__(self, spacy_model: Optional[str] = None, min_words: int = 4, notes: Optional[TaskNotes] = None):
-        super().__init__(notes)
+    def __init__(self, spacy_model: Optional[str] = None, min_words: int = 4):
+        super().__init__()
         self.spacy_model = spacy_model
         self.min_words = min_words
 
@@ -48,10 +47,7 @@ class SplitSentences(DocumentStep):
         return None
 
 
-@lru_cache(maxsize=1)
-def load_splitter(spacy_model: Optional[str]) -> SentenceSplitter:
-    """Loads it once per process, for any number of units."""
-    return SentenceSplitter(spacy_model)
+load_splitter = lru_cache(maxsize=1)(SentenceSplitter)  # once per process, for any number of units
 
 
 def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
@@ -63,7 +59,7 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
         for sentence in paragraph:
             sentence = f"{waiting} {sentence}" if waiting else sentence
             waiting = ""
-            if not _is_short(sentence, min_words):
+            if len(sentence.split(maxsplit=min_words)) >= min_words:
                 sentences.append(sentence)
                 has_sentence = True
             elif has_sentence:
@@ -75,7 +71,3 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
     elif waiting:
         sentences.append(waiting)
     return sentences
-
-
-def _is_short(sentence: str, min_words: int) -> bool:
-    return len(sentence.split(maxsplit=min_words)) < min_words

@@ -1,12 +1,12 @@
 """Step: cased sentences -> the words that BPE sees."""
 
 import re
-from functools import cached_property
+from functools import lru_cache
 from typing import Optional
 
 from datatrove.data import Document
 
-from lazyformer_fairseq.corpus.step import DocumentStep, TaskNotes
+from lazyformer_fairseq.corpus.step import DocumentStep
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextNormaliser, TextSettings
 
 WIKITEXT = "wikitext"
@@ -24,23 +24,19 @@ class NormaliseWords(DocumentStep):
 
     name = "words"
 
-    def __init__(self, settings: TextSettings, notes: Optional[TaskNotes] = None):
-        super().__init__(notes)
+    def __init__(self, settings: TextSettings):
+        super().__init__()
         self.settings = settings
-
-    @cached_property
-    def _normalise(self) -> TextNormaliser:
-        return TextNormaliser(self.settings)
 
     def process(self, document: Document) -> Optional[str]:
         text = document.text
         if "<" in text:
             text = with_plain_symbols(text, keep_unknown=document.metadata.get("format") == WIKITEXT)
-        document.text = "\n".join(filter(None, map(self._normalise, text.split("\n"))))
+        document.text = "\n".join(filter(None, map(load_normaliser(self.settings), text.split("\n"))))
         return None if document.text else "no word"
 
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_normalise"}
+
+load_normaliser = lru_cache(maxsize=1)(TextNormaliser)  # once per process, for any number of units
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
@@ -49,12 +45,11 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
     Args:
         keep_unknown: leave ``<unk>`` as it is, an unknown word.
     """
-    return _SYMBOLS_BUT_UNKNOWN.sub(r"< \1 >", text) if keep_unknown else _SYMBOLS.sub(r"< \1 >", text)
+
+    def spelt(symbol: re.Match) -> str:
+        return symbol[0] if keep_unknown and symbol[0].lower() == UNKNOWN else f"< {symbol[1]} >"
+
+    return _SYMBOLS.sub(spelt, text)
 
 
-def _any_of(symbols: list[str]) -> re.Pattern:
-    return re.compile(f"<({'|'.join(symbol[1:-1] for symbol in symbols)})>", re.IGNORECASE | re.ASCII)
-
-
-_SYMBOLS = _any_of([*RESERVED_SYMBOLS])
-_SYMBOLS_BUT_UNKNOWN = _any_of([symbol for symbol in RESERVED_SYMBOLS if symbol != UNKNOWN])
+_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)

@@ -7,6 +7,7 @@
 Each distinct word of the unit is encoded once; numpy does the rest.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +27,25 @@ LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.in
 
 def write_ids(
     store: WordStore,
-    keep_train: np.ndarray,
-    keep_valid: np.ndarray,
+    keep: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
     kept_hashes: np.ndarray,
-    prefix_train: Path,
-    prefix_valid: Path,
+    prefixes: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
-    """Writes a unit's parts of both splits, each file whole or not at all.
+    """Writes a unit's part of each split, each file whole or not at all.
 
     Args:
-        keep_train, keep_valid: bool (documents,): those of each split.
+        keep: by split, bool (documents,): those that are in it.
         kept_hashes: uint64, sorted: of the words that are frequent enough (see ``vocabulary.py``); every other word
             becomes one ``<unk>``.
 
     Returns:
-        for ``train`` and ``valid``, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``,
-        ``</s>`` left out; ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and
-        "sentences per document" the counts of the bins between ``LENGTH_EDGES``.
+        by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
+        ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and "sentences per
+        document" the counts of the bins between ``LENGTH_EDGES``.
     """
     pieces = WordPieces(store.vocabulary, tokenizer, kept_hashes)
-    return {
-        "train": _write_part(store.select(keep_train), pieces, tokenizer, prefix_train),
-        "valid": _write_part(store.select(keep_valid), pieces, tokenizer, prefix_valid),
-    }
+    return {split: _write_part(store.select(keep[split]), pieces, tokenizer, prefixes[split]) for split in keep}
 
 
 class WordPieces:
@@ -98,6 +94,8 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
         np.savez_compressed(file, unigrams=unigrams)  # mostly small numbers, and as many files as units
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)
+    starts = np.cumsum(sentences) - sentences
+    words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64) if len(starts) else starts
     return {
         "documents": len(sentences),
         "sentences": len(selected.sentence_lengths),
@@ -105,7 +103,7 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
         "unknown": int(unigrams[tokenizer.dictionary.unk()]),
         "lengths": {
             "words per sentence": length_histogram(selected.sentence_lengths),
-            "words per document": length_histogram(_sums(selected.sentence_lengths, sentences)),
+            "words per document": length_histogram(words),
             "sentences per document": length_histogram(sentences),
         },
     }
@@ -121,10 +119,3 @@ def length_histogram(lengths: np.ndarray) -> list[int]:
     """How many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
     counts, _ = np.histogram(np.minimum(lengths, LENGTH_EDGES[-1]), LENGTH_EDGES)
     return counts.tolist()
-
-
-def _sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Sums of consecutive runs of ``values``, each of one of the ``lengths``."""
-    totals = np.append(0, np.cumsum(values, dtype=np.int64))
-    ends = np.cumsum(lengths)
-    return totals[ends] - totals[ends - lengths]

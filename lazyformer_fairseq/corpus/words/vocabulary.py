@@ -8,12 +8,10 @@ All units are merged by hash, one range of hashes after the other, so that memor
 chance that any two of 10 million words share their 64 bits is 3 in a million; they would count as one.
 """
 
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, NamedTuple, Optional
 
 import numpy as np
@@ -23,70 +21,33 @@ from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_file, whole_folder
 
-# Grows with the text as it should: of 9 million running words of Wikipedia and novels none is dropped (half a percent
-# occur once, most of them good English that BPE can spell: "cordially", "vapors"); of 3 thousand million, by the
-# same law (the rare words' share falls with the power 0.6 of the text), those that occur less than some 15 times.
-DEFAULT_COVERAGE = 0.999
 MOST_WORDS_FOR_BPE = 1_000_000
 ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
 
 
-@dataclass(frozen=True)
-class FrequencyFilter:
-    """Decides which words are frequent enough; the others become ``<unk>``. Give one, or neither for the default.
-
-    Raises:
-        UserError: both are given, or a value is not possible.
-    """
-
-    min_count: Optional[int] = None
-    """Words that occur less often are too rare; 1 keeps every word."""
-
-    coverage: Optional[float] = None
-    """The largest ``min_count`` is taken under which the kept words still are this share of the running words."""
-
-    def __post_init__(self):
-        if self.min_count is not None and self.coverage is not None:
-            raise UserError(f"min_count = {self.min_count} and coverage = {self.coverage}: give one of them")
-        if self.min_count is not None and self.min_count < 1:
-            raise UserError(f"min_count = {self.min_count}: must be at least 1")
-        if self.coverage is not None and not 0 < self.coverage <= 1:
-            raise UserError(f"coverage = {self.coverage}: must be in (0, 1]")
-
-    def threshold(self, types_with_count: dict[int, int]) -> int:
-        """The smallest count of a kept word, from the number of distinct words with each count."""
-        if self.min_count is not None:
-            return self.min_count
-        coverage = DEFAULT_COVERAGE if self.coverage is None else self.coverage
-        total = sum(count * types for count, types in types_with_count.items())
-        kept = 0
-        for count in sorted(types_with_count, reverse=True):
-            kept += count * types_with_count[count]
-            if kept >= coverage * total:
-                return count
-        raise AssertionError("all words together are a share of 1")
-
-
 class MergedCounts(NamedTuple):
-    """What :func:`merge_counts` found. Types are distinct words, tokens are running words."""
+    """What :func:`merge_counts` found."""
 
-    types: int
-    tokens: int
-    min_count: int
-    kept_types: int
-    kept_tokens: int
+    summary: dict[str, float]
+    """For the manifest."""
+
     frequent: list[tuple[str, int]]
     """The most frequent kept words with their counts, most frequent first, ties by word."""
 
-    def summary(self) -> dict[str, float]:
-        """For the manifest."""
-        return {
-            "words": self.types,
-            "kept_words": self.kept_types,
-            "min_count": self.min_count,
-            "dropped_types_share": 1 - self.kept_types / self.types,
-            "dropped_tokens_share": 1 - self.kept_tokens / self.tokens,
-        }
+
+def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
+    """The largest count such that the words that occur as often or more are this share of all running words.
+
+    Args:
+        types_with_count: the number of distinct words with each count.
+    """
+    total = sum(count * types for count, types in types_with_count.items())
+    kept = 0
+    for count in sorted(types_with_count, reverse=True):
+        kept += count * types_with_count[count]
+        if kept >= coverage * total:
+            return count
+    raise AssertionError("all words together are a share of 1")
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
@@ -110,7 +71,8 @@ def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
 def merge_counts(
     folders: Sequence[Path],
     kept_file: Path,
-    frequency_filter: FrequencyFilter,
+    coverage: float,
+    min_count: Optional[int] = None,
     always_kept: Sequence[str] = (),
     most_frequent: int = MOST_WORDS_FOR_BPE,
     entries_at_once: int = ENTRIES_AT_ONCE,
@@ -119,7 +81,9 @@ def merge_counts(
 
     Args:
         kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
-        always_kept: words that the filter leaves alone.
+        coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
+        min_count: in its place: words that occur less often are too rare; 1 keeps every word.
+        always_kept: words that are never too rare.
         most_frequent: how many words to return at most; those of one count are returned together or not at all.
         entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
 
@@ -127,41 +91,31 @@ def merge_counts(
         UserError: there is no word; the disk is full.
     """
     spared = word_hashes(always_kept)
-    with whole_file(kept_file) as unfinished, _work_folder(kept_file) as work:
+    with whole_file(kept_file) as unfinished, TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work:
         ranges: list[Path] = []
         types_with_count: Counter[int] = Counter()
         for merged in _merged_ranges(folders, entries_at_once):
-            ranges.append(work / f"{len(ranges)}.npy")
+            ranges.append(Path(work, f"{len(ranges)}.npy"))
             np.save(ranges[-1], merged, allow_pickle=False)
             found, types = np.unique(merged[1], return_counts=True)
             types_with_count.update(dict(zip(found.tolist(), types.tolist(), strict=True)))
         if not types_with_count:
             raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
-        min_count = frequency_filter.threshold(types_with_count)
+        min_count = min_count or smallest_kept_count(types_with_count, coverage)
         kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
         min_frequent = max(min_count, _smallest_count_of(types_with_count, most_frequent))
         hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)
     frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
-    return MergedCounts(
-        types=types_with_count.total(),
-        tokens=sum(count * types for count, types in types_with_count.items()),
-        min_count=min_count,
-        kept_types=kept_types,
-        kept_tokens=kept_tokens,
-        frequent=sorted(frequent, key=lambda pair: (-pair[1], pair[0])),
-    )
-
-
-@contextmanager
-def _work_folder(file: Path) -> Iterator[Path]:
-    """A folder beside ``file`` for as long as the block runs, replacing what a killed run left there."""
-    folder = file.with_name(f".{file.name}.ranges")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    types = types_with_count.total()
+    tokens = sum(count * number for count, number in types_with_count.items())
+    summary = {
+        "words": types,
+        "kept_words": kept_types,
+        "min_count": min_count,
+        "dropped_types_share": 1 - kept_types / types,
+        "dropped_tokens_share": 1 - kept_tokens / tokens,
+    }
+    return MergedCounts(summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np.ndarray]:

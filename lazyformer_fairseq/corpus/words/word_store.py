@@ -6,18 +6,29 @@
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
     STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
+    STORE/notes.json              the task's notes for the report, see ``step.py``
 
 Some 0.8 bytes for each byte of text. Counting or looking up words happens once for each distinct word of a unit.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
+from datatrove.data import Document, DocumentsPipeline
+
+from lazyformer_fairseq.corpus.step import DocumentStep
+from lazyformer_fairseq.files.whole import whole_folder
 
 VOCABULARY_FILE = "vocabulary.bin"
+NOTES_FILE = "notes.json"
 
 
 class SelectedWords(NamedTuple):
@@ -29,43 +40,18 @@ class SelectedWords(NamedTuple):
 
 
 class WordStore:
-    """An existing store; maps each array into memory on first use."""
+    """An existing store; maps its arrays into memory."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-
-    @classmethod
-    def open(cls, folder: Path) -> "WordStore":
-        return cls(Path(folder))
-
-    @cached_property
-    def words(self) -> np.ndarray:
-        return self._mapped("words")
-
-    @cached_property
-    def sentence_lengths(self) -> np.ndarray:
-        return self._mapped("sentence_lengths")
-
-    @cached_property
-    def document_sentences(self) -> np.ndarray:
-        return self._mapped("document_sentences")
-
-    @cached_property
-    def fingerprints(self) -> np.ndarray:
-        return self._mapped("fingerprints")
-
-    @cached_property
-    def bands(self) -> np.ndarray:
-        return self._mapped("bands")
+        self.words, self.sentence_lengths, self.document_sentences, self.fingerprints, self.bands = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("words", "sentence_lengths", "document_sentences", "fingerprints", "bands")
+        )
 
     @cached_property
     def vocabulary(self) -> list[str]:
         return split_words((self.folder / VOCABULARY_FILE).read_bytes())
-
-    @property
-    def documents(self) -> int:
-        """Number of documents."""
-        return len(self.document_sentences)
 
     def select(self, keep: np.ndarray) -> SelectedWords:
         """The words of those documents where ``keep``, bool (documents,), is true."""
@@ -73,23 +59,72 @@ class WordStore:
         keep_word = np.repeat(keep_sentence, self.sentence_lengths)
         return SelectedWords(self.words[keep_word], self.sentence_lengths[keep_sentence], self.document_sentences[keep])
 
-    def texts(self) -> Iterator[str]:
-        """Each document again: one sentence a line, its words divided by single spaces."""
-        words = iter(self.words.tolist())
-        sentence_lengths = iter(self.sentence_lengths.tolist())
-        for sentences in self.document_sentences.tolist():
-            lengths = [next(sentence_lengths) for _ in range(sentences)]
-            yield "\n".join(" ".join(self.vocabulary[next(words)] for _ in range(length)) for length in lengths)
 
-    def _mapped(self, name: str) -> np.ndarray:
-        return np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+class StoreWords(DocumentStep):
+    """The last step of a unit: writes ``folder/RANK/``, whole or not at all, after the last document.
+
+    Takes documents of one sentence a line, words divided by single spaces; their metadata hold ``fingerprint``, two
+    numbers of 64 bits, and perhaps ``bands``, as many such numbers for every document.
+    """
+
+    name = "store"
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        self._unit = _Unit()
+        yield from super().run(data, rank, world_size)
+        with (
+            self.track_core_time(),
+            whole_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
+        ):
+            self._unit.save(unfinished)
+            (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")
+        del self._unit
+
+    def process(self, document: Document) -> Optional[str]:
+        if not document.text:
+            return "no sentence"
+        self._unit.add(document)
+        return None
 
 
-def save_store(folder: Path, arrays: dict[str, np.ndarray], vocabulary: Sequence[str]) -> None:
-    """Writes the files of a store into ``folder``, which exists; ``arrays`` by the names of the files."""
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
-    (folder / VOCABULARY_FILE).write_bytes(join_words(vocabulary))
+class _Unit:
+    """The words of the documents so far. 4 bytes a word, and the distinct ones."""
+
+    def __init__(self):
+        self.ids: defaultdict[str, int] = defaultdict(count().__next__)  # a new word gets the next number
+        self.words, self.sentence_lengths, self.document_sentences = array("I"), array("I"), array("I")
+        self.fingerprints, self.bands = array("Q"), array("Q")
+
+    def add(self, document: Document) -> None:
+        sentences = document.text.split("\n")
+        for sentence in sentences:
+            words = sentence.split(" ")
+            self.words.extend(map(self.ids.__getitem__, words))
+            self.sentence_lengths.append(len(words))
+        self.document_sentences.append(len(sentences))
+        self.fingerprints.extend(document.metadata["fingerprint"])
+        self.bands.extend(document.metadata.get("bands", ()))
+
+    def save(self, folder: Path) -> None:
+        assert "" not in self.ids, "words must be divided by single spaces"
+        vocabulary = sorted(self.ids)  # by code points, which is the order of the UTF-8 bytes too
+        sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
+        sorted_id[[self.ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
+        documents = len(self.document_sentences)
+        arrays = {
+            "words": sorted_id[np.frombuffer(self.words, dtype=np.uint32)],
+            "sentence_lengths": self.sentence_lengths,
+            "document_sentences": self.document_sentences,
+            "fingerprints": np.reshape(self.fingerprints, (documents, 2)),
+            "bands": np.reshape(self.bands, (documents, len(self.bands) // max(documents, 1))),
+        }
+        for name, values in arrays.items():
+            np.save(folder / f"{name}.npy", values, allow_pickle=False)
+        (folder / VOCABULARY_FILE).write_bytes(join_words(vocabulary))
 
 
 def join_words(words: Sequence[str]) -> bytes:

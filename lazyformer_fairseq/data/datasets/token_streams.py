@@ -15,8 +15,7 @@ from lazyformer_fairseq.files.indexed_format import read_index
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     """All ids of PREFIX.bin in their order: (N,), memory-mapped, never copied as a whole.
 
-    Raises:
-        UserError: the files are missing, damaged, or hold no token.
+    Raises a UserError where the files are missing or damaged, or hold no token.
     """
     index = read_index(prefix)
     if not index.bytes:

@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.glue.tsv import SplitFile
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer, cut_input
 
 WORD_START = "▁"  # sentencepiece's mark
 WORTH_A_PROCESS = 2000  # examples
@@ -52,9 +51,6 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[in
     Args:
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
         processes: how many encode side by side; the result does not depend on it.
-
-    Raises:
-        UserError: ``max_length`` leaves no room for text.
     """
     texts = [example.texts for example in split.examples]
     progress = tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False)
@@ -73,26 +69,6 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[in
         words,
         unknown_words,
     )
-
-
-def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """A whole input cut to `max_length` ids as :meth:`Tokenizer.build_input` would cut its texts.
-
-    Raises:
-        UserError: ``max_length`` leaves no room for text.
-    """
-    if len(ids) <= max_length:
-        return ids
-    ends = np.flatnonzero(ids == eos)
-    room = max_length - (1 + len(ends))
-    if room < 1:
-        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
-    if len(ends) == 1:
-        return np.concatenate([ids[: 1 + room], ids[-1:]])
-    of_a, of_b = ends[0] - 1, len(ids) - ends[1] - 2
-    of_b = min(of_b, max(room // 2, room - of_a))
-    second = ids[ends[1] + 1 :]
-    return np.concatenate([ids[: 1 + room - of_b], ids[ends[0] : ends[1] + 1], second[:of_b], ids[-1:]])
 
 
 _tokenizer: Optional[Tokenizer] = None  # of a worker

@@ -15,50 +15,24 @@ from sklearn import metrics
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
-def accuracy(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Share of predictions that are right."""
-    return float(metrics.accuracy_score(targets, predictions))
+def _correlation(function: Callable) -> Metric:
+    def value(predictions: np.ndarray, targets: np.ndarray) -> float:
+        if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
+            return 0.0
+        with warnings.catch_warnings():
+            # Scores that differ in their last digits only, as at the start of training.
+            warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+            answer = function(targets.astype(np.float64), predictions.astype(np.float64))
+            return float(getattr(answer, "statistic", answer))  # scipy also has a p-value
 
-
-def f1(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """F1 of class 1; 0.0 where class 1 is neither predicted nor there."""
-    return float(metrics.f1_score(targets, predictions, pos_label=1, zero_division=0.0))
-
-
-def matthews(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Matthews' correlation of two classes or more."""
-    if _is_constant(predictions) or _is_constant(targets):
-        return 0.0
-    return float(metrics.matthews_corrcoef(targets, predictions))
-
-
-def pearson(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Pearson's correlation of scores."""
-    return _correlation(stats.pearsonr, predictions, targets)
-
-
-def spearman(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Spearman's rank correlation of scores."""
-    return _correlation(stats.spearmanr, predictions, targets)
+    return value
 
 
 METRICS: Mapping[str, Metric] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
+    "accuracy": lambda predictions, targets: float(metrics.accuracy_score(targets, predictions)),
+    # Of class 1; 0.0 where that is neither predicted nor there.
+    "f1": lambda predictions, targets: float(metrics.f1_score(targets, predictions, zero_division=0.0)),
+    "matthews": _correlation(metrics.matthews_corrcoef),
+    "pearson": _correlation(stats.pearsonr),
+    "spearman": _correlation(stats.spearmanr),
 }
-
-
-def _correlation(function: Callable, predictions: np.ndarray, targets: np.ndarray) -> float:
-    if _is_constant(predictions) or _is_constant(targets):
-        return 0.0
-    with warnings.catch_warnings():
-        # Scores that differ in their last digits only, as at the start of training.
-        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        return float(function(predictions.astype(np.float64), targets.astype(np.float64)).statistic)
-
-
-def _is_constant(values: np.ndarray) -> bool:
-    return len(values) < 2 or bool((values == values[0]).all())

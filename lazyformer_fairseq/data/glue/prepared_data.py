@@ -16,9 +16,9 @@ from typing import Any, Optional, Union
 import numpy as np
 from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
-from lazyformer_fairseq.data.glue.encode import cut_input
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
+from lazyformer_fairseq.data.text.tokenizer import cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.items_check import check_items

@@ -5,7 +5,7 @@ the number of epochs are those of LazyFormer (arXiv 2102.12702, appendix A and T
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional, Union
 
 from lazyformer_fairseq.errors import UserError
@@ -21,11 +21,13 @@ class Split:
         file: its name in the task's folder.
         texts: the columns of one sentence or of a pair: names where the file has a header, else numbers from 0.
         label: the column of the label, as above; None where the file has no labels.
+        rows: examples of the official file; those with too few fields are not counted.
     """
 
     file: str
     texts: tuple[Column, ...]
-    label: Optional[Column] = None
+    label: Optional[Column]
+    rows: int
 
     @property
     def has_header(self) -> bool:
@@ -38,7 +40,6 @@ class TaskDescription:
 
     Attributes:
         name: as the papers print it.
-        folder: of the official download.
         splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`, `test1`) -> file.
         metrics: names in :data:`lazyformer_fairseq.data.glue.metrics.METRICS`; the first selects the checkpoint.
         labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
@@ -46,11 +47,10 @@ class TaskDescription:
         epochs: of fine-tuning.
         skips_short_rows: the official file is known to hold rows with too few fields, which are counted and skipped.
         model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
-        rows: split -> examples of the official file; those with too few fields are not counted.
+        own_folder: of the official download, where it is not called as the task.
     """
 
     name: str
-    folder: str
     splits: Mapping[str, Split]
     metrics: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -58,7 +58,12 @@ class TaskDescription:
     epochs: int = 10
     skips_short_rows: bool = False
     model_of: Optional[str] = None
-    rows: Mapping[str, int] = field(default_factory=dict)
+    own_folder: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Of the official download."""
+        return self.own_folder or self.name
 
     @property
     def selecting_metric(self) -> str:
@@ -102,127 +107,59 @@ class TaskDescription:
         return score
 
 
+_FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+
+
 def _splits(
-    texts: tuple[str, ...],
-    label: str,
-    valid: tuple[str, ...] = ("dev.tsv",),
-    test: tuple[str, ...] = ("test.tsv",),
+    texts: tuple[str, ...], label: str, rows: tuple[int, ...], files: Mapping[str, str] = _FILES
 ) -> dict[str, Split]:
-    """Splits of a task whose files all have a header and call their columns the same."""
+    """Splits of a task whose files (split -> file, each of so many rows) have a header and equal names of columns."""
     return {
-        "train": Split("train.tsv", texts, label),
-        **{f"valid{number or ''}": Split(file, texts, label) for number, file in enumerate(valid)},
-        **{f"test{number or ''}": Split(file, texts) for number, file in enumerate(test)},
+        split: Split(file, texts, None if split.startswith("test") else label, count)
+        for (split, file), count in zip(files.items(), rows, strict=True)
     }
 
 
+_BINARY = ("0", "1")
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _INFERENCE = ("contradiction", "entailment", "neutral")
-
+_COLA = {
+    "train": Split("train.tsv", (3,), 1, 8551),
+    "valid": Split("dev.tsv", (3,), 1, 1043),
+    "test": Split("test.tsv", ("sentence",), None, 1063),
+}
+_QQP = _splits(("question1", "question2"), "is_duplicate", (363846, 40430, 390965))
+_MNLI_FILES = {
+    **{"train": "train.tsv", "valid": "dev_matched.tsv", "valid1": "dev_mismatched.tsv"},
+    **{"test": "test_matched.tsv", "test1": "test_mismatched.tsv"},
+}
+_MNLI = _splits(_SENTENCES, "gold_label", (392702, 9815, 9832, 9796, 9847), _MNLI_FILES)
+_AX = {"test": Split("diagnostic.tsv", _SENTENCES, None, 1104)}
 _TABLE = (
+    TaskDescription("CoLA", _COLA, ("matthews", "accuracy"), _BINARY),
+    TaskDescription("SST-2", _splits(("sentence",), "label", (67349, 872, 1821)), ("accuracy",), _BINARY),
     TaskDescription(
-        "CoLA",
-        "CoLA",
-        {
-            "train": Split("train.tsv", (3,), 1),
-            "valid": Split("dev.tsv", (3,), 1),
-            "test": Split("test.tsv", ("sentence",)),
-        },
-        ("matthews", "accuracy"),
-        labels=("0", "1"),
-        rows={"train": 8551, "valid": 1043, "test": 1063},
+        "MRPC", _splits(("#1 String", "#2 String"), "Quality", (3668, 408, 1725)), ("accuracy", "f1"), _BINARY
     ),
     TaskDescription(
-        "SST-2",
-        "SST-2",
-        _splits(("sentence",), "label"),
-        ("accuracy",),
-        labels=("0", "1"),
-        rows={"train": 67349, "valid": 872, "test": 1821},
+        "STS-B", _splits(_SENTENCES, "score", (5749, 1500, 1379)), ("pearson", "spearman"), score_range=(0.0, 5.0)
     ),
+    TaskDescription("QQP", _QQP, ("accuracy", "f1"), _BINARY, skips_short_rows=True),
+    TaskDescription("MNLI", _MNLI, ("accuracy",), _INFERENCE),
     TaskDescription(
-        "MRPC",
-        "MRPC",
-        _splits(("#1 String", "#2 String"), "Quality"),
-        ("accuracy", "f1"),
-        labels=("0", "1"),
-        rows={"train": 3668, "valid": 408, "test": 1725},
+        "QNLI", _splits(("question", "sentence"), "label", (104743, 5463, 5463)), ("accuracy",), _ENTAILMENT
     ),
-    TaskDescription(
-        "STS-B",
-        "STS-B",
-        _splits(_SENTENCES, "score"),
-        ("pearson", "spearman"),
-        score_range=(0.0, 5.0),
-        rows={"train": 5749, "valid": 1500, "test": 1379},
-    ),
-    TaskDescription(
-        "QQP",
-        "QQP",
-        _splits(("question1", "question2"), "is_duplicate"),
-        ("accuracy", "f1"),
-        labels=("0", "1"),
-        skips_short_rows=True,
-        rows={"train": 363846, "valid": 40430, "test": 390965},
-    ),
-    TaskDescription(
-        "MNLI",
-        "MNLI",
-        _splits(
-            _SENTENCES,
-            "gold_label",
-            valid=("dev_matched.tsv", "dev_mismatched.tsv"),
-            test=("test_matched.tsv", "test_mismatched.tsv"),
-        ),
-        ("accuracy",),
-        labels=_INFERENCE,
-        rows={"train": 392702, "valid": 9815, "valid1": 9832, "test": 9796, "test1": 9847},
-    ),
-    TaskDescription(
-        "QNLI",
-        "QNLI",
-        _splits(("question", "sentence"), "label"),
-        ("accuracy",),
-        labels=_ENTAILMENT,
-        rows={"train": 104743, "valid": 5463, "test": 5463},
-    ),
-    TaskDescription(
-        "RTE",
-        "RTE",
-        _splits(_SENTENCES, "label"),
-        ("accuracy",),
-        labels=_ENTAILMENT,
-        rows={"train": 2490, "valid": 277, "test": 3000},
-    ),
-    TaskDescription(
-        "WNLI",
-        "WNLI",
-        _splits(_SENTENCES, "label"),
-        ("accuracy",),
-        labels=("0", "1"),
-        rows={"train": 635, "valid": 71, "test": 146},
-    ),
-    TaskDescription(
-        "AX",
-        "diagnostic",
-        {"test": Split("diagnostic.tsv", _SENTENCES)},
-        ("matthews",),
-        labels=_INFERENCE,
-        model_of="MNLI",
-        rows={"test": 1104},
-    ),
+    TaskDescription("RTE", _splits(_SENTENCES, "label", (2490, 277, 3000)), ("accuracy",), _ENTAILMENT),
+    TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), ("accuracy",), _BINARY),
+    TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", own_folder="diagnostic"),
 )
 
 TASKS: Mapping[str, TaskDescription] = {task.name: task for task in _TABLE}
 
 
 def find_task(name: str) -> TaskDescription:
-    """The row of a task by its name or folder, whatever the case.
-
-    Raises:
-        UserError: no such task; the message lists them.
-    """
+    """The row of a task by its name or folder, whatever the case; UserError, which lists all, for no such task."""
     for task in TASKS.values():
         if name.lower() in (task.name.lower(), task.folder.lower()):
             return task

@@ -24,11 +24,7 @@ KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Everything that decides which ids a text becomes, apart from the trained sentencepiece model.
-
-    Raises:
-        UserError: a value that is not possible; the message names it.
-    """
+    """All that decides a text's ids, apart from the sentencepiece model; UserError for an impossible value."""
 
     lower_case: bool = True
     """Lower-case the words (the paper's models are uncased)."""
@@ -79,11 +75,7 @@ class TextSettings:
 
     @classmethod
     def from_json(cls, values: Any) -> "TextSettings":
-        """Settings from a JSON object that must name each of them, and nothing else.
-
-        Raises:
-            UserError: settings unknown, missing or impossible.
-        """
+        """Settings from a JSON object that must name each of them, and nothing else; else UserError."""
         if not isinstance(values, dict):
             raise UserError(f"text settings {values!r}: expected a JSON object")
         names = {field.name for field in fields(cls)}

@@ -25,6 +25,7 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
 from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 
 FORMAT_VERSION = 1
@@ -66,8 +67,8 @@ class Tokenizer:
             UserError: a file is missing, damaged, of another format version, or does not match the others.
         """
         folder = Path(folder)
-        contents = {name: _read_file(folder / name) for name in (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)}
-        description = _parse_description(folder / SETTINGS_FILE, contents[SETTINGS_FILE])
+        description = _read_description(folder / SETTINGS_FILE)
+        contents = {name: _read_file(folder / name) for name in (MODEL_FILE, DICTIONARY_FILE)}
         for name in (MODEL_FILE, DICTIONARY_FILE):
             if description["sha256"].get(name) != _sha256(contents[name]):
                 raise UserError(
@@ -211,21 +212,32 @@ class Tokenizer:
         """``<s> first </s>`` or ``<s> first </s> </s> second </s>`` (RoBERTa's pairs), as ids.
 
         Args:
-            max_length: number of ids, all counted; the longer text is cut first.
-
-        Raises:
-            UserError: ``max_length`` leaves no room for text.
+            max_length: see :func:`cut_input`.
         """
         bos, eos = self.dictionary.bos(), self.dictionary.eos()
-        a = self.encode(first)
-        b = [] if second is None else self.encode(second)
-        if max_length is not None:
-            room = max_length - (2 if second is None else 4)
-            if room < 1:
-                raise UserError(f"max_length = {max_length}: too small for an input; give at least 5")
-            of_b = min(len(b), max(room // 2, room - len(a)))
-            a, b = a[: room - of_b], b[:of_b]
-        return [bos, *a, eos] if second is None else [bos, *a, eos, eos, *b, eos]
+        ids = [bos, *self.encode(first), eos]
+        if second is not None:
+            ids += [eos, *self.encode(second), eos]
+        return ids if max_length is None else cut_input(np.array(ids), max_length, eos).tolist()
+
+
+def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
+    """An input, or pair, of :meth:`Tokenizer.build_input` cut to `max_length` ids, all counted; the longer text first.
+
+    Raises a UserError where that leaves no room for text.
+    """
+    if len(ids) <= max_length:
+        return ids
+    ends = np.flatnonzero(ids == eos)
+    room = max_length - (1 + len(ends))
+    if room < 1:
+        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
+    if len(ends) == 1:
+        return np.concatenate([ids[: 1 + room], ids[-1:]])
+    of_a, of_b = ends[0] - 1, len(ids) - ends[1] - 2
+    of_b = min(of_b, max(room // 2, room - of_a))
+    second = ids[ends[1] + 1 :]
+    return np.concatenate([ids[: 1 + room - of_b], ids[ends[0] : ends[1] + 1], second[:of_b], ids[-1:]])
 
 
 def build_dictionary(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> Dictionary:
@@ -252,13 +264,10 @@ def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePiece
         raise UserError(f"{name}: not a sentencepiece model") from error
 
 
-def _parse_description(path: Path, content: bytes) -> dict:
+def _read_description(path: Path) -> dict:
     """The checked contents of tokenizer.json, but for the settings."""
-    try:
-        description = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file ({error})") from None
-    version = description.get("format_version") if isinstance(description, dict) else None
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
     if not isinstance(description.get("sha256"), dict) or "settings" not in description:

@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SCORES, SEEDS
 from lazyformer_fairseq.glue.report.pictures import draw_seeds, draw_updates
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.glue.report.results import Results, Run, development_splits, mean_bounds
+from lazyformer_fairseq.glue.report.results import Results, Run, mean_bounds
 from lazyformer_fairseq.glue.report.tables import INCOMPLETE, Table, TableRow, all_tables, table_rows
 
 
@@ -84,7 +84,7 @@ def _deviations(results: Results) -> Iterator[str]:
         of_task[key.task].append(run)
     of_task = {task: runs for task, runs in of_task.items() if runs}
     rows = {task: _either({f"{run.train_rows:,}" for run in runs}) for task, runs in of_task.items()}
-    whole = {task: f"{TASKS[task].rows['train']:,}" for task in rows}
+    whole = {task: f"{TASKS[task].splits['train'].rows:,}" for task in rows}
     shown = [f"{task} {rows[task]}" + (f" of {whole[task]}" * (rows[task] != whole[task])) for task in rows]
     yield f"Training rows: {', '.join(shown)}."
     epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}
@@ -127,17 +127,11 @@ def _scores_as_csv(results: Results) -> tuple[list[str], list[list]]:
         "runs_asked runs_failed"
     ).split()
     rows = []
-    for model in results.grid.models:
-        for task in results.grid.tasks:
-            found = results.of(model, task)
-            counts = [len(found.chosen), len(results.grid.seeds), len(found.runs), len(found.asked), len(found.failed)]
-            for split in development_splits(TASKS[task]):
-                for metric in TASKS[task].metrics if found.runs else ():
-                    values = found.values(split, metric)
-                    bounds = mean_bounds(values) or (None, None)
-                    middle = [np.median(values), values.min(), values.max(), *bounds]
-                    baseline = results.baseline(task, split, metric)
-                    rows.append([model, task, split, metric, *middle, baseline, found.rate, *counts])
+    for one in results.measurements():
+        found, bounds = one.found, mean_bounds(one.values) or (None, None)
+        middle = [np.median(one.values), one.values.min(), one.values.max(), *bounds, one.baseline, found.rate]
+        counts = [len(one.values), len(results.grid.seeds), len(found.runs), len(found.asked), len(found.failed)]
+        rows.append([one.model, one.task, one.split, one.metric, *middle, *counts])
     return headers, rows
 
 

@@ -4,27 +4,19 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
-
-import matplotlib
-
-matplotlib.use("Agg")
+from typing import Any, Optional
 
 import numpy as np
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from lazyformer_fairseq.files.pictures import COLOURS, MARKS, write_picture
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES, Score, average
 from lazyformer_fairseq.glue.report.results import Results, TaskResults
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
 FEWEST_FOR_A_BOX = 3
 FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
@@ -32,15 +24,7 @@ METRIC_NAMES = {"matthews": "Matthews' correlation x 100", "pearson": "Pearson's
 PANELS_IN_A_ROW = 3
 
 
-@dataclass(frozen=True)
-class Look:
-    """A model's look in every panel."""
-
-    colour: str
-    mark: str
-
-    def line(self, **more) -> dict:
-        return {"color": self.colour, "marker": self.mark, "markersize": 5, **more}
+Look = dict[str, Any]  # of a model in every panel, as matplotlib takes it
 
 
 def draw_seeds(results: Results, path: Path) -> None:
@@ -64,7 +48,7 @@ def draw_seeds(results: Results, path: Path) -> None:
         complete = all(results.of(model, score.task).is_complete for model in models)
         axis.set_title(score.name if complete else f"{score.name} (incomplete)", fontsize=10)
         axis.set_ylabel(_unit(score), fontsize=8)
-    handles = [Line2D([], [], label=model, **look.line(linestyle="")) for model, look in looks.items()]
+    handles = [Line2D([], [], label=model, **look, linestyle="") for model, look in looks.items()]
     _finish(figure, handles, "Development scores, a mark a seed at the chosen learning rate", path)
 
 
@@ -97,7 +81,7 @@ def draw_updates(results: Results, path: Path) -> bool:
         axis.set_ylabel(_unit(score), fontsize=8)
     if with_average:
         for name, points in averages.items():
-            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **looks[name].line())
+            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **looks[name])
         panels[-1].set_title("Avg. of the nine", fontsize=10)
         panels[-1].set_ylabel("mean of the paper's nine numbers", fontsize=8)
     for axis in panels:
@@ -105,7 +89,7 @@ def draw_updates(results: Results, path: Path) -> bool:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set_xlabel("updates of pre-training", fontsize=8)
-    handles = [Line2D([], [], label=name, **look.line()) for name, look in looks.items()]
+    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     _finish(figure, handles, "Development scores: median over seeds; bars from the lowest to the highest", path)
     return True
 
@@ -137,17 +121,18 @@ def _scores(results: Results) -> Iterator[Score]:
 
 def _looks(names: Sequence[str]) -> dict[str, Look]:
     looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
-    return {name: Look(*look) for name, look in zip(names, looks, strict=False)}
+    return {
+        name: {"color": colour, "marker": mark, "markersize": 5}
+        for name, (colour, mark) in zip(names, looks, strict=False)
+    }
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
     """A figure and `count` panels in rows of three."""
     columns = min(count, PANELS_IN_A_ROW)
     rows = math.ceil(count / columns)
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(max(3.1 * columns, 5), 2.5 * rows + 0.7), squeeze=False, layout="constrained"
-    )
-    panels = list(axes.flat)
+    figure = Figure(figsize=(max(3.1 * columns, 5), 2.5 * rows + 0.7), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis in panels[count:]:
         axis.remove()
     for axis in panels[:count]:
@@ -165,15 +150,15 @@ def _draw_model(axis: Axes, place: int, values: np.ndarray, look: Look) -> None:
             widths=0.6,
             showfliers=False,  # every seed is drawn below
             patch_artist=True,
-            boxprops={"facecolor": look.colour, "alpha": 0.25, "edgecolor": look.colour},
-            medianprops={"color": look.colour, "linewidth": 2},
-            whiskerprops={"color": look.colour},
-            capprops={"color": look.colour},
+            boxprops={"facecolor": look["color"], "alpha": 0.25, "edgecolor": look["color"]},
+            medianprops={"color": look["color"], "linewidth": 2},
+            whiskerprops={"color": look["color"]},
+            capprops={"color": look["color"]},
         )
     else:
-        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=look.colour, linewidth=2)
+        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=look["color"], linewidth=2)
     beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0.0]
-    axis.plot(place + np.asarray(beside), values, **look.line(linestyle="", markersize=4, alpha=0.8))
+    axis.plot(place + np.asarray(beside), values, **{**look, "linestyle": "", "markersize": 4, "alpha": 0.8})
 
 
 def _draw_series(
@@ -188,7 +173,7 @@ def _draw_series(
     medians = np.array([np.median(values) for _, values in seeds])
     below = medians - [values.min() for _, values in seeds]
     above = [values.max() for _, values in seeds] - medians
-    axis.errorbar(updates, medians, yerr=[below, above], capsize=2.5, elinewidth=1, **look.line())
+    axis.errorbar(updates, medians, yerr=[below, above], capsize=2.5, elinewidth=1, **look)
     return np.concatenate([values for _, values in seeds])
 
 
@@ -225,5 +210,4 @@ def _finish(figure: Figure, handles: list[Line2D], title: str, path: Path) -> No
     handles = [*handles, Line2D([], [], label="baseline: majority class or constant", **BASELINE)]
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 4), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    write_picture(figure, path)

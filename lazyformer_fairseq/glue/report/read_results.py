@@ -87,11 +87,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def read_run(path: Path) -> Run:
-    """Reads a result.json; see the module.
-
-    Raises:
-        UserError: it is no JSON, of another format version, lacks a field or a metric, or names no task.
-    """
+    """Raises a UserError where a result.json is of another format version, lacks a field or metric, names no task."""
     _check_version(path, _read_json(path, {}).get("format_version"))
     content = _read_json(path, _RESULT_FIELDS)
     task = TASKS[_check_task(path, content["task"])]

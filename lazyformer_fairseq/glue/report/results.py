@@ -1,6 +1,7 @@
 """The results of a grid of fine-tuning runs, by the paper's protocol (LazyFormer, appendix A): one number per score."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,15 @@ class Results:
             missing=[key for key in keys if key not in self.runs and key not in self.failures],
         )
 
+    def measurements(self) -> Iterator["Measurement"]:
+        """Every metric of every development set of each model's tasks that have a run, in the order of the grid."""
+        for model, task in itertools.product(self.grid.models, self.grid.tasks):
+            found = self.of(model, task)
+            for split, metric in itertools.product(development_splits(found.task), found.task.metrics):
+                if found.runs:
+                    values, baseline = found.values(split, metric), self.baseline(task, split, metric)
+                    yield Measurement(model, task, split, metric, found, values, baseline)
+
     def paper_scores(self, model: str) -> tuple[dict[str, float], frozenset[str]]:
         """The model's medians by their names in the paper's table, in percent, and the tasks whose grid lacks runs."""
         tasks = {task: self.of(model, task) for task in PAPER_TASKS if task in self.grid.tasks}
@@ -132,11 +142,6 @@ class TaskResults:
         return float(np.median(self._values("valid", self.task.selecting_metric, rate)))
 
     @property
-    def chosen(self) -> list[Run]:
-        """The runs at the chosen rate, a seed each."""
-        return [run for run in self.runs if run.key.rate == self.rate]
-
-    @property
     def best(self) -> list[Run]:
         """The runs whose checkpoints are the best on the development set, over all rates and seeds: one, or equals."""
         file, metric = split_file(self.task, "valid"), self.task.selecting_metric
@@ -150,6 +155,29 @@ class TaskResults:
     def _values(self, split: str, metric: str, rate: Optional[float]) -> np.ndarray:
         file = split_file(self.task, split)
         return np.array([100 * run.metrics[file][metric] for run in self.runs if run.key.rate == rate])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A metric of a model on a development set, at the rate that the task's own metric chose.
+
+    Attributes:
+        values: one a seed, in percent.
+        baseline: of the set, in percent.
+    """
+
+    model: str
+    task: str
+    split: str
+    metric: str
+    found: TaskResults
+    values: np.ndarray
+    baseline: float
+
+    @property
+    def selects(self) -> bool:
+        """Whether it is the metric that the paper's table has."""
+        return self.metric == self.found.task.selecting_metric
 
 
 def split_file(task: TaskDescription, split: str) -> str:

@@ -7,9 +7,8 @@ from typing import Optional
 import numpy as np
 from tabulate import tabulate
 
-from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.glue.report.paper_table import COLUMNS, PAPER_ROWS, PAPER_TASKS, SCORES, Score, average
-from lazyformer_fairseq.glue.report.results import Results, RunKey, TaskResults, development_splits, mean_bounds
+from lazyformer_fairseq.glue.report.paper_table import COLUMNS, PAPER_ROWS, SCORES, average
+from lazyformer_fairseq.glue.report.results import Measurement, Results, RunKey, mean_bounds
 
 NOTHING = "-"
 INCOMPLETE = "*"
@@ -112,34 +111,19 @@ def _partial_average(rows: list[TableRow]) -> Optional[Table]:
     return Table(f"Not the paper's average: {label} alone", ["model", label], cells)
 
 
-def _scores_of(results: Results) -> Iterator[tuple[str, Score, TaskResults]]:
-    """Each score of each model that has a run: the paper's, then those of WNLI where it was asked for."""
-    others = [Score(task, task) for task in results.grid.tasks if task not in PAPER_TASKS]
-    for model in results.grid.models:
-        for score in [*SCORES.values(), *others]:
-            found = results.of(model, score.task) if score.task in results.grid.tasks else None
-            if found is not None and found.runs:
-                yield model, score, found
-
-
 def _score_table(results: Results) -> Table:
+    names = {(score.task, score.split): name for name, score in SCORES.items()}
     rows = []
-    for model, score, found in _scores_of(results):
-        values = found.values(score.split, score.metric)
-        baseline = results.baseline(score.task, score.split, score.metric)
-        bounds = mean_bounds(values)
+    for one in filter(lambda one: one.selects, results.measurements()):
+        bounds = mean_bounds(one.values)
         rows.append(
             [
-                model,
-                score.name,
-                score.metric,
-                f"{np.median(values):.2f}{'' if found.is_complete else INCOMPLETE}",
-                _span((values.min(), values.max())),
-                f"{len(values)} of {len(results.grid.seeds)}",
-                f"{found.rate:g}",
-                f"{baseline:.2f}",
-                NOTHING if bounds is None else _span(bounds),
-                NOTHING if bounds is None else ("yes" if bounds[0] > baseline else "no"),
+                *(one.model, names.get((one.task, one.split), one.task), one.metric, *_median_and_span(one)),
+                f"{len(one.values)} of {len(results.grid.seeds)}",
+                f"{one.found.rate:g}",
+                f"{one.baseline:.2f}",
+                NOTHING if bounds is None else _span(*bounds),
+                NOTHING if bounds is None else ("yes" if bounds[0] > one.baseline else "no"),
             ]
         )
     headers = (
@@ -151,23 +135,18 @@ def _score_table(results: Results) -> Table:
 
 def _extra_table(results: Results) -> Table:
     """The metrics that the paper's table leaves out, at the rate that its own metric chose."""
-    rows = []
-    for model in results.grid.models:
-        for task in results.grid.tasks:
-            found = results.of(model, task)
-            for split in development_splits(TASKS[task]):
-                for metric in TASKS[task].metrics[1:] if found.runs else ():
-                    values = found.values(split, metric)
-                    rows.append(
-                        [
-                            *(model, task, metric),
-                            f"{np.median(values):.2f}{'' if found.is_complete else INCOMPLETE}",
-                            _span((values.min(), values.max())),
-                            f"{results.baseline(task, split, metric):.2f}",
-                        ]
-                    )
+    rows = [
+        [one.model, one.task, one.metric, *_median_and_span(one), f"{one.baseline:.2f}"]
+        for one in results.measurements()
+        if not one.selects
+    ]
     headers = ("model", "task", "metric", "median", "min to max", "baseline")
     return Table("Other metrics of the same runs", headers, rows, texts=3)
+
+
+def _median_and_span(one: Measurement) -> tuple[str, str]:
+    median = f"{np.median(one.values):.2f}{'' if one.found.is_complete else INCOMPLETE}"
+    return median, _span(one.values.min(), one.values.max())
 
 
 def _gap_table(results: Results) -> Table:
@@ -192,5 +171,5 @@ def _listed(keys: list[RunKey]) -> str:
     return f"{len(keys)}: " + ", ".join(f"{rate:g} ({' '.join(numbers)})" for rate, numbers in seeds.items())
 
 
-def _span(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.2f} to {ends[1]:.2f}"
+def _span(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}"

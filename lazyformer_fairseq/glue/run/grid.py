@@ -81,11 +81,7 @@ class Run:
         return self.epochs * self.train_rows >= ROWS_WORTH_RESUMING
 
     def result(self) -> Optional[dict[str, Any]]:
-        """The result of a finished run.
-
-        Raises:
-            UserError: the folder holds a result of other settings.
-        """
+        """The result of a finished run; UserError where the folder holds one of other settings."""
         path = self.folder / RESULT
         if not path.is_file():
             return None

@@ -13,48 +13,27 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Union
 
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import claimed
 from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.glue.run.cluster import Cluster, ClusterJob
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
+from lazyformer_fairseq.glue.run.workers import Job, Workers
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds
 TAIL = 16384  # bytes of a log
 
 
-class Job(Protocol):
-    def is_over(self) -> bool: ...
-
-    def failure(self) -> Optional[str]: ...
-
-
-class Executor(Protocol):
-    """Where runs go: :class:`workers.Workers` or :class:`cluster.Cluster`.
-
-    Attributes:
-        free: runs that could start now.
-        look_every: seconds between two looks at jobs.
-    """
-
-    free: int
-    look_every: float
-
-    def start(self, runs: Sequence[tuple[Run, Path]]) -> list[Job]: ...
-
-    def release(self, job: Job) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 class RunQueue:
     """Runs a grid.
 
     Args:
+        executor: where runs go.
         keep: checkpoints to keep: those of ``all`` runs, the ``best`` run's of a model and task, or ``none``.
 
     Attributes:
@@ -62,14 +41,14 @@ class RunQueue:
         failed: runs that failed for good, and why.
     """
 
-    def __init__(self, grid: Grid, executor: Executor, keep: str = "best"):
+    def __init__(self, grid: Grid, executor: Union[Workers, Cluster], keep: str = "best"):
         self.grid = grid
         self.executor = executor
         self.keep = keep
         self.results: dict[Path, dict[str, Any]] = {}
         self.failed: dict[Run, str] = {}
         self._attempts: Counter[Path] = Counter()
-        self._jobs: dict[Job, Run] = {}
+        self._jobs: dict[Union[Job, ClusterJob], Run] = {}
         self._waiting: list[Run] = []
 
     def run(self) -> None:
@@ -140,7 +119,7 @@ class RunQueue:
                 self._attempts[run.folder] += 1
                 self._jobs[job] = run
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: Union[Job, ClusterJob]) -> None:
         run = self._jobs.pop(job)
         failure = job.failure()
         self.executor.release(job)

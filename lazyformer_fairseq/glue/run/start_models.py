@@ -24,7 +24,6 @@ class StartModel:
     Attributes:
         sha256: of the checkpoint's file.
         updates: of its pre-training, where the checkpoint has them.
-        parameters: how many.
         options: of the model, as fairseq-train takes them.
         max_positions: ids of its longest input.
     """

@@ -47,7 +47,7 @@ class Workers:
         threads: of each process on a CPU.
     """
 
-    look_every = 0.1
+    look_every = 0.1  # seconds between two looks at jobs
 
     def __init__(self, count: Optional[int], gpus: Sequence[str], threads: int = 1):
         self.count = count or len(gpus) or max(1, len(os.sched_getaffinity(0)) // threads)

@@ -9,11 +9,10 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.language_modeling.commands import PREPARED
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
 from lazyformer_fairseq.several_values import named_patterns, numbers
 
-A_PATH = click.Path(path_type=Path)
 DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}
 
 
@@ -23,35 +22,26 @@ def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callabl
     return click.option(flag, name, type=kind or click.IntRange(1), default=DEFAULTS[name], help=help_text)
 
 
+def whole_numbers(flag: str, name: str, help_text: str) -> Callable:
+    """The same for a field of several."""
+    how = {"multiple": True, "type": str, "callback": numbers(int), "metavar": "N,N,..."}
+    return click.option(flag, name, default=DEFAULTS[name], help=help_text, **how)
+
+
 @click.command()
-@click.argument(
-    "data", type=ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
-)
-@click.argument("out", type=A_PATH)
-@click.option(
-    "--sublayers", type=click.Choice(list(map(str, MODELS))), default="16", help="Of each of the four models."
-)
-@click.option(
-    "--pattern", "more_patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
-    help="A further model; may be given several times.",
-)  # fmt: skip
-@click.option(
-    "--seeds", multiple=True, type=str, callback=numbers(int), default=DEFAULTS["seeds"], metavar="N,N,...",
-    help="Each trains every model.",
-)  # fmt: skip
+@click.argument("data", type=PREPARED)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--sublayers", type=click.Choice(list(map(str, MODELS))), default="16", help="Of each of the models.")
+@click.option("--pattern", "more_patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
+              help="A further model; may be given several times.")  # fmt: skip
+@whole_numbers("--seeds", "seeds", "Each trains every model.")
 @click.option("--updates", type=click.IntRange(1), help=f"Of each model and seed.  [default: {DEFAULTS['updates']}]")
-@click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True),
-    help="In place of --updates: as many as each model makes in this time, by a trial before.",
-)  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0, min_open=True),
+              help="In place of --updates: as many as each model makes in this time, by a trial before.")  # fmt: skip
 @size("embed_dim", "Embedding dimension.")
 @size("ffn_embed_dim", "Width of the feed-forward sublayers.")
 @size("heads", "Attention heads.")
-@click.option(
-    "--adaptive-softmax-cutoff", "cutoffs", multiple=True, type=str, callback=numbers(int), default=DEFAULTS["cutoffs"],
-    metavar="N,N,...",
-    help="Ids that start a new band of words; '' for one band.",
-)  # fmt: skip
+@whole_numbers("--adaptive-softmax-cutoff", "cutoffs", "Ids that start a new band of words; '' for one band.")
 @size("dropout", "On embeddings and sublayer outputs.", click.FloatRange(0, 1, max_open=True))
 @size("tgt_len", "Tokens of a segment in training.")
 @size("mem_len", "Tokens remembered in training.", click.IntRange(0))
@@ -62,9 +52,8 @@ def size(name: str, help_text: str, kind: Any = None, flag: str = "") -> Callabl
 @size("evaluation_streams", "Rows of an evaluation batch; no influence on the result.", flag="--evaluation-batch-size")
 @size("rate", "Highest learning rate.", click.FloatRange(0, 1, min_open=True), flag="--lr")
 @size("warmup_ratio", "Share of the updates until then.", click.FloatRange(0, 1))
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="cuda is in bf16.  [default: cuda where there is one]"
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]),
+              help="cuda is in bf16.  [default: cuda where there is one]")  # fmt: skip
 def compare(
     data: Path,
     out: Path,
@@ -91,18 +80,15 @@ def compare(
     patterns = MODELS[int(sublayers)]
     if taken := patterns.keys() & more_patterns.keys():
         raise click.UsageError(f"--pattern: {', '.join(sorted(taken))} is a model already; give another name")
-    import torch
-
+    from lazyformer_fairseq.costs.machine import device_named
     from lazyformer_fairseq.language_modeling.comparison.run import compare as run
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise click.UsageError("--device cuda: torch finds no GPU here")
     settings = ComparisonSettings(
         data=str(data),
         patterns=patterns | more_patterns,
         updates=None if minutes else updates or DEFAULTS["updates"],
         minutes=minutes,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device_named(device),
         **sizes,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C

@@ -1,6 +1,5 @@
 """The costs of running a comparison's models: parameters, FLOPs, and latency at batch 1, measured in turn."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,30 @@ from lazyformer_fairseq.costs.model_latency import next_segment
 from lazyformer_fairseq.costs.parameters import count_parameters
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
-from lazyformer_fairseq.language_modeling.evaluation.evaluate import load_model
+from lazyformer_fairseq.language_modeling.evaluate import load_model
 
 ROUNDS = 50
 
 
-def measure_costs(settings: ComparisonSettings, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+def run_folder(runs: Path, name: str, seed: int) -> Path:
+    """The folder of one model and seed."""
+    return runs / f"{name}-seed{seed}"
+
+
+def measure_costs(settings: ComparisonSettings, runs: Path) -> dict[str, dict[str, Any]]:
     """By model: `parameters`, `flops` of a segment, and `latency_seconds`, the samples.
 
     Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
     which FLOPs leave out.
 
     Args:
-        settings: of the comparison; the lengths of evaluation count.
-        checkpoints: of each model, by name.
+        settings: the lengths of evaluation count.
+        runs: folder of the trained models; the last seed of each counts.
     """
     tgt_len, mem_len = settings.evaluation_tgt_len, settings.evaluation_mem_len
     costs, things = {}, {}
-    for name, checkpoint in checkpoints.items():
+    for name in settings.patterns:
+        checkpoint = run_folder(runs, name, settings.seeds[-1]) / "checkpoint_last.pt"
         model, task = load_model(checkpoint, Path(settings.data), settings.device, settings.precision)
         model.decoder.mem_len, model.decoder.clamp_len = mem_len, settings.clamp_len
         sizes, pattern = model.decoder.sizes, settings.patterns[name]

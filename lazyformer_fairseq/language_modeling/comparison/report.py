@@ -1,67 +1,100 @@
-"""The table of a comparison, in Markdown and CSV: the PAR paper's Tables 2 and 6 in one, with the spread of each."""
+"""A comparison as a table, the PAR paper's Tables 2 and 6 in one with the spread of each, and as a picture."""
 
-import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-HEADERS = (
-    "parameters",
-    "GFLOPs",
-    "updates",
-    "ms per update (quartiles)",
-    "latency, ms (quartiles)",
-    "valid PPL (range)",
-    "test PPL (range)",
-)
-CSV_COLUMNS = {
-    "ms_per_update": "milliseconds_per_update",
-    "latency_ms": "latency_milliseconds",
-    "valid_perplexity": "valid_perplexity",
-    "test_perplexity": "test_perplexity",
+from lazyformer_fairseq.costs.latency import with_spread
+from lazyformer_fairseq.files.pictures import LOOKS, write_picture
+from lazyformer_fairseq.files.tables import markdown_table
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
+
+# What has a spread: the header for readers, and the column for programs.
+SPREADS = {
+    "milliseconds_per_update": ("ms per update (quartiles)", "ms_per_update"),
+    "latency_milliseconds": ("latency, ms (quartiles)", "latency_ms"),
+    "valid_perplexity": ("valid PPL (range)", "valid_perplexity"),
+    "test_perplexity": ("test PPL (range)", "test_perplexity"),
 }
 
 
-def markdown_table(models: Mapping[str, Mapping[str, Any]]) -> str:
+def table_of(models: Mapping[str, Mapping[str, Any]]) -> str:
     """One row per model: medians, each followed by its quartiles, or its lowest and highest over seeds."""
     rows = [
-        [
-            name,
-            f"`{model['pattern']}`",
-            *map(str, model["sublayers"].values()),
-            f"{model['parameters']:,}",
-            f"{model['flops'] / 1e9:.3g}",
-            f"{model['updates']:,}",
-            _with_spread(model["milliseconds_per_update"]),
-            _with_spread(model["latency_milliseconds"]),
-            _with_spread(model["valid_perplexity"]),
-            _with_spread(model["test_perplexity"]),
-        ]
+        {
+            "model": name,
+            "pattern": f"`{model['pattern']}`",
+            **model["sublayers"],
+            "parameters": f"{model['parameters']:,}",
+            "GFLOPs": f"{model['flops'] / 1e9:.3g}",
+            "updates": f"{model['updates']:,}",
+            **{header: with_spread(model[key]) for key, (header, _) in SPREADS.items()},
+        }
         for name, model in models.items()
     ]
-    headers = ("model", "pattern", *_letters(models), *HEADERS)
-    align = ("left", "left", *["right"] * (len(headers) - 2))
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=align)
+    return markdown_table(rows, left=("pattern",))
 
 
-def write_csv(models: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def csv_rows(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same in full precision, each number in a column of its own."""
-    spread = [f"{column}{part}" for column in CSV_COLUMNS for part in ("", "_low", "_high")]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["model", "pattern", *_letters(models), "parameters", "flops", "updates", *spread])
-        for name, model in models.items():
-            fixed = (model["parameters"], model["flops"], model["updates"])
-            values = (model[key][part] for key in CSV_COLUMNS.values() for part in ("median", "low", "high"))
-            writer.writerow([name, model["pattern"], *model["sublayers"].values(), *fixed, *values])
+    rows = []
+    for name, model in models.items():
+        row = {"model": name, "pattern": model["pattern"], **model["sublayers"]}
+        row |= {key: model[key] for key in ("parameters", "flops", "updates")}
+        for key, (_, column) in SPREADS.items():
+            median, low, high = (model[key][part] for part in ("median", "low", "high"))
+            row |= {column: median, f"{column}_low": low, f"{column}_high": high}
+        rows.append(row)
+    return rows
 
 
-def _letters(models: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The kinds that are counted, the same for each model."""
-    return list(next(iter(models.values()))["sublayers"])
+def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
+    """Perplexity against latency and against the number of attending sublayers.
+
+    A large mark is a median, bars its spread, a small mark one seed.
+    """
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    by_latency, by_attention = figure.subplots(1, 2, sharey=True)
+    attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
+    letters = [kind.letter for kind in attention]
+    places = _places([sum(model["sublayers"].get(letter, 0) for letter in letters) for model in models.values()])
+    for number, ((name, model), place) in enumerate(zip(models.items(), places, strict=True)):
+        colour, mark = LOOKS[number % len(LOOKS)]
+        look = {"color": colour, "marker": mark}
+        latency = model["latency_milliseconds"]
+        by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=colour)
+        _draw_model(by_latency, latency["median"], model, look, name)
+        _draw_model(by_attention, place, model, look, name)
+    by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
+    by_latency.set_ylabel("test perplexity (range of the seeds)")
+    by_latency.set_xlim(left=0)
+    names = " or ".join(f"{kind.name} sublayers ({kind.letter})" for kind in attention)
+    by_attention.set_xlabel(names)
+    by_attention.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (by_latency, by_attention):
+        axis.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=11)
+    handles, labels = by_latency.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(models), 4), frameon=False)
+    write_picture(figure, path)
 
 
-def _with_spread(of: Mapping[str, float]) -> str:
-    return f"{of['median']:.1f} ({of['low']:.1f} to {of['high']:.1f})"
+def _places(counts: Sequence[int]) -> list[float]:
+    """Where each model stands on an axis of counts: models of equal counts side by side, so that none hides another."""
+    found = []
+    for number, count in enumerate(counts):
+        same, before = counts.count(count), counts[:number].count(count)
+        found.append(count + 0.15 * (before - (same - 1) / 2))
+    return found
+
+
+def _draw_model(axis: Axes, x: float, model: Mapping[str, Any], look: Mapping[str, str], name: str) -> None:
+    perplexity = model["test_perplexity"]
+    seeds = [run["test_perplexity"] for run in model["runs"].values()]
+    axis.plot([x] * len(seeds), seeds, linestyle="", markersize=4, alpha=0.6, **look)
+    axis.vlines(x, perplexity["low"], perplexity["high"], color=look["color"])
+    axis.plot([x], [perplexity["median"]], linestyle="", markersize=9, label=name, **look)

@@ -1,23 +1,25 @@
 """`lazyformer lm compare`: trains models that differ in their pattern alone, evaluates and times them, reports."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from lazyformer_fairseq.costs.latency import spread
 from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.tables import write_csv
 from lazyformer_fairseq.files.whole import write_text
-from lazyformer_fairseq.language_modeling.comparison.costs import measure_costs
-from lazyformer_fairseq.language_modeling.comparison.picture import draw
-from lazyformer_fairseq.language_modeling.comparison.report import markdown_table, write_csv
+from lazyformer_fairseq.language_modeling.comparison.costs import measure_costs, run_folder
+from lazyformer_fairseq.language_modeling.comparison.report import csv_rows, draw, table_of
 from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
 from lazyformer_fairseq.language_modeling.comparison.training import ModelTraining, planned_updates, train_in_turn
-from lazyformer_fairseq.language_modeling.evaluation.evaluate import evaluate
+from lazyformer_fairseq.language_modeling.evaluate import evaluate
 from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
 from lazyformer_fairseq.patterns.grammar import count_kinds
 
@@ -30,8 +32,6 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     Writes there `results.json`, `table.md`, `table.csv` and `comparison.png`, and into `runs` the trained models.
 
     Args:
-        settings: what is compared.
-        folder: of the results.
         command: as it was given, for the record.
 
     Raises:
@@ -39,16 +39,16 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     """
     with claimed(folder):
         plan, begun = folder / "updates.json", any(folder.glob("runs/*/checkpoint_last.pt"))
-        keep_settings(folder / "settings.json", settings.as_json(), "a comparison", begun, made_by_them=[plan])
+        keep_settings(folder / "settings.json", asdict(settings), "a comparison", begun, made_by_them=[plan])
         updates = planned_updates(settings, plan)
         _train_all(settings, updates, folder / "runs")
         if not (folder / "costs.json").exists():
-            write_json(folder / "costs.json", measure_costs(settings, _last_checkpoints(settings, folder / "runs")))
+            write_json(folder / "costs.json", measure_costs(settings, folder / "runs"))
         results = {
             "command": " ".join(command),
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),
-            "settings": settings.as_json(),
+            "settings": asdict(settings),
             "data": _describe_data(settings),
             "models": _collect(settings, updates, folder),
         }
@@ -60,22 +60,12 @@ def write_report(results: Mapping[str, Any], folder: Path) -> str:
     """Writes table and picture from results.json's content; returns the table."""
     models, settings = results["models"], results["settings"]
     trained = f"{settings['minutes']:g} minutes" if settings["minutes"] else f"{settings['updates']:,} updates"
-    table = markdown_table(models)
+    table = table_of(models)
     write_text(folder / "table.md", table + "\n")
-    write_csv(models, folder / "table.csv")
+    write_csv(csv_rows(models), folder / "table.csv")
     title = f"width {settings['embed_dim']}, {trained}, {len(settings['seeds'])} seeds; {results['machine']['device']}"
     draw(models, title, folder / "comparison.png")
     return table
-
-
-def run_folder(runs: Path, name: str, seed: int) -> Path:
-    """The folder of one model and seed."""
-    return runs / f"{name}-seed{seed}"
-
-
-def _last_checkpoints(settings: ComparisonSettings, runs: Path) -> dict[str, Path]:
-    """The last seed's checkpoint of each model."""
-    return {name: run_folder(runs, name, settings.seeds[-1]) / "checkpoint_last.pt" for name in settings.patterns}
 
 
 def _train_all(settings: ComparisonSettings, updates: Mapping[str, int], runs: Path) -> None:
@@ -128,8 +118,8 @@ def _collect(settings: ComparisonSettings, updates: Mapping[str, int], folder: P
             "sublayers": count_kinds(pattern),
             **costs[name],
             "updates": updates[name],
-            "milliseconds_per_update": _quartiles(1000 * seconds),
-            "latency_milliseconds": _quartiles(1000 * latencies),
+            "milliseconds_per_update": spread(1000 * seconds),
+            "latency_milliseconds": spread(1000 * latencies),
             **{
                 f"{split}_perplexity": _range([run[f"{split}_perplexity"] for run in runs.values()]) for split in SPLITS
             },
@@ -149,10 +139,6 @@ def _unigram_perplexity(tokens: np.ndarray) -> float:
     shares = np.bincount(tokens) / len(tokens)
     shares = shares[shares > 0]
     return float(np.exp(-(shares * np.log(shares)).sum()))
-
-
-def _quartiles(values: np.ndarray) -> dict[str, float]:
-    return dict(zip(("median", "low", "high"), map(float, np.quantile(values, (0.5, 0.25, 0.75))), strict=True))
 
 
 def _range(values: list[float]) -> dict[str, float]:

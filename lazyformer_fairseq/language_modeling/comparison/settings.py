@@ -1,8 +1,8 @@
 """The models of `lazyformer lm compare`: miniatures of the PAR paper's, equal in all but their pattern."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Optional
 
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
@@ -20,19 +20,11 @@ MODELS = {
 class ComparisonSettings:
     """All that decides a comparison's result; kept in its folder, so that results of other settings never mix in.
 
+    One option of `lazyformer lm compare` each, whose help describes them.
+
     Attributes:
-        data: folder of binarised streams.
-        patterns: the models, by name.
-        seeds: each trains every model.
         updates: of each model; or
         minutes: of training for each model: so many updates as fit, by a trial of each model's update.
-        embed_dim, ffn_embed_dim, heads, cutoffs, dropout: sizes, equal for all models.
-        tgt_len, mem_len, streams: of training: tokens a segment, tokens remembered, rows of a batch.
-        evaluation_tgt_len, evaluation_mem_len, clamp_len: of evaluation and of latency.
-        evaluation_streams: rows of a batch of evaluation, which do not change its result.
-        rate: the highest learning rate.
-        warmup_ratio: share of the updates until then.
-        device: `cpu` or `cuda`; on `cuda` in bf16.
     """
 
     data: str
@@ -64,9 +56,6 @@ class ComparisonSettings:
     @property
     def precision(self) -> str:
         return "fp32" if self.device == "cpu" else "bf16"
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def training_command(self, model: str, seed: int, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains one model.

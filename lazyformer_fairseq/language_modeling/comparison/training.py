@@ -16,15 +16,7 @@ TRIAL_WARM_UP, TRIAL_UPDATES = 5, 20
 
 
 class ModelTraining(StepwiseTraining):
-    """One model's training with one seed, in a folder of its own.
-
-    Args:
-        settings: of the comparison.
-        name: key of its patterns.
-        seed: of this training.
-        total: updates.
-        folder: of the checkpoint; resumes an existing one.
-    """
+    """The training of the pattern `name` with one seed for `total` updates, in a folder of its own."""
 
     def __init__(self, settings: ComparisonSettings, name: str, seed: int, total: int, folder: Path):
         super().__init__(settings.training_command(name, seed, total), folder)
@@ -58,11 +50,8 @@ def updates_that_fit(settings: ComparisonSettings) -> dict[str, int]:
         for _ in tqdm(range(trial), desc="trial", unit=" updates", leave=False):
             for training in trainings:
                 training.update()
-    return {training.name: _fitting(training.seconds, settings.minutes) for training in trainings}
-
-
-def _fitting(seconds: list[float], minutes: float) -> int:
-    return max(1, int(60 * minutes / np.median(seconds[TRIAL_WARM_UP:])))
+    medians = {training.name: np.median(training.seconds[TRIAL_WARM_UP:]) for training in trainings}
+    return {name: max(1, int(60 * settings.minutes / seconds)) for name, seconds in medians.items()}
 
 
 def planned_updates(settings: ComparisonSettings, path: Path) -> Mapping[str, int]:

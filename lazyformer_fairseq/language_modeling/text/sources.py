@@ -3,11 +3,12 @@
 A source counts its symbols and turns its splits into ids; :mod:`prepare` writes them.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Union
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -18,25 +19,6 @@ SPLITS = ("train", "valid", "test")
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
 Progress = Callable[[int], object]  # told how many more bytes have been read
-
-
-class TextSource(Protocol):
-    """The interface that :func:`prepare.prepare` needs of a corpus.
-
-    Attributes:
-        unit: what a symbol is: "word" or "character".
-    """
-
-    unit: str
-
-    def size(self, split: str) -> int:
-        """Bytes of a split."""
-
-    def count(self, split: str, progress: Progress) -> Counter:
-        """How often each symbol occurs."""
-
-    def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(ids, ids of each item), block after block; the items of a block are its ids cut up."""
 
 
 class WordsOfLines:
@@ -65,21 +47,17 @@ class WordsOfLines:
         return self.files[split].stat().st_size
 
     def count(self, split: str, progress: Progress) -> Counter:
-        """Counts words.
-
-        Raises:
-            UserError: the text is not UTF-8, or has a word that is a symbol of fairseq's own.
-        """
+        """Raises a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
         counts: Counter = Counter()
         for words in self._blocks(split, progress):
             counts.update(words)
         return counts
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """An item a line. Words that `dictionary` lacks become ``<unk>``."""
-        ids_of = _IdsOfWords(dictionary)
+        """(ids, ids of each item) of a block at a time, an item a line; words not in `dictionary` become ``<unk>``."""
+        id_of, unknown = dictionary.indices.get, itertools.repeat(dictionary.unk())
         for words in self._blocks(split, progress):
-            ids = np.fromiter(map(ids_of.__getitem__, words), dtype=np.int32, count=len(words))
+            ids = np.fromiter(map(id_of, words, unknown), dtype=np.int32, count=len(words))
             ends = np.flatnonzero(ids == dictionary.eos())
             yield ids, np.diff(ends, prepend=-1)
 
@@ -107,15 +85,6 @@ class WordsOfLines:
                 line = lines_before + text.count("\n", 0, text.index(symbol)) + 1
                 raise UserError(f"{self.files[split]}, line {line}: {symbol} means something to fairseq; remove it")
         return text
-
-
-class _IdsOfWords(dict):
-    def __init__(self, dictionary: Dictionary):
-        super().__init__(dictionary.indices)
-        self.unknown = dictionary.unk()
-
-    def __missing__(self, word: str) -> int:
-        return self.unknown
 
 
 @dataclass(frozen=True)
@@ -173,7 +142,7 @@ class Characters:
         return Counter({self._symbol(byte): int(number) for byte, number in enumerate(numbers) if number})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
+        """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
         for byte in range(256):
             if self.name == "enwik8" or self._is_of_text8(byte):
@@ -200,3 +169,6 @@ class Characters:
     @staticmethod
     def _is_of_text8(byte: int) -> bool:
         return byte == ord(" ") or ord("a") <= byte <= ord("z")
+
+
+TextSource = Union[WordsOfLines, Characters]

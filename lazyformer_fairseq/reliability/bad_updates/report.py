@@ -14,7 +14,7 @@ WHAT_TO_TRY = (
     "Read 'samples': a few batches alone point to bad data, ever new ones to the settings",
     "Lower --lr, lengthen --warmup-ratio, or set --clip-norm",
     "Train in bf16 (--bf16) rather than fp16, or in full precision, which has room for larger numbers",
-    "Give --max-rollbacks a larger number and run the same command again: it goes on from the last checkpoint",
+    "Give --max-rollbacks a larger number and run the same command again: it resumes from the last checkpoint",
     "Copy an older checkpoint over checkpoint_last.pt; where losses rise before the first bad update, one from before",
     "Raise or leave out --loss-spike if the reason is a spike and the loss came down again by itself",
 )
@@ -34,9 +34,8 @@ def write_report(guard) -> Path:
 def _report(guard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
     """Loss: per unit of sample size, such as nats per masked token. Samples: dataset indices, by process and batch."""
     updates = [
-        {**bad, "samples": [of_process["samples"] for of_process in same_update]}
-        for bad, *others in zip(*bad_of_processes, strict=True)
-        for same_update in [[bad, *others]]
+        {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
+        for same_update in zip(*bad_of_processes, strict=True)
     ]
     return {
         "stopped_at_update": guard.trainer.get_num_updates() + 1,

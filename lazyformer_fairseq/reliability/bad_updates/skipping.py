@@ -8,7 +8,6 @@ fairseq still handles an overflow of fp16's loss scaler: the scaler halves its s
 again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -41,100 +40,75 @@ def is_guarded(trainer) -> bool:
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
-def skip_bad_updates(original):
+def skip_bad_updates(original, self, samples, *args, **kwargs):
     """For ``Trainer.train_step``."""
-
-    @functools.wraps(original)
-    def train_step(self, samples, *args, **kwargs):
-        if not is_guarded(self):
-            return original(self, samples, *args, **kwargs)
-        guard, updates, output = guard_of(self), self.get_num_updates(), None
-        guard.begin_update()
-        try:
-            with _aggregators_left_behind():
-                output = original(self, samples, *args, **kwargs)
-        except BadUpdate as bad:
-            if self.cfg.common.amp:
-                self.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
-            guard.skip(bad, samples)
-        except ScalerOverflow as overflow:
-            logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
-            self.zero_grad()
-        else:
-            if self.get_num_updates() > updates:
-                guard.note_good_update()
-        guard.log_counts()
-        return output
-
-    return train_step
+    if not is_guarded(self):
+        return original(self, samples, *args, **kwargs)
+    guard, updates, output = guard_of(self), self.get_num_updates(), None
+    guard.begin_update()
+    try:
+        with _aggregators_left_behind():
+            output = original(self, samples, *args, **kwargs)
+    except BadUpdate as bad:
+        if self.cfg.common.amp:
+            self.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
+        guard.skip(bad, samples)
+    except ScalerOverflow as overflow:
+        logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
+        self.zero_grad()
+    else:
+        if self.get_num_updates() > updates:
+            guard.note_good_update()
+    guard.log_counts()
+    return output
 
 
-def find_bad_updates(original):
+def find_bad_updates(original, self, *args, **kwargs):
     """For ``Trainer.clip_grad_norm``: the last thing before the optimizer steps."""
-
-    @functools.wraps(original)
-    def clip_grad_norm(self, *args, **kwargs):
-        if not is_guarded(self):
-            return original(self, *args, **kwargs)
-        guard, amp = guard_of(self), self.cfg.common.amp
-        try:
-            norm = original(self, *args, **kwargs)
-            if amp and not norm.isfinite():
-                return norm  # an overflow, which torch's scaler handles within the optimizer's step
-            return guard.judge(norm)
-        except OverflowError as overflow:
-            if self.cuda:
-                raise
-            raise ScalerOverflow(str(overflow)) from overflow
-        except FloatingPointError as error:
-            guard.read_numbers(torch.tensor(math.nan))
-            if not amp:
-                self.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
-            raise BadUpdate("the gradient is NaN or Inf at the smallest loss scale") from error
-
-    return clip_grad_norm
+    if not is_guarded(self):
+        return original(self, *args, **kwargs)
+    guard, amp = guard_of(self), self.cfg.common.amp
+    try:
+        norm = original(self, *args, **kwargs)
+        if amp and not norm.isfinite():
+            return norm  # an overflow, which torch's scaler handles within the optimizer's step
+        return guard.judge(norm)
+    except OverflowError as overflow:
+        if self.cuda:
+            raise
+        raise ScalerOverflow(str(overflow)) from overflow
+    except FloatingPointError as error:
+        guard.read_numbers(torch.tensor(math.nan))
+        if not amp:
+            self.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
+        raise BadUpdate("the gradient is NaN or Inf at the smallest loss scale") from error
 
 
-def hear_all_processes(original):
+def hear_all_processes(original, self, *args, **kwargs):
     """For ``Trainer._aggregate_logging_outputs``, where losses and sample sizes of all processes are summed anyway."""
-
-    @functools.wraps(original)
-    def aggregate_logging_outputs(self, *args, **kwargs):
-        logs, sums = original(self, *args, **kwargs)
-        if is_guarded(self):
-            guard_of(self).hear_all_processes(logs, sums[0])
-        return logs, sums
-
-    return aggregate_logging_outputs
+    logs, sums = original(self, *args, **kwargs)
+    if is_guarded(self):
+        guard_of(self).hear_all_processes(logs, sums[0])
+    return logs, sums
 
 
-def save_counts(original):
+def save_counts(original, self, filename, extra_state):
     """For ``Trainer.save_checkpoint``."""
-
-    @functools.wraps(original)
-    def save_checkpoint(self, filename, extra_state):
-        if is_guarded(self):
-            extra_state = {**extra_state, "bad_updates": guard_of(self).state_dict()}
-        return original(self, filename, extra_state)
-
-    return save_checkpoint
+    if is_guarded(self):
+        extra_state = {**extra_state, "bad_updates": guard_of(self).state_dict()}
+    return original(self, filename, extra_state)
 
 
-def load_counts(original):
+def load_counts(original, self, filename, reset_optimizer=False, *args, **kwargs):
     """For ``Trainer.load_checkpoint``. A run that starts from another's weights starts to count anew."""
-
-    @functools.wraps(original)
-    def load_checkpoint(self, filename, reset_optimizer=False, *args, **kwargs):
-        extra_state = original(self, filename, reset_optimizer, *args, **kwargs)
-        if is_guarded(self):
-            guard = guard_of(self)
-            if extra_state is not None and not reset_optimizer and "bad_updates" in extra_state:
-                guard.load_state_dict(extra_state["bad_updates"])
-            if self.is_data_parallel_master:
-                guard.checkpoints.leave_behind(self.get_num_updates())
-        return extra_state
-
-    return load_checkpoint
+    extra_state = original(self, filename, reset_optimizer, *args, **kwargs)
+    if is_guarded(self):
+        guard = guard_of(self)
+        if extra_state is not None and not reset_optimizer and "bad_updates" in extra_state:
+            guard.load_state_dict(extra_state["bad_updates"])
+        if self.is_data_parallel_master:
+            guard.checkpoints.leave_behind(self.get_num_updates())
+    return extra_state
 
 
 @contextmanager

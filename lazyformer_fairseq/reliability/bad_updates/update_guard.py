@@ -3,22 +3,49 @@
 import logging
 import math
 from collections import deque
+from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 import torch
 from fairseq.logging import metrics
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.bad_updates.loss_history import LossHistory
 from lazyformer_fairseq.reliability.bad_updates.report import REPORT, write_report
 from lazyformer_fairseq.reliability.bad_updates.rollback import GoodCheckpoints, roll_back
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 
 logger = logging.getLogger(__name__)
 
+RECENT = 100  # updates that the median loss is taken over
+ENOUGH = 20  # updates before the median means something: in the first ones the loss falls fast
+
 
 class BadUpdate(Exception):
     """The numbers of an update cannot be trusted; raised before the optimizer steps."""
+
+
+class LossHistory:
+    """Losses of the last good updates, in the criterion's own unit.
+
+    Args:
+        spike: a loss of more than this many times their median is a spike; 0 for never.
+    """
+
+    def __init__(self, spike: float):
+        self.spike = spike
+        self.losses: deque[float] = deque(maxlen=RECENT)
+
+    def is_spike(self, loss: float) -> bool:
+        if not self.spike or len(self.losses) < ENOUGH:
+            return False
+        return loss > self.spike * median(self.losses) > 0
+
+    def add(self, loss: float) -> None:
+        self.losses.append(loss)
+
+    def replace(self, losses: Iterable[float]) -> None:
+        self.losses = deque(losses, maxlen=RECENT)
 
 
 class UpdateGuard:
@@ -59,16 +86,13 @@ class UpdateGuard:
         """Forward hook of the criterion: keeps what it logs for a batch, and the sample size, still on the device."""
         if criterion.training:
             _, sample_size, log = output
-            self._hear([log], [sample_size])
+            self.logs.append(log)
+            self.sample_sizes.append(sample_size)
 
     def hear_all_processes(self, logs: list[dict], sample_size) -> None:
         """The same for the whole update, where several processes share it."""
         self.begin_update()
-        self._hear(logs, [sample_size])
-
-    def _hear(self, logs: list[dict], sample_sizes: list) -> None:
-        self.logs += logs
-        self.sample_sizes += sample_sizes
+        self.logs, self.sample_sizes = list(logs), [sample_size]
 
     def judge(self, gradient_norm: torch.Tensor) -> torch.Tensor:
         """Raises BadUpdate, or returns the gradient's norm, moved to the CPU.
@@ -149,7 +173,7 @@ class UpdateGuard:
         self.skipped_in_a_row = 0
         self._warn(
             f"{self.max_in_a_row} updates in a row were bad: back to {path}, update {self.trainer.get_num_updates()}, "
-            f"and on with other data; rollback {self.rollbacks} of {self.max_rollbacks}"
+            f"and other data follow; rollback {self.rollbacks} of {self.max_rollbacks}"
         )
 
     def _stop(self, why: str) -> None:

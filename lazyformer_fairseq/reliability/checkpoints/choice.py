@@ -4,7 +4,6 @@ fairseq starts from scratch where ``checkpoint_last.pt`` is missing, and stops w
 """
 
 import copy
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -26,27 +25,25 @@ AT_EVERY_START = (
 )
 
 
-def choosing(load_checkpoint: Callable) -> Callable:
+def choosing(load_checkpoint, cfg, trainer, **kwargs):
     """fairseq's ``load_checkpoint(cfg, trainer)``, from the file that :func:`choose` finds."""
-
-    @functools.wraps(load_checkpoint)
-    def load(cfg, trainer, **kwargs):
-        if _has_a_file_for_each_rank(trainer):
-            return load_checkpoint(cfg, trainer, **kwargs)
-        chosen = _same_on_all_ranks(trainer, lambda: _choose_cleanly(cfg))
-        extra_state, epoch_itr = load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
-        assert chosen is None or extra_state is not None, f"{chosen} was chosen, and fairseq took none"
-        return extra_state, epoch_itr
-
-    return load
+    if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
+        return load_checkpoint(cfg, trainer, **kwargs)
+    chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
+    extra_state, epoch_itr = load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
+    assert chosen is None or extra_state is not None, f"{chosen} was chosen, and fairseq took none"
+    return extra_state, epoch_itr
 
 
 def choose(cfg: Any) -> Optional[Path]:
     """The checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
 
+    Removes what killed processes left unfinished.
+
     Raises:
         UserError: a file that the user named is missing or damaged, or all in the save folder are.
     """
+    remove_leftovers(cfg.save_dir)
     last = _last_of(cfg)
     if cfg.restore_file != LAST:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
@@ -73,7 +70,9 @@ def choose(cfg: Any) -> Optional[Path]:
     if path is None:
         listed = "\n  ".join(damaged)
         raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
-    logger.warning("%s\nGoing on from the newest intact checkpoint: %s, update %d", "\n".join(damaged), path, updates)
+    logger.warning(
+        "%s\nThe run resumes from the newest intact checkpoint: %s, update %d", "\n".join(damaged), path, updates
+    )
     return path
 
 
@@ -92,15 +91,10 @@ def newest_intact(paths: list[Path], damaged: list[str], without_optimizer: bool
             damaged.append(str(error))
             continue
         if not (contents.has_optimizer or without_optimizer):
-            damaged.append(f"{path}: holds no state of the optimizer, so no run can go on from it")
+            damaged.append(f"{path}: holds no state of the optimizer, so no run can resume from it")
         elif contents.updates > most:
             newest, most = path, contents.updates
     return newest, most
-
-
-def _choose_cleanly(cfg: Any) -> Optional[Path]:
-    remove_leftovers(cfg.save_dir)
-    return choose(cfg)
 
 
 def _last_of(cfg: Any) -> Path:
@@ -124,11 +118,6 @@ def _restoring(cfg: Any, chosen: Optional[Path]) -> Any:
 
 def _is_same(path: Path, other: Optional[str]) -> bool:
     return other is not None and os.path.exists(other) and os.path.samefile(path, other)
-
-
-def _has_a_file_for_each_rank(trainer) -> bool:
-    """True where fairseq splits a model over processes."""
-    return trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0
 
 
 def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:

@@ -112,7 +112,8 @@ def check(path: Union[str, Path]) -> None:
             damage = "its end is missing" if start == _ARCHIVE else "torch.save wrote no such file" if size else "empty"
         if not intact:
             raise DamagedCheckpointError(f"{path}: truncated, damaged or no checkpoint ({damage})")
-        if start == _ARCHIVE and _unpacked_size(file) > size:
+        # As torch would unpack them, even from a few zeros or from one place again and again.
+        if start == _ARCHIVE and sum(record.file_size for record in zipfile.ZipFile(file).infolist()) > size:
             raise UserError(f"{path}: refused, its records are packed and larger than the file; torch.save packs none")
 
 
@@ -128,11 +129,6 @@ def _sha256(file: BinaryIO, size: int) -> str:
         size -= len(piece)
     digest.update(_NO_COMMENT)
     return digest.hexdigest()
-
-
-def _unpacked_size(file: BinaryIO) -> int:
-    """Bytes of all records as torch would unpack them, even from a few zeros or from one place again and again."""
-    return sum(record.file_size for record in zipfile.ZipFile(file).infolist())
 
 
 def _records_are_intact(file: BinaryIO) -> bool:

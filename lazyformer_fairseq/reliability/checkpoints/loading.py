@@ -1,8 +1,7 @@
 """Reads checkpoints whole, checks them, runs nothing that they hold, and explains in words what is wrong with one."""
 
-import functools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -32,17 +31,12 @@ def load_safely(path: Union[str, Path], overrides: Optional[dict[str, Any]] = No
         return checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
 
 
-def checked(load_checkpoint_to_cpu: Callable) -> Callable:
+def checked(load_checkpoint_to_cpu, path, *args, **kwargs):
     """fairseq's loader, with the checksum verified before, and errors that name the file and what to do."""
-
-    @functools.wraps(load_checkpoint_to_cpu)
-    def load(path, *args, **kwargs):
-        with named_errors(path):
-            if not PathManager.path_requires_pathmanager(str(path)):
-                check(path)
-            return load_checkpoint_to_cpu(path, *args, **kwargs)
-
-    return load
+    with named_errors(path):
+        if not PathManager.path_requires_pathmanager(str(path)):
+            check(path)
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
 class Contents(NamedTuple):

@@ -1,9 +1,7 @@
 """Decides which checkpoints stay: those of ``--keep-updates-list`` forever, and always the last intact one."""
 
-import functools
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,25 +11,20 @@ from fairseq import checkpoint_utils
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.reliability.checkpoints.names import checkpoints_in, listed_name, suffix_of
-from lazyformer_fairseq.reliability.checkpoints.options import listed_updates
 from lazyformer_fairseq.reliability.checkpoints.saving import NotSavedError
+from lazyformer_fairseq.reliability.options import listed_updates
 
 logger = logging.getLogger(__name__)
 
 
-def keeping_listed_updates(train_step: Callable) -> Callable:
+def keeping_listed_updates(train_step, self, *args, **kwargs):
     """``Trainer.train_step``, which after an update of ``--keep-updates-list`` saves ``checkpoint_update_N.pt``."""
-
-    @functools.wraps(train_step)
-    def step(trainer, *args, **kwargs):
-        before = trainer.get_num_updates()
-        output = train_step(trainer, *args, **kwargs)
-        updates = trainer.get_num_updates()
-        if updates == before + 1 and updates in listed_updates(getattr(trainer.task.cfg, "keep_updates_list", None)):
-            _save_listed(trainer, updates)
-        return output
-
-    return step
+    before = self.get_num_updates()
+    output = train_step(self, *args, **kwargs)
+    updates = self.get_num_updates()
+    if updates == before + 1 and updates in listed_updates(getattr(self.task.cfg, "keep_updates_list", None)):
+        _save_listed(self, updates)
+    return output
 
 
 def _save_listed(trainer, updates: int) -> None:
@@ -51,18 +44,13 @@ def _save_listed(trainer, updates: int) -> None:
     try:
         trainer.save_checkpoint(str(path), extra_state)
     except NotSavedError as error:
-        logger.warning("%s\nTraining goes on; --keep-updates-list has lost update %d", error, updates)
+        logger.warning("%s\nThe run trains on; --keep-updates-list has lost update %d", error, updates)
 
 
-def remembering_iterator(get_train_iterator: Callable) -> Callable:
+def remembering_iterator(get_train_iterator, self, *args, **kwargs):
     """``Trainer.get_train_iterator``; keeps the one in use as ``trainer.epoch_iterator``, for saving."""
-
-    @functools.wraps(get_train_iterator)
-    def get(trainer, *args, **kwargs):
-        trainer.epoch_iterator = get_train_iterator(trainer, *args, **kwargs)
-        return trainer.epoch_iterator
-
-    return get
+    self.epoch_iterator = get_train_iterator(self, *args, **kwargs)
+    return self.epoch_iterator
 
 
 class CarefulOs:

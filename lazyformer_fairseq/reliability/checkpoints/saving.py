@@ -1,19 +1,18 @@
 """Saves every file whole; a run that cannot save (disk full) warns and trains on, unless it is at its end."""
 
 import errno
-import functools
 import logging
 import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
+from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
@@ -25,61 +24,54 @@ class NotSavedError(UserError):
     """A checkpoint could not be written. What was there before is unchanged."""
 
 
-def whole(torch_persistent_save: Callable) -> Callable:
+def naming_the_folder(verify_checkpoint_directory, save_dir):
+    """fairseq's check that it may write to ``--save-dir``. Raises a UserError where it may not."""
+    try:
+        verify_checkpoint_directory(save_dir)
+    except OSError as error:
+        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
+
+
+def whole(torch_persistent_save, obj, filename, async_write: bool = False):
     """fairseq's ``torch_persistent_save(state, filename)``; its three tries on one file handle wrote broken files."""
-
-    @functools.wraps(torch_persistent_save)
-    def save(state, filename, async_write: bool = False):
-        if not PathManager.supports_rename(filename):
-            return torch_persistent_save(state, filename, async_write)
-        try:
-            checkpoint_files.save(state, filename)
-        except OSError as error:
-            raise NotSavedError(_why(filename, _size_of(state), error)) from error
-
-    return save
+    if not PathManager.supports_rename(filename):
+        return torch_persistent_save(obj, filename, async_write)
+    try:
+        checkpoint_files.save(obj, filename)
+    except OSError as error:
+        raise NotSavedError(_why(filename, _size_of(obj), error)) from error
 
 
-def whole_copy(copy: Callable) -> Callable:
+def whole_copy(copy, src_path: str, dst_path: str, overwrite: bool = False):
     """``PathManager.copy``, by which fairseq gives a checkpoint further names; makes a hard link on a full disk."""
-
-    @functools.wraps(copy)
-    def whole_or_linked(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        if not (PathManager.supports_rename(src_path) and PathManager.supports_rename(dst_path)):
-            return copy(src_path, dst_path, overwrite)
+    if not (PathManager.supports_rename(src_path) and PathManager.supports_rename(dst_path)):
+        return copy(src_path, dst_path, overwrite)
+    try:
+        checkpoint_files.copy(src_path, dst_path)
+    except OSError as error:
         try:
-            checkpoint_files.copy(src_path, dst_path)
-        except OSError as error:
-            try:
-                checkpoint_files.link(src_path, dst_path)
-            except OSError:
-                raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
-            logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
-        return True
-
-    return whole_or_linked
+            checkpoint_files.link(src_path, dst_path)
+        except OSError:
+            raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
+        logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
+    return True
 
 
-def going_on(save_checkpoint: Callable) -> Callable:
+def training_on(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     """fairseq's ``save_checkpoint``: where a file cannot be written it warns and returns None, and the next save tries
     again. At the end of the run, when there is no next one, it raises a UserError.
 
     ``trainer.not_saved`` is why the last save failed, or None.
     """
-
-    @functools.wraps(save_checkpoint)
-    def save(cfg, trainer, epoch_itr, val_loss):
-        trainer.not_saved = None
-        try:
-            return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
-        except NotSavedError as error:
-            trainer.not_saved = str(error)
-            if _is_at_its_end(trainer, epoch_itr):
-                raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
-            logger.warning("%s\nTraining goes on; the next save tries again", error)
-            return None
-
-    return save
+    trainer.not_saved = None
+    try:
+        return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+    except NotSavedError as error:
+        trainer.not_saved = str(error)
+        if _is_at_its_end(trainer, epoch_itr):
+            raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
+        logger.warning("%s\nThe run trains on; the next save tries again", error)
+        return None
 
 
 def save_or_raise(cfg: Any, trainer, epoch_itr, val_loss: Optional[float]) -> Optional[str]:
@@ -121,18 +113,5 @@ def _why(path: str, needed: int, error: OSError) -> str:
 
 def _size_of(state: Any) -> int:
     """Bytes of all tensors in nested containers; those that share memory count once."""
-    storages = {}
-
-    def visit(part: Any) -> None:
-        if isinstance(part, torch.Tensor):
-            storage = part.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(part, dict):
-            for value in part.values():
-                visit(value)
-        elif isinstance(part, (list, tuple)):
-            for value in part:
-                visit(value)
-
-    visit(state)
-    return sum(storages.values())
+    storages = [part.untyped_storage() for part in tree_leaves(state) if isinstance(part, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

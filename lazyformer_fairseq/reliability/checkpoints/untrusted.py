@@ -2,12 +2,11 @@
 
 import argparse
 import ast
-import functools
 import logging
 import operator
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from pathlib import PurePosixPath
 from typing import Any
@@ -24,17 +23,11 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 LONGEST_SETTING, MOST_REPEATS = 1_000_000, 1_000
 
 
-def load_without_code(original: Callable) -> Callable:
-    """Wraps ``load_checkpoint_to_cpu``: torch's protection stays on whatever the environment says."""
-    forbid_unsafe_loads()
-
-    @functools.wraps(original)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
-        forbid_unsafe_loads()
-        with without_code():
-            return original(path, *args, **kwargs)
-
-    return load_checkpoint_to_cpu
+def load_without_code(load_checkpoint_to_cpu, path, *args, **kwargs):
+    """fairseq's loader; torch's protection stays on whatever the environment says."""
+    forbid_unsafe_loads(os.environ)
+    with without_code():
+        return load_checkpoint_to_cpu(path, *args, **kwargs)
 
 
 def without_code() -> AbstractContextManager[None]:
@@ -42,12 +35,13 @@ def without_code() -> AbstractContextManager[None]:
     return torch.serialization.safe_globals([argparse.Namespace])
 
 
-def forbid_unsafe_loads() -> None:
-    """Removes from the environment, for children too, whatever makes ``torch.load`` run code from a file."""
-    if os.environ.pop(UNSAFE_LOADS, None):
+def forbid_unsafe_loads(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
+    """Removes from it, for children too, what makes ``torch.load`` run code from a file."""
+    if environment.pop(UNSAFE_LOADS, None):
         logger.warning(
             "%s is set, and taken back: no checkpoint needs it here, and one could run code by it", UNSAFE_LOADS
         )
+    return environment
 
 
 def read_setting(text: str) -> Any:
@@ -93,20 +87,15 @@ def _calculated(operation: type, left: Any, right: Any) -> Any:
     return OPERATORS[operation](left, right)
 
 
-def check_archive_first(original: Callable) -> Callable:
+def check_archive_first(original, archive_file):
     """Wraps ``load_archive_file``, which unpacks links and absolute names as they stand, and moves what they name."""
-
-    @functools.wraps(original)
-    def load_archive_file(archive_file):
-        try:
-            path = file_utils.cached_path(archive_file, cache_dir=None)
-        except OSError:
-            return original(archive_file)  # which says that there is none
-        if not os.path.isdir(path):
-            check_archive(path)
-        return original(archive_file)
-
-    return load_archive_file
+    try:
+        path = file_utils.cached_path(archive_file, cache_dir=None)
+    except OSError:
+        return original(archive_file)  # which says that there is none
+    if not os.path.isdir(path):
+        check_archive(path)
+    return original(archive_file)
 
 
 def check_archive(path: str) -> None:

@@ -1,6 +1,17 @@
-"""A run that is asked to end saves first."""
+"""A run that is asked to end saves first, and tells its launcher why it ended."""
 
+import json
+import os
 import signal
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+USER_ERROR = "the user has to mend something"
+
+
+def note_user_error() -> None:
+    """Writes the file that torchrun looks into when a process of its has failed: another try is useless."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        with open(path, "w") as file:
+            json.dump({"message": USER_ERROR}, file)

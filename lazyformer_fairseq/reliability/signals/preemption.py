@@ -11,7 +11,6 @@ What a signal meets:
 - Another signal: nothing, the note is there already.
 """
 
-import functools
 import gc
 import logging
 import mmap
@@ -20,7 +19,7 @@ import signal
 import sys
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.util import Finalize
 
 import torch
@@ -105,7 +104,7 @@ class Preemption:
         with self.busy():
             path = save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
-            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command goes on "
+            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command resumes "
             "from %s",
             self.signal.name if self.signal else "another process was sent a signal",
             "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
@@ -143,85 +142,52 @@ def end_reader(epoch_iterator) -> None:
 # What follows wraps fairseq's functions; hooks.py says where and why.
 
 
-def listen_from_here(load_checkpoint):
+def listen_from_here(load_checkpoint, cfg, trainer, *args, **kwargs):
     """For ``checkpoint_utils.load_checkpoint``: listens for signals from just before it on."""
-
-    @functools.wraps(load_checkpoint)
-    def wrapped(cfg, trainer, *args, **kwargs):
-        trainer.preemption = Preemption(trainer)
-        trainer.preemption.listen()
-        return load_checkpoint(cfg, trainer, *args, **kwargs)
-
-    return wrapped
+    trainer.preemption = Preemption(trainer)
+    trainer.preemption.listen()
+    return load_checkpoint(cfg, trainer, *args, **kwargs)
 
 
-def share_signals(aggregate_logging_outputs):
+def share_signals(aggregate_logging_outputs, self, logging_outputs, *sums, ignore=False):
     """For ``Trainer._aggregate_logging_outputs``: one more number in its sums, so that all processes agree."""
-
-    @functools.wraps(aggregate_logging_outputs)
-    def wrapped(self, logging_outputs, *sums, ignore=False):
-        preemption = getattr(self, "preemption", None)
-        if preemption is None:
-            return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
-        mine = float(preemption.signal is not None)
-        logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
-        preemption.agree(asked)
-        return logging_outputs, sums
-
-    return wrapped
+    preemption = getattr(self, "preemption", None)
+    if preemption is None:
+        return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
+    mine = float(preemption.signal is not None)
+    logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
+    preemption.agree(asked)
+    return logging_outputs, sums
 
 
-def end_before_update(train_step):
+def end_before_update(train_step, self, *args, **kwargs):
     """For ``Trainer.train_step``: a run that has saved ends here; an update under way is finished first."""
-
-    @functools.wraps(train_step)
-    def wrapped(self, *args, **kwargs):
-        preemption = getattr(self, "preemption", None)
-        if preemption is None:
-            return train_step(self, *args, **kwargs)
+    if preemption := getattr(self, "preemption", None):
         preemption.end_if_saved()
-        with preemption.busy():
-            return train_step(self, *args, **kwargs)
-
-    return wrapped
+    with preemption.busy() if preemption else nullcontext():
+        return train_step(self, *args, **kwargs)
 
 
-def save_after_validation_batch(valid_step):
+def save_after_validation_batch(valid_step, self, *args, **kwargs):
     """For ``Trainer.valid_step``: a signal during validation saves after the batch under way."""
-
-    @functools.wraps(valid_step)
-    def wrapped(self, *args, **kwargs):
-        output = valid_step(self, *args, **kwargs)
-        if getattr(self, "preemption", None) is not None:
-            self.preemption.save_if_asked()
-        return output
-
-    return wrapped
+    output = valid_step(self, *args, **kwargs)
+    if preemption := getattr(self, "preemption", None):
+        preemption.save_if_asked()
+    return output
 
 
-def save_after_update(cumulative_training_time):
+def save_after_update(cumulative_training_time, self):
     """For ``Trainer.cumulative_training_time``: a signal saves after the update, before validation."""
-
-    @functools.wraps(cumulative_training_time)
-    def wrapped(self):
-        if getattr(self, "preemption", None) is not None:
-            self.preemption.save_if_asked()
-        return cumulative_training_time(self)
-
-    return wrapped
+    if preemption := getattr(self, "preemption", None):
+        preemption.save_if_asked()
+    return cumulative_training_time(self)
 
 
-def no_saving_meanwhile(state_dict):
+def no_saving_meanwhile(state_dict, self):
     """For ``Trainer.state_dict``, which reads the time too: a save must not start another."""
-
-    @functools.wraps(state_dict)
-    def wrapped(self):
-        if getattr(self, "preemption", None) is None:
-            return state_dict(self)
-        with self.preemption.busy():
-            return state_dict(self)
-
-    return wrapped
+    preemption = getattr(self, "preemption", None)
+    with preemption.busy() if preemption else nullcontext():
+        return state_dict(self)
 
 
 def leave_signals_to_the_run(set_worker_signal_handlers):
@@ -229,16 +195,9 @@ def leave_signals_to_the_run(set_worker_signal_handlers):
 
     It lives on for at most a minute, or until its run exits and terminates it.
     """
-
-    @functools.wraps(set_worker_signal_handlers)
-    def wrapped():
-        inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-        set_worker_signal_handlers()
-        if isinstance(inherited, Preemption):
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-            signal.signal(
-                signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS)
-            )
-
-    return wrapped
+    inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    set_worker_signal_handlers()
+    if isinstance(inherited, Preemption):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS))

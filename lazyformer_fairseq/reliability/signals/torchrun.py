@@ -22,8 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS
-from lazyformer_fairseq.reliability.signals.user_error_note import USER_ERROR
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS, USER_ERROR
 
 
 class Agent(LocalElasticAgent):

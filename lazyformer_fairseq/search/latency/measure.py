@@ -1,18 +1,31 @@
-"""The time that sublayers and whole models take on this machine."""
+"""The time that sublayers, whole models and updates take on this machine."""
 
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from lazyformer_fairseq.costs.latency import Timing, measure
+from lazyformer_fairseq.costs.latency import Timing, measure, spread, with_spread
+from lazyformer_fairseq.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.costs.model_latency import measure_sublayers, next_segment
+from lazyformer_fairseq.files.json_files import write_json
+from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
+from lazyformer_fairseq.patterns.kinds import kinds
 from lazyformer_fairseq.search.latency.price import READ, PriceList
-from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch, random_tokens
+from lazyformer_fairseq.search.settings import SearchSettings, candidate_name
+from lazyformer_fairseq.search.supernet.data_parts import Part, move_to
+from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
+from lazyformer_fairseq.search.supernet.training import SupernetTraining, update_weights, weights_optimizer
 
-ROUNDS = 30
+ROUNDS, ROUNDS_OF_UPDATES = 30, 20
+# All kinds, without settings, and those that read nothing from others.
+CANDIDATES = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds())
+WITHOUT_READERS = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds() if not kind.reads)
 
 
 def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> PriceList:
@@ -39,7 +52,9 @@ def measure_models(search: FairseqSearch, patterns: Mapping[str, str], rounds: i
 def _forward(search: FairseqSearch, model: nn.Module) -> Callable[[], object]:
     """A forward pass: of an encoder without its head, of a language model with all losses and a full memory."""
     model.eval()
-    tokens_BT = random_tokens(len(search.task.dictionary), 1, search.latency_tokens, search.settings.device)
+    generator = torch.Generator().manual_seed(1)
+    symbols, length = max(len(search.task.dictionary), 5), search.latency_tokens
+    tokens_BT = torch.randint(4, symbols, (1, length), generator=generator).to(search.settings.device)
     if search.settings.task == "language-model":
         model.decoder.mem_len = search.latency_memory
         return next_segment(model, tokens_BT, tokens_BT, search.latency_memory)
@@ -55,3 +70,64 @@ def _forward(search: FairseqSearch, model: nn.Module) -> Callable[[], object]:
 
 def _medians(timings: Mapping[str, Timing]) -> dict[str, float]:
     return {name: 1000 * timing.median for name, timing in timings.items()}
+
+
+def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS_OF_UPDATES) -> str:
+    """Times updates on the training data: the baseline's, and the supernet's of both kinds, without and with ``l``.
+
+    The supernet's are to cost less than twice the baseline's (PAR Transformer, section 2.1).
+    Writes `path`/update_cost.json with all samples, and returns a table.
+    """
+    fairseq = FairseqSearch(settings)
+    things = {"baseline": _baseline_update(fairseq)}
+    for candidates in (WITHOUT_READERS, CANDIDATES):
+        name = ", ".join(candidates)
+        for kind in ("weights", "architecture"):
+            things[f"{name}: {kind}"] = _supernet_update(fairseq, candidates, kind == "architecture")
+    timings = measure(things, rounds, device=settings.device, description="updates")
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path / "update_cost.json",
+        {
+            "settings": asdict(settings),
+            "machine": describe_machine(settings.device),
+            "versions": describe_versions(),
+            "seconds": {name: list(timing.samples) for name, timing in timings.items()},
+        },
+    )
+    return _table(timings, settings.architecture_share)
+
+
+def _batches(fairseq: FairseqSearch, part: Part) -> Callable[[], dict[str, Any]]:
+    """Returns the next batch of a part at each call, endlessly, on the search's device."""
+
+    batches = itertools.chain.from_iterable(part.batches(1, 0) for _ in itertools.count())
+    return lambda: move_to(next(batches), fairseq.settings.device)
+
+
+def _baseline_update(fairseq: FairseqSearch) -> Callable[[], object]:
+    model, _ = fairseq.build_model(fairseq.settings.baseline)
+    optimizer = weights_optimizer(model.train(), fairseq.settings)
+    batch = _batches(fairseq, fairseq.parts()[0])
+    return lambda: update_weights(model, optimizer, batch(), fairseq.loss_of, fairseq.settings.clip_norm)
+
+
+def _supernet_update(fairseq: FairseqSearch, candidates: tuple[str, ...], architecture: bool) -> Callable[[], object]:
+    training = SupernetTraining(fairseq.build_supernet(candidates), fairseq.settings, fairseq.loss_of)
+    batch = _batches(fairseq, fairseq.parts()[0])
+    return lambda: training.update(batch(), architecture)
+
+
+def _table(timings: dict[str, Timing], architecture_share: float) -> str:
+    baseline = timings["baseline"].median
+    rows = []
+    for name, timing in timings.items():
+        milliseconds = spread([1000 * sample for sample in timing.samples])
+        ratio = timing.median / baseline
+        rows.append({"update": name, "ms (quartiles)": with_spread(milliseconds), "x baseline": f"{ratio:.2f}"})
+    for name in (", ".join(WITHOUT_READERS), ", ".join(CANDIDATES)):
+        weights, architecture = (timings[f"{name}: {kind}"].median for kind in ("weights", "architecture"))
+        mean = (1 - architecture_share) * weights + architecture_share * architecture
+        name = f"{name}: mean of an epoch with both"
+        rows.append({"update": name, "ms (quartiles)": f"{1000 * mean:.1f}", "x baseline": f"{mean / baseline:.2f}"})
+    return markdown_table(rows)

@@ -3,16 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tabulate import tabulate
-
 from lazyformer_fairseq.costs.flops import count_flops
-from lazyformer_fairseq.costs.latency import Timing
+from lazyformer_fairseq.costs.latency import Timing, with_spread
+from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.search.latency.measure import measure_models
 from lazyformer_fairseq.search.report.found_pattern import compact, letters
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
-
-COSTS = ("parameters", "GFLOPs", "latency, ms (quartiles)", "latency")
 
 
 def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict[str, Any]]:
@@ -29,7 +26,7 @@ def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict
 
 def _row(search: FairseqSearch, name: str, pattern: str, timings: Mapping[str, Timing]) -> dict[str, Any]:
     model, network = search.build_model(pattern)
-    lower, upper = timings[name].quartiles
+    seconds = timings[name].as_json()
     # Count an encoder's head for one prediction only: downstream tasks have no masked-LM head.
     predicted = 1 if search.settings.task == "masked-lm" else None
     return {
@@ -38,26 +35,26 @@ def _row(search: FairseqSearch, name: str, pattern: str, timings: Mapping[str, T
         "sublayers": count_kinds(pattern),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "flops": count_flops(pattern, network.sizes, search.latency_tokens, search.latency_memory, predicted=predicted),
-        "latency_ms": 1000 * timings[name].median,
-        "latency_ms_quartiles": [1000 * lower, 1000 * upper],
-        "latency_of_baseline": timings[name].median / timings["baseline"].median,
+        "latency_ms": 1000 * seconds["median"],
+        "latency_ms_quartiles": [1000 * seconds["low"], 1000 * seconds["high"]],
+        "latency_of_baseline": seconds["median"] / timings["baseline"].median,
     }
 
 
-def markdown_table(rows: list[dict[str, Any]]) -> str:
-    """Rows of :func:`compare_with_baseline`."""
-    cells = [
-        [
-            row["name"],
-            f"`{row['pattern']}`",
-            *row["sublayers"].values(),
-            f"{row['parameters']:,}",
-            f"{row['flops'] / 1e9:.3g}",
-            "{:.2f} ({:.2f} to {:.2f})".format(row["latency_ms"], *row["latency_ms_quartiles"]),
-            f"{row['latency_of_baseline']:.0%}",
-        ]
-        for row in rows
-    ]
-    headers = ("", "pattern", *rows[0]["sublayers"], *COSTS)
-    align = ("left", "left", *["right"] * (len(headers) - 2))
-    return tabulate(cells, headers, tablefmt="github", disable_numparse=True, colalign=align)
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows of :func:`compare_with_baseline`, in Markdown."""
+    lines = []
+    for row in rows:
+        low, high = row["latency_ms_quartiles"]
+        lines.append(
+            {
+                "": row["name"],
+                "pattern": f"`{row['pattern']}`",
+                **row["sublayers"],
+                "parameters": f"{row['parameters']:,}",
+                "GFLOPs": f"{row['flops'] / 1e9:.3g}",
+                "latency, ms (quartiles)": with_spread({"median": row["latency_ms"], "low": low, "high": high}, 2),
+                "latency": f"{row['latency_of_baseline']:.0%}",
+            }
+        )
+    return markdown_table(lines, left=("pattern",))

@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
-from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.files.pictures import write_picture
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import kinds
 
@@ -30,19 +25,21 @@ def draw_probabilities(probabilities: Sequence[Sequence[float]], candidates: Seq
     """
     table = np.asarray(probabilities).T
     layers = table.shape[1]
-    figure, axis = pyplot.subplots(figsize=(max(5.0, 0.32 * layers + 2.5), 0.5 * len(candidates) + 1.4))
+    figure = Figure(figsize=(max(5.0, 0.32 * layers + 2.5), 0.5 * len(candidates) + 1.4))
+    axis = figure.subplots()
     image = axis.imshow(table, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     axis.scatter(range(layers), table.argmax(axis=0), s=14, color="white", edgecolors="black", linewidths=0.6)
     axis.set_yticks(range(len(candidates)), [_label(name) for name in candidates])
     axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
     axis.set_xlabel("layer, the lowest first")
     figure.colorbar(image, label="probability", pad=0.02)
-    _save(figure, path)
+    write_picture(figure, path)
 
 
 def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, path: Path) -> None:
     """Loss by stage, entropy and temperature, expected latency, and the kinds in the pattern, against updates."""
-    figure, axes = pyplot.subplots(2, 2, figsize=(10, 6), sharex=True, layout="constrained")
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
     updates = [row["update"] for row in history]
     _draw_loss(axes[0, 0], history)
     axes[0, 1].plot(updates, [row["entropy"] for row in history], color="#0072B2")
@@ -69,7 +66,7 @@ def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, pat
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("updates")
-    _save(figure, path)
+    write_picture(figure, path)
 
 
 def _label(name: str) -> str:
@@ -90,9 +87,3 @@ def _draw_loss(axis, history: Sequence[dict[str, Any]]) -> None:
             axis.plot(*zip(*rows, strict=True), marker=mark, markersize=3, color=colour, label=label)
     axis.set_ylabel("loss, bits a prediction")
     axis.legend(fontsize=8)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as file:
-        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")
-    pyplot.close(figure)

@@ -1,9 +1,11 @@
 """The training data in two disjoint parts: one for the weights, one for the architecture."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Union
 
 import numpy as np
+import torch
+from fairseq import utils
 
 from lazyformer_fairseq.data.datasets.sized import SizedDataset
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
@@ -12,23 +14,10 @@ from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.tasks.stream_language_modeling import check_memory_fits
 
 
-class Part(Protocol):
-    """Batches of one part; the same ones for the same epoch, from any start."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class BlocksPart:
-    """Some blocks of a dataset, read in a different order each epoch.
+    """Some blocks of a dataset, read in a different order each epoch; the same from any start.
 
     Args:
-        dataset: of blocks.
         first, last: the part holds the blocks from `first` up to, not including, `last`.
         batch_size: blocks of a batch.
     """
@@ -62,10 +51,6 @@ class StreamsPart:
 
     Each epoch starts at their beginning, with an empty memory.
 
-    Args:
-        streams: of the part.
-        mem_len: the model's.
-
     Raises:
         UserError: the streams are shorter than a segment and the memory.
     """
@@ -92,6 +77,9 @@ class StreamsPart:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.memory.load_state_dict(state)
+
+
+Part = Union[BlocksPart, StreamsPart]
 
 
 def two_parts_of_blocks(dataset: SizedDataset, architecture_share: float, batch_size: int) -> tuple[Part, Part]:
@@ -123,3 +111,7 @@ def _border(count: int, architecture_share: float, what: str) -> int:
             f"{architecture_share:g}; give more text or another share"
         )
     return border
+
+
+def move_to(batch: dict[str, Any], device: Union[str, torch.device]) -> dict[str, Any]:
+    return utils.apply_to_sample(lambda tensor: tensor.to(device), batch)

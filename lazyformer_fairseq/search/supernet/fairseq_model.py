@@ -3,7 +3,6 @@
 import difflib
 from typing import Any, NoReturn
 
-import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_INV_REGISTRY
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.choices import Choices
 from lazyformer_fairseq.search.supernet.data_parts import Part, two_parts_of_blocks, two_parts_of_text
@@ -62,18 +60,7 @@ def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
 
 
 class FairseqSearch:
-    """What a search builds from fairseq's registries.
-
-    Args:
-        settings: of the search.
-
-    Attributes:
-        task: fairseq's.
-        cfg: fairseq's.
-
-    Raises:
-        UserError: as the task and :func:`parse` do.
-    """
+    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do."""
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings
@@ -134,14 +121,3 @@ class FairseqSearch:
             return 0
         asked = self.settings.latency_memory
         return self.cfg.model.mem_len if asked is None else asked
-
-
-def sublayers_of(cfg: Any) -> int:
-    """How many sublayers the architecture's own pattern has."""
-    return len(plan(cfg.model.sublayer_pattern))
-
-
-def random_tokens(vocab_size: int, rows: int, length: int, device: str) -> Tensor:
-    """Ids (B, T) without padding, the same every time."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(4, max(vocab_size, 5), (rows, length), generator=generator).to(device)

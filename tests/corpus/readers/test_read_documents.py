@@ -41,7 +41,8 @@ def test_stops_at_a_bad_file(units):
 
 def test_skips_the_rest_of_a_bad_file_and_says_so(units):
     notes, seen = TaskNotes(), []
-    step = ReadDocuments(units, bad_files="skip", progress=lambda *call: seen.append(call), notes=notes)
+    step = ReadDocuments(units, bad_files="skip", progress=lambda *call: seen.append(call))
+    step.notes = notes
     assert [document.text for document in step.run(None, rank=1, world_size=2)] == ["One.", "café", "kept", "Last."]
     counts = totals(step)
     assert (counts["documents out"], counts["pieces of files"], counts["files skipped"]) == (4, 2, 1)

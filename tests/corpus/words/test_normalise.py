@@ -46,7 +46,8 @@ def test_no_symbol_is_left(text):
 @pytest.mark.parametrize("text", ["", " \n\u00a0\n"])
 def test_a_document_without_words_is_dropped(text):
     notes = TaskNotes()
-    step = NormaliseWords(TextSettings(), notes=notes)
+    step = NormaliseWords(TextSettings())
+    step.notes = notes
     kept = list(step.run([Document(text=text, id="a:1"), Document(text="Yes.", id="a:2")]))
     assert [document.text for document in kept] == ["yes ."]
     assert notes.dropped == {"no word": ["a:1"]}

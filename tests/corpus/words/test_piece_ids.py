@@ -16,9 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, length_histogram, load_unigrams, write_ids
-from lazyformer_fairseq.corpus.words.store_words import StoreWords
 from lazyformer_fairseq.corpus.words.vocabulary import word_hashes
-from lazyformer_fairseq.corpus.words.word_store import WordStore
+from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.files.indexed_format import join_parts
@@ -48,7 +47,7 @@ def tokenizer(tmp_path_factory):
 def stored(folder, texts):
     documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, text in enumerate(texts)]
     list(StoreWords(folder).run(iter(documents)))
-    return WordStore.open(folder / "00000")
+    return WordStore(folder / "00000")
 
 
 def write(folder, texts, tokenizer, kept=None):
@@ -57,7 +56,8 @@ def write(folder, texts, tokenizer, kept=None):
     kept = set(store.vocabulary) - {RARE} if kept is None else kept
     valid = np.arange(len(texts)) % 5 == 4
     hashes = np.sort(word_hashes(sorted(kept)))
-    return write_ids(store, ~valid, valid, tokenizer, hashes, folder / "0.train", folder / "0.valid")
+    prefixes = {split: folder / f"0.{split}" for split in ("train", "valid")}
+    return write_ids(store, {"train": ~valid, "valid": valid}, tokenizer, hashes, prefixes)
 
 
 def read(prefix):

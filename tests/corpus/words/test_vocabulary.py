@@ -8,9 +8,15 @@ from datatrove.data import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.words.store_words import StoreWords
-from lazyformer_fairseq.corpus.words.vocabulary import FrequencyFilter, count_words, merge_counts, place_of, word_hashes
-from lazyformer_fairseq.corpus.words.word_store import WordStore
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.words.vocabulary import (
+    count_words,
+    merge_counts,
+    place_of,
+    smallest_kept_count,
+    word_hashes,
+)
+from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.errors import UserError
 
 TEXT = st.lists(st.sampled_from([*"abcdefgh", "<url>", "straße", "猫"]), min_size=1, max_size=12).map(" ".join)
@@ -23,7 +29,7 @@ def counted(folder, units):
         documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, (text, _) in enumerate(unit)]
         list(StoreWords(folder / "words").run(iter(documents), rank))
         keep = np.array([keep for _, keep in unit], dtype=bool)
-        count_words(WordStore.open(folder / "words" / f"{rank:05d}"), keep, folder / "counts" / str(rank))
+        count_words(WordStore(folder / "words" / f"{rank:05d}"), keep, folder / "counts" / str(rank))
     return [folder / "counts" / str(rank) for rank in range(len(units))]
 
 
@@ -37,15 +43,20 @@ def test_merging_is_counting_all(tmp_path_factory, units, min_count, entries_at_
     folder = tmp_path_factory.mktemp("counts")
     folders = counted(folder, units)
     expected = Counter(word for unit in units for text, keep in unit if keep for word in text.split())
-    arguments = FrequencyFilter(min_count), ["<url>"], most_frequent, entries_at_once
+    arguments = 0.5, min_count, ["<url>"], most_frequent, entries_at_once
     if not expected:
         with pytest.raises(UserError, match="no word"):
             merge_counts(folders, folder / "kept.npy", *arguments)
         return
     merged = merge_counts(folders, folder / "kept.npy", *arguments)
     kept = {word: count for word, count in expected.items() if count >= min_count or word == "<url>"}
-    assert (merged.types, merged.tokens) == (len(expected), expected.total())
-    assert (merged.kept_types, merged.kept_tokens) == (len(kept), sum(kept.values()))
+    assert merged.summary == {
+        "words": len(expected),
+        "kept_words": len(kept),
+        "min_count": min_count,
+        "dropped_types_share": 1 - len(kept) / len(expected),
+        "dropped_tokens_share": 1 - sum(kept.values()) / expected.total(),
+    }
     assert np.load(folder / "kept.npy", mmap_mode="r").tolist() == sorted(word_hashes(list(kept)).tolist())
     frequent = [pair for pair in expected.items() if pair[1] >= min_count]
     frequent = [pair for pair in frequent if sum(c >= pair[1] for c in expected.values()) <= most_frequent]
@@ -59,7 +70,7 @@ def test_coverage_takes_the_largest_threshold(types_with_count, coverage):
         kept = sum(count * types for count, types in types_with_count.items() if count >= min_count)
         return kept / sum(count * types for count, types in types_with_count.items())
 
-    threshold = FrequencyFilter(coverage=coverage).threshold(types_with_count)
+    threshold = smallest_kept_count(types_with_count, coverage)
     assert threshold in types_with_count
     assert share(threshold) >= coverage > share(threshold + 1)
 
@@ -67,8 +78,8 @@ def test_coverage_takes_the_largest_threshold(types_with_count, coverage):
 def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
     often = {f"word{n}": 500 for n in range(10)}  # 5000 running words, of which 0.1% may go
     folders = counted_words(tmp_path, {**often, "once": 1, "also": 1, "rarely": 3}, {"rarely": 1})
-    merged = merge_counts(folders, tmp_path / "kept.npy", FrequencyFilter())
-    assert merged.summary() == {
+    merged = merge_counts(folders, tmp_path / "kept.npy", CorpusSettings.word_coverage)
+    assert merged.summary == {
         "words": 13,
         "kept_words": 11,
         "min_count": 4,
@@ -78,13 +89,16 @@ def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
 
 
 def test_small_text_loses_nothing(tmp_path):
-    merged = merge_counts(counted_words(tmp_path, {"a": 3, "b": 1}), tmp_path / "kept.npy", FrequencyFilter())
-    assert (merged.min_count, merged.kept_types, merged.frequent) == (1, 2, [("a", 3), ("b", 1)])
+    merged = merge_counts(
+        counted_words(tmp_path, {"a": 3, "b": 1}), tmp_path / "kept.npy", CorpusSettings.word_coverage
+    )
+    assert (merged.summary["min_count"], merged.summary["kept_words"]) == (1, 2)
+    assert merged.frequent == [("a", 3), ("b", 1)]
 
 
 def test_order_of_units_does_not_matter(tmp_path):
     folders = counted_words(tmp_path, {"a": 3, "b": 1}, {"b": 2, "c": 1}, {"d": 9})
-    results = [merge_counts(order, tmp_path / "kept.npy", FrequencyFilter(2)) for order in (folders, folders[::-1])]
+    results = [merge_counts(order, tmp_path / "kept.npy", 1, 2) for order in (folders, folders[::-1])]
     assert results[0] == results[1]
 
 
@@ -97,17 +111,3 @@ def test_place_of(hashes, table):
     table = sorted(table)
     places = place_of(np.array(hashes, dtype=np.uint64), np.array(table, dtype=np.uint64))
     assert places.tolist() == [table.index(value) if value in table else -1 for value in hashes]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"min_count": 0}, "min_count = 0: must be"),
-        ({"coverage": 0.0}, "coverage = 0.0: must be"),
-        ({"coverage": 1.1}, "coverage = 1.1: must be"),
-        ({"min_count": 2, "coverage": 0.9}, "give one of them"),
-    ],
-)
-def test_impossible_filter(values, message):
-    with pytest.raises(UserError, match=message):
-        FrequencyFilter(**values)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.step import TaskNotes
-from lazyformer_fairseq.corpus.words.store_words import StoreWords
-from lazyformer_fairseq.corpus.words.word_store import WordStore
+from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.files.whole import whole_file
 
 WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
@@ -24,9 +23,17 @@ def document(text, number=0, **metadata):
 
 
 def write(folder, documents, rank=0, notes=None):
-    step = StoreWords(folder, notes)
+    step = StoreWords(folder)
+    step.notes = notes or step.notes
     list(step.run(iter(documents), rank))
-    return WordStore.open(folder / f"{rank:05d}"), step
+    return WordStore(folder / f"{rank:05d}"), step
+
+
+def texts_of(store):
+    """Each document again: one sentence a line, its words divided by single spaces."""
+    words = iter(store.vocabulary[word] for word in store.words)
+    sentences = iter([" ".join(next(words) for _ in range(length)) for length in store.sentence_lengths])
+    return ["\n".join(next(sentences) for _ in range(length)) for length in store.document_sentences]
 
 
 def contents(folder):
@@ -38,8 +45,8 @@ def contents(folder):
 def test_documents_come_back(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("stores")
     store, _ = write(folder, [document(text, number) for number, text in enumerate(texts)], rank=3)
-    assert list(store.texts()) == texts
-    assert store.documents == len(texts)
+    assert texts_of(store) == texts
+    assert len(store.document_sentences) == len(texts)
     assert store.vocabulary == sorted({word for text in texts for word in text.split()}, key=str.encode)
     assert store.fingerprints.tolist() == [[number, 2**64 - 1 - number] for number in range(len(texts))]
     assert store.bands.shape == (len(texts), 0)
@@ -83,7 +90,7 @@ def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):
     notes = TaskNotes()
     notes.add_example("a step", "before", "after")
     store, step = write(tmp_path, [document("", 4), document("a", 5)], notes=notes)
-    assert list(store.texts()) == ["a"]
+    assert texts_of(store) == ["a"]
     assert step.stats["dropped: no sentence"].total == 1
     stored = json.loads((tmp_path / "00000" / "notes.json").read_text())
     assert stored == json.loads(json.dumps(asdict(step.notes)))

@@ -155,7 +155,7 @@ def test_build_input(tokenizer):
     a, b = tokenizer.encode("the old house"), tokenizer.encode("a cat")
     assert tokenizer.build_input("the old house") == [0, *a, 2]
     assert tokenizer.build_input("the old house", "a cat") == [0, *a, 2, 2, *b, 2]
-    with pytest.raises(UserError, match="max_length = 4"):
+    with pytest.raises(UserError, match="inputs of 4 tokens"):
         tokenizer.build_input("a", "b", max_length=4)
 
 

@@ -14,10 +14,10 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.glue.commands import name_checkpoints
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_tasks, load_prepared
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.named_checkpoints import name_checkpoints
 from lazyformer_fairseq.glue.run.start_models import load_start_models
 
 
@@ -109,7 +109,7 @@ def test_from_mnli(grid):
 
 
 def test_a_model_is_described(prepared, start_checkpoint):
-    checkpoints = name_checkpoints([str(start_checkpoint)])
+    checkpoints = name_checkpoints(None, None, (str(start_checkpoint),))
     (model,) = load_start_models(checkpoints, prepared["CoLA"].tokenizer_folder)
     assert (model.name, model.updates, model.max_positions) == ("model", 1, 64)
     assert model.parameters > 10_000
@@ -125,7 +125,7 @@ def test_options_younger_than_a_checkpoint_have_their_defaults():
 def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, data_folder, tmp_path):
     def message(*given) -> str:
         with pytest.raises(UserError) as caught:
-            load_start_models(name_checkpoints(list(map(str, given))), prepared["CoLA"].tokenizer_folder)
+            load_start_models(name_checkpoints(None, None, tuple(map(str, given))), prepared["CoLA"].tokenizer_folder)
         return str(caught.value)
 
     assert "no such checkpoint" in message(tmp_path / "nowhere.pt")

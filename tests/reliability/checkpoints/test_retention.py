@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.reliability.checkpoints.files import save
 from lazyformer_fairseq.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.reliability.checkpoints.names import checkpoints_in, suffix_of
-from lazyformer_fairseq.reliability.checkpoints.options import listed_updates
+from lazyformer_fairseq.reliability.options import listed_updates
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4 --dropout 0 "

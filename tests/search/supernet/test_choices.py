@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.search.supernet.choices import Choices, read_candidates
+from lazyformer_fairseq.search.supernet.choices import Choices
 
 CANDIDATES = ("s", "l", "f", "identity")
 
@@ -47,16 +46,3 @@ def test_the_most_probable_candidate_is_drawn_as_often_as_it_is_probable():
     choices.temperature = 5.0
     drawn = torch.stack([choices().argmax(dim=-1) for _ in range(10)]).flatten().bincount() / 20_000
     assert drawn.allclose(choices.probabilities()[0], atol=0.02)
-
-
-def test_candidates_are_read_in_one_order():
-    assert read_candidates("identity, f,s") == ("s", "f", "identity")
-    assert read_candidates("l,f,s") == ("s", "l", "f")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("s,f,x", "unknown 'x'"), ("l,f", "add s"), ("s", "nothing to choose"), ("", "nothing")]
-)
-def test_bad_candidates_are_named(text, message):
-    with pytest.raises(UserError, match=message):
-        read_candidates(text)

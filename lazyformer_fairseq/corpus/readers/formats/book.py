@@ -5,7 +5,7 @@ import re
 from lazyformer_fairseq.corpus.readers.blocks import BOM, Watch, decode
 from lazyformer_fairseq.corpus.readers.compressed import open_decompressed
 from lazyformer_fairseq.corpus.readers.formats.epub import is_epub, read_epub
-from lazyformer_fairseq.corpus.readers.formats.paragraphs import blocks_to_paragraphs
+from lazyformer_fairseq.corpus.readers.formats.plain_text import blocks_to_paragraphs
 
 # Until about 2004 the header ended with "The Small Print".
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG\b.*|\*END\*? ?THE SMALL PRINT.*")

@@ -9,7 +9,7 @@ import orjson
 
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode, place
 from lazyformer_fairseq.corpus.readers.compressed import BadInput
-from lazyformer_fairseq.corpus.readers.formats.paragraphs import lines_to_paragraphs
+from lazyformer_fairseq.corpus.readers.formats.plain_text import lines_to_paragraphs
 from lazyformer_fairseq.corpus.readers.formats.wikiextractor import without_title
 
 

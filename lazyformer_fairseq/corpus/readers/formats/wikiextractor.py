@@ -6,7 +6,7 @@ from html import unescape
 
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode, place
 from lazyformer_fairseq.corpus.readers.compressed import BadInput
-from lazyformer_fairseq.corpus.readers.formats.paragraphs import lines_to_paragraphs
+from lazyformer_fairseq.corpus.readers.formats.plain_text import lines_to_paragraphs
 
 TITLE = re.compile(r'\btitle="(.*?)"\s*>')
 END = re.compile(r"^</doc>\s*", re.MULTILINE)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from lazyformer_fairseq.corpus.readers.blocks import Block, Piece, Watch, decode
-from lazyformer_fairseq.corpus.readers.formats.paragraphs import lines_to_paragraphs
+from lazyformer_fairseq.corpus.readers.formats.plain_text import lines_to_paragraphs
 
 TITLE = re.compile(rb"\s?= [^=\s].* =\s*$")
 HEADING = re.compile(r"^ ?= .* =[^\S\n]*$", re.MULTILINE)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.evaluation.evaluate import attending_sublayers, evaluate, token_losses
-from lazyformer_fairseq.language_modeling.evaluation.parts import Parts
+from lazyformer_fairseq.language_modeling.evaluate import Parts, attending_sublayers, evaluate, token_losses
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
@@ -92,7 +91,7 @@ def test_less_warming_than_attending_sublayers_times_the_memory_is_too_little(mo
     """The bound is not a generous guess: one attending sublayer fewer shows in some token."""
     model, tokens = tiny_model("sfsfsf"), text(300)
     alone = token_losses(model, tokens, 2, tgt_len=4, mem_len=8)
-    module = "lazyformer_fairseq.language_modeling.evaluation.evaluate.attending_sublayers"
+    module = "lazyformer_fairseq.language_modeling.evaluate.attending_sublayers"
     monkeypatch.setattr(module, lambda model: attending_sublayers(model) - 1)
     short = token_losses(model, tokens, 2, tgt_len=4, mem_len=8, batch_size=6)
     assert np.abs(short - alone).max() > 1e-4

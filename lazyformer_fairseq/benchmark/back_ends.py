@@ -10,12 +10,12 @@ from functools import partial
 from typing import Optional
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from tqdm import tqdm
 
 from lazyformer_fairseq.costs.latency import measure
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose_with_reason
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
@@ -43,9 +43,7 @@ def blocks_to_measure(
     Positions come with causal attention, over a memory as long as the segment, and without padding.
 
     Args:
-        lengths: T.
-        layers: m.
-        batches: B.
+        lengths, layers, batches: T, m and B.
         heads: N and D.
         precision: as in "float32".
         tokens: most in a batch; a longer sequence makes a batch of its own.
@@ -72,13 +70,11 @@ def measure_back_ends(
     Ctrl-C or SIGTERM ends it early: it then returns the blocks measured so far, if any.
 
     Args:
-        blocks: to measure.
-        device: cpu or cuda.
         rounds: samples; the median counts.
         minutes: limit for all rounds together; one round of each always runs. None for no limit.
 
     Returns:
-        Milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
+        By block milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
     """
     seconds = None if minutes is None else 60 * minutes / len(blocks)
     rows: dict[Block, dict[str, float]] = {}
@@ -124,16 +120,19 @@ def table(rows: Mapping[Block, Mapping[str, float]]) -> str:
     lines = []
     for block, milliseconds in rows.items():
         fastest = min(milliseconds.values(), default=None)
-        times = [milliseconds.get(name) for name in BACKENDS]
-        cells = ["left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}" for ms in times]
-        lines.append([*_cells(block), *cells])
-    return _markdown(lines, [f"{name}, ms" for name in BACKENDS])
+        line = _cells(block)
+        for name in BACKENDS:
+            ms = milliseconds.get(name)
+            line[f"{name}, ms"] = "left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}"
+        lines.append(line)
+    return markdown_table(lines, left=("learned", "padding"))
 
 
 def choices(blocks: Sequence[Block], device: str) -> str:
     """A Markdown table: what ``auto`` takes for each block here, and the measurement that decides."""
     lines = []
     for block in blocks:
+        of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
         situation = Situation(
             device=device,
             precision=getattr(torch, block.precision),
@@ -143,40 +142,28 @@ def choices(blocks: Sequence[Block], device: str) -> str:
             keys=_keys(block),
             head_size=block.head_size,
             is_training=block.training,
-            features=_features(block),
+            features=frozenset([*of_learned, *(["padding"] if block.padded else [])]),
             has_dropout=False,
             blocks=BLOCKS,
         )
-        lines.append([*_cells(block), *choose_with_reason(situation, block.layers - 1)])
-    return _markdown(lines, ["auto takes", "because of"])
+        chosen, reason = choose_with_reason(situation, block.layers - 1)
+        lines.append({**_cells(block), "auto takes": chosen, "because of": reason})
+    return markdown_table(lines, left=("learned", "padding", "auto takes", "because of"))
 
 
 def _keys(block: Block) -> int:
     return 2 * block.time if block.learned == "positions" else block.time
 
 
-def _features(block: Block) -> frozenset[str]:
-    of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
-    return frozenset([*of_learned, *(["padding"] if block.padded else [])])
-
-
-def _cells(block: Block) -> list[object]:
-    what = "forward and backward" if block.training else "forward"
-    padding = "yes" if block.padded else "no"
-    return [
-        what,
-        block.learned,
-        padding,
-        block.layers,
-        f"{block.batch} x {block.time}",
-        f"{block.heads} x {block.head_size}",
-    ]
-
-
-def _markdown(lines: Sequence[Sequence[object]], further: Sequence[str]) -> str:
-    headers = ["pass", "learned", "padding", "layers", "B x n", "heads", *further]
-    aligned = ("left", "left", "left", *["right"] * 3, *["left" if len(further) == 2 else "right"] * len(further))
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True, colalign=aligned)
+def _cells(block: Block) -> dict[str, object]:
+    return {
+        "pass": "forward and backward" if block.training else "forward",
+        "learned": block.learned,
+        "padding": "yes" if block.padded else "no",
+        "layers": block.layers,
+        "B x n": f"{block.batch} x {block.time}",
+        "heads": f"{block.heads} x {block.head_size}",
+    }
 
 
 class _Attention:

@@ -1,5 +1,7 @@
-"""Fine-tuned models -> the leaderboard's files for GLUE's test sets."""
+"""Fine-tuned models -> gluebenchmark.com's files for the test sets: a line per row, its number and the answer."""
 
+import csv
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,19 +19,27 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_folder
-from lazyformer_fairseq.glue.predict.submission import (
-    SUBMISSION_FILES,
-    leaderboard_splits,
-    prediction_words,
-    submission_file,
-    write_submission,
-    zip_submission,
-)
 from lazyformer_fairseq.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.glue.run.grid import BEST
 from lazyformer_fairseq.models.checkpoint_match import heads_in_checkpoint
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely
+
+HEADER = ("index", "prediction")
+
+
+def leaderboard_splits(task: TaskDescription) -> list[str]:
+    return [split for split in task.splits if split.startswith("test")]
+
+
+def submission_file(task: TaskDescription, split: str) -> str:
+    """The leaderboard's name for a test set: that of its task; MNLI has a matched and a mismatched one."""
+    if len(leaderboard_splits(task)) == 1:
+        return f"{task.name}.tsv"
+    return f"{task.name}-{'m' if split == 'test' else 'mm'}.tsv"
+
+
+SUBMISSION_FILES = tuple(submission_file(task, split) for task in TASKS.values() for split in leaderboard_splits(task))
 
 
 @dataclass(frozen=True)
@@ -132,10 +142,10 @@ def _submit(runs: dict[str, Path], folder: Path, wanted: Prediction) -> Submissi
             name = submission_file(task, split)
             write_submission(folder / name, words)
             submission.rows[name] = len(words)
-            if len(words) != task.rows[split]:
+            if len(words) != (official := task.splits[split].rows):
                 submission.remarks.append(
-                    f"{name}: {len(words):,} rows, but the official test set has {task.rows[split]:,}: the leaderboard "
-                    "will refuse it"
+                    f"{name}: {len(words):,} rows, but the official test set has {official:,}: the leaderboard will "
+                    "refuse it"
                 )
     if wanted.zipped:
         zip_submission(folder)
@@ -226,3 +236,30 @@ def predict_split(
             predictions[sample["id"].numpy()] = answers
             progress.update(len(batch))
     return predictions
+
+
+def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str]:
+    """Label words for classes (N,), or scores in the task's range, three decimals; UserError where one is no number."""
+    if not task.is_regression:
+        return [task.labels[number] for number in predictions]
+    if not np.isfinite(predictions).all():
+        raise UserError(f"{task.name}: the model predicts {predictions[~np.isfinite(predictions)][0]}; train it anew")
+    return [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
+
+
+def write_submission(path: Path, words: list[str]) -> None:
+    """One file: `words` in the order of the test rows, numbered from 0."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(HEADER)
+        writer.writerows(enumerate(words))
+
+
+def zip_submission(folder: Path) -> Path:
+    """``submission.zip`` in `folder`, with its files at the top, as the leaderboard wants them."""
+    path = folder / "submission.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in SUBMISSION_FILES:
+            if (folder / name).is_file():
+                archive.write(folder / name, name)
+    return path

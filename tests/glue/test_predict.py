@@ -14,16 +14,18 @@ from helpers import NAMES, THINGS, build_toy_corpus, write_lines, write_toy_glue
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.predict.predictions import Prediction, predict_best, predict_runs
-from lazyformer_fairseq.glue.predict.submission import (
+from lazyformer_fairseq.glue.commands import predict
+from lazyformer_fairseq.glue.predict import (
     SUBMISSION_FILES,
+    Prediction,
+    predict_best,
+    predict_runs,
     prediction_words,
     submission_file,
     write_submission,
 )
 from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
 from lazyformer_fairseq.glue.report.results import RunKey
-from lazyformer_fairseq.glue.report_commands import predict
 from lazyformer_fairseq.models import LazyFormerModel
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"
@@ -201,10 +203,10 @@ def test_the_official_test_sets(real_data, tmp_path, fine_tuned, task):
     if not (real_data / "glue" / task / "test.tsv").is_file():
         pytest.skip(f"no {task}/test.tsv in {real_data / 'glue'}")
     (submission,) = predict_runs([fine_tuned(task)], tmp_path / "to", Prediction(data=real_data / "glue"))
-    assert submission.rows == {f"{task}.tsv": TASKS[task].rows["test"]}
+    assert submission.rows == {f"{task}.tsv": TASKS[task].splits["test"].rows}
     assert not submission.remarks
     words = read(tmp_path / "to" / f"{task}.tsv")
-    assert len(words) == TASKS[task].rows["test"]
+    assert len(words) == TASKS[task].splits["test"].rows
     if TASKS[task].is_regression:
         assert all(0 <= float(word) <= 5 for word in words)
     else:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from lazyformer_fairseq.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.evaluation.parts import Parts
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
@@ -36,7 +36,6 @@ from lazyformer_fairseq.reliability.installing import loading_safely
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
 
 TASK = "stream_language_modeling"
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -73,18 +72,24 @@ class Evaluation:
         }
 
 
+def in_words(result: Evaluation, unit: str, split: str) -> str:
+    """The number that the papers give for the unit, and the other one."""
+    numbers = [f"perplexity {result.perplexity:.2f} per {unit}", f"{result.bits:.4f} bits per {unit}"]
+    if unit == "character":
+        numbers.reverse()
+    speed = f"{result.tokens / max(result.seconds, math.ulp(1.0)):,.0f} tokens/s"
+    return f"{split}: {numbers[0]} ({numbers[1]}) over {result.tokens:,} {unit}s; {speed}"
+
+
 def load_model(
-    checkpoint: Path, data: Path, device: str = "cpu", precision: str = "fp32"
+    checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32"
 ) -> tuple[CausalLanguageModel, StreamLanguageModelingTask]:
     """The language model of a checkpoint, and its task on `data`, whose dictionary must be the checkpoint's.
 
     Raises:
         UserError: no checkpoint, damaged, of another kind of model or of another dictionary; no such device.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU; give --device cpu")
-    if not Path(checkpoint).is_file():
-        raise UserError(f"{checkpoint}: no such checkpoint")
+    device = device_named(device)
     state = load_safely(checkpoint, {"data": str(data)})
     if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
         raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
@@ -132,7 +137,8 @@ def token_losses(
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
-    with _evaluating(model, mem_len, clamp_len), _progress_bar(len(tokens)) as bar:
+    bar = tqdm(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
+    with _evaluating(model, mem_len, clamp_len), bar:
         for step in range(parts.steps):
             segments = parts.segments(step)
             source, target = _batch(text, segments)
@@ -143,6 +149,49 @@ def token_losses(
                 place[:] = nll[stream, : len(place)]
                 bar.update(len(place))
     return losses
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How a text is divided: which segment each stream reads at each step, and which of these count.
+
+    All streams start at once, without memory, `lead` segments before their parts. The first one starts at the text's
+    start, so its lead counts; the parts of the others follow each other from there.
+
+    Attributes:
+        lead: segments that a stream reads to warm up.
+        first: the segment that each stream starts with.
+        lengths: segments of each part, all equal or the first ones longer by one.
+        last: segment of the text.
+    """
+
+    lead: int
+    first: list[int]
+    lengths: list[int]
+    last: int
+
+    @classmethod
+    def of(cls, segments: int, streams: int, lead: int) -> "Parts":
+        """Divides all but the first stream's lead; a short text takes fewer streams."""
+        lead = min(lead, segments)
+        streams = max(1, min(streams, segments - lead))
+        each, more = divmod(segments - lead, streams)
+        lengths = [each + (stream < more) for stream in range(streams)]
+        return cls(lead, [sum(lengths[:stream]) for stream in range(streams)], lengths, segments - 1)
+
+    @property
+    def steps(self) -> int:
+        return self.lead + self.lengths[0]
+
+    def segments(self, step: int) -> list[int]:
+        """The segment of each stream; one that has finished reads on, for nothing."""
+        return [min(first + step, self.last) for first in self.first]
+
+    def counted(self, step: int) -> list[int]:
+        """The streams whose segment counts."""
+        if step < self.lead:
+            return [0]
+        return [stream for stream, length in enumerate(self.lengths) if step < self.lead + length]
 
 
 def attending_sublayers(model: CausalLanguageModel) -> int:
@@ -169,10 +218,6 @@ def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
         return torch.cat([F.pad(part, (0, time - part.size(1)), value=text.pad) for part in parts])
 
     return joined([row["net_input"]["src_tokens"] for row in rows]), joined([row["target"] for row in rows])
-
-
-def _progress_bar(tokens: int) -> tqdm:
-    return tqdm(total=tokens, desc="evaluating", unit="token", unit_scale=True, leave=False)
 
 
 @contextmanager

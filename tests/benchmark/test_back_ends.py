@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lazyformer_fairseq.benchmark.backends import speed as backend_speed
+from lazyformer_fairseq.benchmark import back_ends
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import measured
@@ -31,7 +31,7 @@ def run(*options: object, sizes: str = "--lengths 8 --layers 1,2"):
 
 
 def blocks(*layers: int, precision: str = "float32") -> list[Block]:
-    return backend_speed.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
+    return back_ends.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
 
 
 def test_each_block_is_measured_on_each_back_end(own_file):
@@ -44,11 +44,11 @@ def test_each_block_is_measured_on_each_back_end(own_file):
 
 
 def test_batches_are_no_larger_than_asked_for():
-    found = backend_speed.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
+    found = back_ends.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
     assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
     assert {block.batch for block in found if block.padded} == {4}
     with pytest.raises(UserError, match="from 1 on"):
-        backend_speed.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
+        back_ends.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
 
 
 def test_it_shows_which_measurement_decides(own_file):
@@ -75,7 +75,7 @@ def test_another_file_may_be_named(tmp_path, own_file):
 
 
 def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
-    right, begun = backend_speed.measure, []
+    right, begun = back_ends.measure, []
 
     def measure(*arguments, **more):
         begun.append(more["description"])
@@ -83,7 +83,7 @@ def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
             raise KeyboardInterrupt
         return right(*arguments, **more)
 
-    monkeypatch.setattr(backend_speed, "measure", measure)
+    monkeypatch.setattr(back_ends, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
     assert len(read_table(own_file, device_kind("cpu")).rows) == 3
@@ -93,70 +93,70 @@ def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
     def measure(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(backend_speed, "measure", measure)
+    monkeypatch.setattr(back_ends, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "nothing was written" in stopped.output
     assert not own_file.exists()
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
-    right = backend_speed.attend
+    right = back_ends.attend
 
     def attend(q, k, v, bias, dropout, readers, name):
         if name == "eager":
             raise torch.OutOfMemoryError
         return right(q, k, v, bias, dropout, readers, name)
 
-    monkeypatch.setattr(backend_speed, "attend", attend)
-    rows = backend_speed.measure_back_ends(blocks(1), "cpu", rounds=1)
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
     assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
-    assert backend_speed.table(rows).count("left out") == 10
+    assert back_ends.table(rows).count("left out") == 10
 
 
 def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
-    right = backend_speed.attend
+    right = back_ends.attend
 
     def attend(q, k, v, bias, dropout, readers, name):
         output, reusable = right(q, k, v, bias, dropout, readers, name)
         return output * {"fused": 1.01, "recompute": math.nan}.get(name, 1.0), reusable
 
-    monkeypatch.setattr(backend_speed, "attend", attend)
-    rows = backend_speed.measure_back_ends(blocks(2), "cpu", rounds=1)
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(2), "cpu", rounds=1)
     assert all(set(row) == {"eager", "materialize"} for row in rows.values())
     assert "fused is off by 0.01 of its size: left out" in caplog.text
 
 
 def test_what_fails_is_left_out(monkeypatch, caplog):
-    right = backend_speed.attend
+    right = back_ends.attend
 
     def attend(q, k, v, bias, dropout, readers, name):
         if name == "fused":
             raise ValueError("no kernel image is available")
         return right(q, k, v, bias, dropout, readers, name)
 
-    monkeypatch.setattr(backend_speed, "attend", attend)
-    rows = backend_speed.measure_back_ends(blocks(1), "cpu", rounds=1)
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
     assert all(set(row) == set(BACKENDS) - {"fused"} for row in rows.values())
     assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
 
 
 def test_half_precision_is_compared_with_single(monkeypatch):
-    right = backend_speed.attend
+    right = back_ends.attend
 
     def attend(q, k, v, bias, dropout, readers, name):
         output, reusable = right(q, k, v, bias, dropout, readers, name)
         return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
 
-    rows = backend_speed.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
     assert all(set(row) == set(BACKENDS) for row in rows.values())
-    monkeypatch.setattr(backend_speed, "attend", attend)
-    rows = backend_speed.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
     assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
 
 
 def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypatch):
     own_file.parent.mkdir()
     own_file.write_text("{")
-    monkeypatch.setattr(backend_speed, "measure_back_ends", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(back_ends, "measure_back_ends", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="backends.json"):
         run()

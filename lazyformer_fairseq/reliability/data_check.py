@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import infer_dataset_impl
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.items_check import Counted, check_items
+from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.files.json_files import read_json
 
 logger = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ def check_data(
     check_dictionaries(folders, dictionary, tokenizer)
     folders = folders if split == "train" else folders[:1]
     part, parts = _this_process()
-    counted: list[Counted] = []
+    tokens: list[int] = []
     for folder in folders:
         for prefix in prefixes(Path(folder) / split, combine):
             if _is_of_another_format(prefix):
                 logger.warning("%s: is in an older format of fairseq's, which is not checked", prefix)
                 return
-            counted.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
-    check_totals(folders, split, sum(found.ids - found.items for found in counted))
-    logger.info("%s: %d files of %s checked (--verify %s)", split, len(counted), ", ".join(folders), verify)
+            tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
+    check_totals(folders, split, sum(tokens))
+    logger.info("%s: %d files of %s checked (--verify %s)", split, len(tokens), ", ".join(folders), verify)
 
 
 def check_shards(folders: Sequence[str]) -> None:

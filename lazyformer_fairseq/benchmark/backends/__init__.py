@@ -1,1 +1,0 @@
-"""``lazyformer bench backends``: the back ends of attention."""

@@ -1,1 +1,0 @@
-"""``lazyformer bench loader``: the loader of training data."""

@@ -1,0 +1,18 @@
+"""The look that pictures share, and the one place that writes them."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from lazyformer_fairseq.files.whole import whole_file
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+LOOKS = tuple(zip(COLOURS, MARKS, strict=False))
+
+
+def write_picture(figure: Figure, path: Path) -> None:
+    """Writes a PNG, whole or not at all."""
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")

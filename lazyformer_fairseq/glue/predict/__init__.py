@@ -1,1 +1,0 @@
-"""Predictions for GLUE's server."""

@@ -1,1 +1,0 @@
-"""Perplexity and bits per character."""

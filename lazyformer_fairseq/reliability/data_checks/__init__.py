@@ -1,1 +1,0 @@
-"""The data of a run, checked before its first update."""

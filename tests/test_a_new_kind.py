@@ -111,10 +111,10 @@ def run(*command: str) -> str:
 
 def test_it_is_parsed_with_its_settings():
     assert expand("(m[width=5] f)x2 m s m[ width = 3 ]l") == "m[width=5]fm[width=5]fmsml"
-    first, *_, unset, _, reader = plan("m[width=5] s m l")[0], *plan("m[width=5] s m l")
-    assert first.values == {"width": 5} and unset.kind.name == "self-attention"
+    first, attention, between, _ = plan("m[width=5] s m l")
+    assert first.values == {"width": 5} and attention.kind.name == "self-attention"
     assert plan("m")[0].values == {"width": 3}
-    assert reader.reads == 1
+    assert (len(attention.readers), between.readers) == (1, ())
     assert find_kind("local mean") is LOCAL_MEAN
 
 

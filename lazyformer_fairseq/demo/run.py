@@ -111,7 +111,7 @@ def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) 
         results[run.name] = {
             "parameters": run.parameters,
             "updates": run.updates,
-            "milliseconds": [1000 * seconds for seconds in spread(run.seconds).values()],
+            "milliseconds": [1000 * spread(run.seconds)[key] for key in ("median", "low", "high")],
             "loss": run.curve["loss"][-1],
             "accuracy": run.curve["accuracy"][-1],
             "curve": run.curve,

@@ -47,6 +47,16 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     assert rounded["nats_per_token"] != result["nats_per_token"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)]
+)
+def test_evaluate_refuses_lengths_that_cannot_be(lm_data, option, value):
+    command = ["lm", "evaluate", str(lm_data / "dict.txt"), str(lm_data), option, str(value)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"'{option}': {value} is not in the range x>={value + 1}." in result.output
+
+
 def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch):
     def refused(message: str, *arguments: object) -> None:
         with pytest.raises(UserError, match=message):
@@ -57,7 +67,6 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", lm_data)
     encoder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
     refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, lm_data)
-    refused("--tgt-len 0: must be 1 or more", checkpoint, lm_data, "--tgt-len", 0)
     refused("--json .*: its folder is not there", checkpoint, lm_data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", checkpoint, lm_data, "--device", "cuda")

@@ -6,7 +6,7 @@ import torch
 from fairseq import options, tasks, trainer
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
+from lazyformer_fairseq.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig

@@ -25,8 +25,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.corpus.cleaning.clean_text import CleanText
 from lazyformer_fairseq.corpus.cleaning.duplicates import KEEP, REASONS, find_duplicates
-from lazyformer_fairseq.corpus.cleaning.fingerprint import Fingerprint
-from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
+from lazyformer_fairseq.corpus.cleaning.fingerprint import Fingerprint, is_held_out
 from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.readers.blocks import Piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lazyformer_fairseq.errors import UserError
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -42,10 +44,10 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         tokens_per_sample: the longest block, ``<s>`` and ``</s>`` included; at least 3.
 
     Raises:
-        ValueError: for `tokens_per_sample` below 3.
+        UserError: for `tokens_per_sample` below 3.
     """
     if tokens_per_sample < 3:
-        raise ValueError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
+        raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
     pieces = _cut_pieces(np.asarray(item_sizes, dtype=np.int32), tokens_per_sample - 2)
     end_of_tokens = np.cumsum(pieces.sizes, dtype=np.int64)
     first, last = _greedy_runs(end_of_tokens, pieces.is_text, tokens_per_sample - 1)

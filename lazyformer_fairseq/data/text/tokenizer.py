@@ -23,7 +23,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
-from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
+from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
@@ -37,7 +37,7 @@ FolderName = Union[str, Path]
 
 
 class Tokenizer:
-    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train`.
+    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train_on_counts`.
 
     Attributes:
         settings: the :class:`TextSettings` it was trained with.
@@ -86,25 +86,6 @@ class Tokenizer:
         if _dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
             raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / MODEL_FILE}")
         return tokenizer
-
-    @classmethod
-    def train(
-        cls,
-        sentences: Iterable[str],
-        folder: FolderName,
-        vocab_size: int,
-        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
-        already_normalised: bool = False,
-    ) -> "Tokenizer":
-        """:meth:`train_on_counts` of the words of ``sentences``: raw text, read once, as a stream.
-
-        Args:
-            already_normalised: the sentences come from ``TextNormaliser(settings)``; do not normalise them again.
-        """
-        refuse_filled_folder(Path(folder))
-        if not already_normalised:
-            sentences = map(TextNormaliser(settings), sentences)
-        return cls.train_on_counts(count_words(sentences), folder, vocab_size, settings)
 
     @classmethod
     def train_on_counts(

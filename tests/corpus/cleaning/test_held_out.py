@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
+from lazyformer_fairseq.corpus.cleaning.fingerprint import is_held_out
 
 U64 = st.integers(0, 2**64 - 1)
 COUNTING = np.stack([np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64)], axis=1)

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import string
-from collections import Counter
 from itertools import pairwise
 
 import pytest
 import torch
+from helpers import train_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -29,8 +29,8 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 MIXED_TEXT = st.lists(st.one_of(st.sampled_from(SYMBOLS), ANY_TEXT), max_size=6).map("".join)
 
 
-def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS, **options):
-    return Tokenizer.train(sentences, folder, vocab_size, settings, **options)
+def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS):
+    return train_tokenizer(folder, sentences, vocab_size, settings)
 
 
 @pytest.fixture(scope="module")
@@ -182,21 +182,6 @@ def test_same_text_same_bytes(tmp_path):
     train(tmp_path / "once", iter(sentences))
     train(tmp_path / "again", iter(sentences[::-1]))
     assert contents(tmp_path / "once") == contents(tmp_path / "again")
-
-
-def test_counts_give_what_sentences_give(tmp_path):
-    normalise = TextNormaliser(ALL_CHARACTERS)
-    counts = Counter(word for sentence in SENTENCES * 20 for word in normalise(sentence).split())
-    train(tmp_path / "sentences")
-    Tokenizer.train_on_counts(counts.items(), tmp_path / "counts", 160, ALL_CHARACTERS)
-    assert contents(tmp_path / "sentences") == contents(tmp_path / "counts")
-
-
-def test_already_normalised_text_gives_the_same_model(tmp_path):
-    words = map(TextNormaliser(ALL_CHARACTERS), SENTENCES * 20)
-    train(tmp_path / "raw")
-    train(tmp_path / "normalised", words, already_normalised=True)
-    assert contents(tmp_path / "raw") == contents(tmp_path / "normalised")
 
 
 def test_largest_vocabulary_of_the_error_is_possible(tmp_path):

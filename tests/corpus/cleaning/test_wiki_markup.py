@@ -11,7 +11,7 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup
+from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup, load_extractor
 from lazyformer_fairseq.corpus.readers.blocks import Piece
 from lazyformer_fairseq.corpus.readers.documents import read_piece
 from lazyformer_fairseq.errors import UserError
@@ -127,6 +127,7 @@ def test_is_quiet(step, caplog, capfd):
 
 
 def test_without_wikiextractor():
+    load_extractor.cache_clear()
     with (
         mock.patch.dict(sys.modules, {"wikiextractor.extract": None}),
         pytest.raises(UserError, match=r"pip install lazyformer_fairseq\[corpus\]"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +49,21 @@ def find_inputs(
     """Input files in the order of ``specs``, those of a folder by name; of duplicates the first stays.
 
     Args:
-        specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders for names
-        that a reader recognizes; hidden files, README and licence files are left out. Without FORMAT it is guessed.
-        bad_files: "skip" leaves out a file of a folder that is empty or is not text.
+        specs: ``PATH`` or ``FORMAT:PATH``, a file or a folder. A folder is searched with all its subfolders, linked
+        ones too, for names that a reader recognizes; hidden files, README and licence files are left out. Without
+        FORMAT it is guessed.
+        bad_files: "skip" leaves out a file of a folder that is empty or is not text, and a folder that cannot be read.
         left_out: receives a line for each file of a folder that is left out: its path, and why.
 
     Raises:
-        UserError: no such file, an empty folder or file, an unknown format, a file that is not text, a file that comes
-            twice.
+        UserError: no such file, an empty or unreadable folder or file, an unknown format, a file that is not text, a
+            file that comes twice.
     """
     files: dict[str, InputFile] = {}
     left_out = [] if left_out is None else left_out
     for spec in specs:
         wanted_format, path = parse_spec(spec)
-        for file in _files(path, left_out):
+        for file in _files(path, bad_files, left_out):
             try:
                 found = InputFile(str(file), _format(file, wanted_format), file.stat().st_size)
             except UserError as error:
@@ -86,22 +88,23 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
         raise UserError(f"{spec}: unknown format {prefix!r}; choose from {', '.join(FORMATS)}")
     else:
         wanted_format, path = None, Path(spec)
-    if not path.exists():
-        raise UserError(f"{path}: there is no such file or folder")
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: there is no such file or folder") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not path.is_file() and not path.is_dir():
         raise UserError(f"{path}: is neither a file nor a folder, but a device or a pipe; write its text to a file")
     return wanted_format, path
 
 
-def _files(path: Path, left_out: list[str]) -> Iterator[Path]:
+def _files(path: Path, bad_files: str, left_out: list[str]) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
     found = False
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        parts = file.relative_to(path).parts
-        if any(part.startswith(".") for part in parts):
-            continue
+    for file in sorted(_files_below(path, bad_files, left_out)):
         if ABOUT_THE_FILES.match(file.name) or not KNOWN_NAME.fullmatch(file.name):
             left_out.append(f"{file}: its name is not one of a text that can be read")
             continue
@@ -109,6 +112,35 @@ def _files(path: Path, left_out: list[str]) -> Iterator[Path]:
         yield file
     if not found:
         raise UserError(f"{path}: holds no .txt, .tokens, .epub, .xml, .jsonl, .json or wiki_00 file")
+
+
+def _files_below(top: Path, bad_files: str, left_out: list[str]) -> Iterator[Path]:
+    """All files but hidden ones, each folder's once, however many links lead there; names what it cannot follow."""
+    seen: dict[tuple[int, int], Path] = {}
+    waiting = deque([top])
+    while waiting:
+        folder = waiting.popleft()
+        try:
+            status, names = folder.stat(), os.listdir(folder)
+        except OSError as error:
+            problem = f"{folder}: this folder cannot be read ({error.strerror})"
+            if bad_files == "stop":
+                raise UserError(f"{problem}; make it readable, or leave it out with --bad-files skip") from None
+            left_out.append(problem)
+            continue
+        first = seen.setdefault((status.st_dev, status.st_ino), folder)
+        if first is not folder:
+            left_out.append(f"{folder}: is a link to {first}, which is read already")
+            continue
+        for path in (folder / name for name in sorted(names) if not name.startswith(".")):
+            if os.path.isfile(path):
+                yield path
+            elif os.path.isdir(path):  # links come last: what they lead to goes by its own name
+                (waiting.append if path.is_symlink() else waiting.appendleft)(path)
+            elif os.path.exists(path):
+                left_out.append(f"{path}: is neither a file nor a folder, but a device or a pipe")
+            else:
+                left_out.append(f"{path}: is a link to what is not there, or cannot be read")
 
 
 def _format(file: Path, wanted: Optional[str]) -> str:

@@ -1,8 +1,10 @@
 """Finding the input files and their formats."""
 
 import bz2
+import errno
 import gzip
 import io
+import os
 import zipfile
 
 import pytest
@@ -66,6 +68,41 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_told(folder):
         "LICENSE",
         "README.txt",
         "picture.png",
+    ]
+
+
+def test_a_folder_that_cannot_be_read_is_named(folder, monkeypatch):
+    def refuse(path, listdir=os.listdir):  # modes mean nothing to root
+        if str(path).endswith("/i/AB"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(UserError, match=r"/i/AB: this folder cannot be read \(Permission denied\).*--bad-files skip"):
+        formats(folder)
+    left_out = []
+    assert len(formats(folder, bad_files="skip", left_out=left_out)) == len(FILES) - 1
+    assert left_out == [f"{folder}/i/AB: this folder cannot be read (Permission denied)"]
+
+
+def test_linked_folders_are_followed_once_and_what_is_no_file_is_named(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "z.txt").write_text("Words.")
+    (elsewhere / "back").symlink_to(folder)
+    (folder / "A").symlink_to(folder / "i" / "AA")
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "linked too").symlink_to(elsewhere)
+    (folder / "gone.txt").symlink_to(folder / "no such")
+    os.mkfifo(folder / "pipe.txt")
+    left_out = []
+    found = [file.path.removeprefix(f"{folder}/") for file in find_inputs([str(folder)], left_out=left_out)]
+    assert found == [*FILES, "linked/z.txt"]
+    assert sorted(line.removeprefix(f"{folder}/") for line in left_out) == [
+        f"A: is a link to {folder}/i/AA, which is read already",
+        "gone.txt: is a link to what is not there, or cannot be read",
+        f"linked too: is a link to {folder}/linked, which is read already",
+        f"linked/back: is a link to {folder}, which is read already",
+        "pipe.txt: is neither a file nor a folder, but a device or a pipe",
     ]
 
 

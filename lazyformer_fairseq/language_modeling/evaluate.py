@@ -90,8 +90,13 @@ def load_model(
     """
     device = device_named(device)
     state = load_safely(checkpoint, {"data": str(data)})
-    if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
-        raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
+    trained_on = ((state.get("cfg") or {}).get("task") or {}).get("_name")
+    if trained_on != TASK:
+        told = f"it was trained on the task {trained_on}" if trained_on else "it names no task"
+        raise UserError(
+            f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
+            "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
+        )
     with loading_safely():  # the checkpoint says which of fairseq's models is built
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     return models[0].to(device, PRECISIONS[precision]).eval(), task

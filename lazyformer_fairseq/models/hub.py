@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
+from lazyformer_fairseq.arguments import CHECKPOINTS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.existing_paths import CHECKPOINTS
 from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
     check_same_weights,

@@ -49,6 +49,8 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         UserError: the source is missing, empty, too short, not UTF-8, or not the official text where that is asked for.
     """
     refuse_filled_folder(out)
+    if official is not None and not official.startswith(corpus):
+        raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     with whole_folder(out) as folder, _progress_bar(text) as bar:
         counts = text.count("train", bar.update)
@@ -63,7 +65,8 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
         }
         manifest["official"] = _official_name(text, manifest)
         if official is not None and manifest["official"] != official:
-            raise UserError(f"{source}: not {official}: {not_official(manifest)}; download it again")
+            remedy = f"give --official {manifest['official']}" if manifest["official"] else "download it again"
+            raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -111,14 +114,16 @@ def _counts(manifest: dict[str, Any]) -> dict[str, int]:
     return {**tokens, "vocabulary": manifest["vocabulary"]}
 
 
-def not_official(manifest: dict[str, Any]) -> str:
-    """The differences from the official text (for WikiText from the nearer of its two), in words."""
+def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
+    """The differences from an official text (the nearest to what the manifest describes), in words."""
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
     found = _counts(manifest)
-    name, official = min(OFFICIAL_COUNTS.items(), key=lambda item: abs(item[1]["train"] - found["train"]))
+    name = name or min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
     return "; ".join(
-        f"{key} {found[key]:,}, {name} has {number:,}" for key, number in official.items() if number != found[key]
+        f"{key} {found[key]:,}, {name} has {number:,}"
+        for key, number in OFFICIAL_COUNTS[name].items()
+        if number != found[key]
     )
 
 

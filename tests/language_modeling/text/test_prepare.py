@@ -13,6 +13,7 @@ from language_model_data import write_toy_wikitext
 
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.language_modeling.text import prepare as text_steps
 from lazyformer_fairseq.language_modeling.text import sources as text_sources
 from lazyformer_fairseq.language_modeling.text.prepare import not_official, overview, prepare, read_manifest
 
@@ -112,6 +113,19 @@ def test_other_counts_are_said_plainly_and_refused_where_asked(wikitext, tmp_pat
     with pytest.raises(UserError, match="not wikitext-103: train"):
         prepare("wikitext", wikitext, tmp_path / "other", official="wikitext-103")
     assert not (tmp_path / "other").exists()
+
+
+def test_the_other_wikitext_is_refused_for_what_it_is(wikitext, tmp_path, monkeypatch):
+    manifest = prepare("wikitext", wikitext, tmp_path / "data")
+    counts = {split: found["tokens"] for split, found in manifest["splits"].items()}
+    as_2 = {**counts, "vocabulary": manifest["vocabulary"]}
+    official = {**text_steps.OFFICIAL_COUNTS, "wikitext-2": as_2}
+    monkeypatch.setattr(text_steps, "OFFICIAL_COUNTS", official)
+    reason = rf"not wikitext-103: train {as_2['train']:,}, wikitext-103 has 103,227,021; .*; give --official wikitext-2"
+    with pytest.raises(UserError, match=reason):
+        prepare("wikitext", wikitext, tmp_path / "other", official="wikitext-103")
+    with pytest.raises(UserError, match="--official text8: is no wikitext"):
+        prepare("wikitext", wikitext, tmp_path / "other", official="text8")
 
 
 @pytest.mark.usefixtures("short")

@@ -1,6 +1,7 @@
 """A user's mistake ends a run with a message that names it, and loses nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
-from lazyformer_fairseq.reliability.command_line import find_user_error
+from lazyformer_fairseq.reliability.command_line import find_user_error, printing_user_errors
 from lazyformer_fairseq.reliability.options import LOGS_NEED
 
 TINY = (
@@ -55,30 +56,31 @@ def test_an_error_of_a_process_that_fairseq_started(error):
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
 
 
-@pytest.fixture
-def interruptible():
-    """A shell's background job ignores Ctrl-C, and so would the processes that a test starts there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_is_no_traceback_and_loses_nothing(data_folder, tmp_path):
+def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path):
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
         *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
-        *"--tokens-per-sample 32 --max-update 100000 --save-interval-updates 5 --log-format simple".split(),
+        *"--tokens-per-sample 32 --max-update 100000 --log-interval 1 --log-format simple".split(),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         for line in run.stdout:
-            if "Saved checkpoint" in line:
+            if '"num_updates": "3"' in line or "num_updates=3" in line:
                 run.send_signal(signal.SIGINT)
                 break
-        _, errors = run.communicate()
-    assert run.returncode != 0
-    assert "interrupted; rerun to resume" in errors and "Traceback" not in errors
-    assert torch.load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] >= 5
+        output, errors = run.communicate()
+    assert run.returncode == 130
+    assert "once more ends it at once" in errors and "Traceback" not in errors
+    updates, path = re.search(
+        r"SIGINT: saved at (\d+) updates; .* exit code 130, .* resumes from (\S+)", output
+    ).groups()
+    assert torch.load(path)["optimizer_history"][-1]["num_updates"] == int(updates) >= 3
+
+
+def test_ctrl_c_before_there_is_anything_names_no_checkpoint(capsys):
+    printing_user_errors(None)(KeyboardInterrupt, KeyboardInterrupt(), None)
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted; ") and "checkpoint" not in said
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,8 @@ def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_pat
     ):
         message = message_of(run)
         assert "refused, nothing of it was run" in message and "mkdir" in message
-        assert "weights_only" not in message, "do not teach to switch the protection off"
+        for advice in ("weights_only", "safe_globals", "allowlist"):
+            assert advice not in message, "do not teach to switch the protection off"
     assert not victim.exists()
     torch.load(trained / "checkpoint_last.pt", weights_only=False)
     assert victim.exists(), "the trap of this test does not work"

@@ -9,10 +9,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
+from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
 from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.files.claims import claim
 from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.reliability.installing import PACKAGE, install, start_run
 from lazyformer_fairseq.reliability.options import refuse_impossible, refuse_unfit
@@ -98,6 +101,24 @@ def starting_with_defaults(add_defaults, cfg):
         refuse_impossible(cfg.checkpoint, cfg.task)
         refuse_unfit(cfg)
         settle(cfg)
+        _claim_folder(cfg.checkpoint, cfg.distributed_training)
+
+
+def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
+    """The first process of a run claims ``--save-dir`` for all; each raises a UserError where another run has it."""
+    is_shared = torch.distributed.is_initialized()
+    if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):
+        return
+    problem = [None]
+    if is_master(distributed_training):
+        try:
+            claim(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
+        except UserError as error:
+            problem = [f"--save-dir {error}"]
+    if is_shared:
+        torch.distributed.broadcast_object_list(problem)
+    if problem[0]:
+        raise UserError(problem[0])
 
 
 def starting_with_trainer(init, self, cfg, task, *args, **kwargs):

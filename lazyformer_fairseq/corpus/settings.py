@@ -24,6 +24,16 @@ class CorpusSettings:
     seed: int = 1
     """Chooses the documents held out."""
 
+    min_document_characters: int = 100
+    """A document that keeps fewer is dropped; a sign of Chinese, Japanese or Korean counts for three."""
+
+    min_line_words: int = 5
+    """A line of fewer words that does not end like a sentence is dropped; two signs of Chinese, Japanese or Korean
+    count for a word."""
+
+    min_line_letters: float = 0.5
+    """A line with a smaller share of letters and spaces is dropped."""
+
     min_words: int = 4
     """A sentence of fewer words is joined to its neighbour in the same document."""
 
@@ -61,6 +71,9 @@ class CorpusSettings:
         limits = {
             "vocab_size": self.vocab_size >= 10,
             "valid_share": 0 <= self.valid_share <= 1,
+            "min_document_characters": self.min_document_characters >= 0,
+            "min_line_words": self.min_line_words >= 0,
+            "min_line_letters": 0 <= self.min_line_letters <= 1,
             "min_words": self.min_words >= 1,
             "word_coverage": 0 < self.word_coverage <= 1,
             "min_word_count": self.min_word_count is None or self.min_word_count >= 1,

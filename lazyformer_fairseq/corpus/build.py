@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -25,7 +26,7 @@ from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, la
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
 from lazyformer_fairseq.corpus.sentences.split import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE
+from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import remove_leftovers
@@ -34,7 +35,7 @@ MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
 MOST_LINES = 10
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards")
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards", "tokenizer")
 DOCUMENT_IS = {
     "mediawiki": "a page",
     "wikiextractor": "a <doc>",
@@ -75,6 +76,10 @@ def build_corpus(
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
     _tell(left_out, files)
+    if settings.tokenizer:
+        path = os.path.abspath(settings.tokenizer)
+        brought = Tokenizer.load(path)
+        settings = replace(settings, tokenizer=path, vocab_size=len(brought.dictionary), text=brought.settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     plan = {

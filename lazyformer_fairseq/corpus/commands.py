@@ -62,6 +62,7 @@ def corpus_options(command):
 @corpus_options
 @click.option("--seed", default=1, help="Chooses the documents held out.")
 @click.option("--shards", type=click.IntRange(1), help="Folders of training data.  [default: one a gigabyte of input]")
+@click.option("--tokenizer", metavar="FOLDER", help="Use this tokenizer, case and vocabulary.  [default: train one]")
 @click.option("--cased", is_flag=True, help="Keep upper case.  [default: lower-case, as the paper]")
 @click.option("--workers", type=click.IntRange(1), help="Tasks at the same time.  [default: the CPU cores there are]")
 @click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), default="local", help="Where tasks run.")
@@ -93,6 +94,8 @@ def build(
     from lazyformer_fairseq.data.text.normalisation import TextSettings
 
     settings = CorpusSettings(text=TextSettings(lower_case=not cased), **options)
+    if cased and settings.tokenizer:
+        raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     if slurm and executor != "slurm":
         raise UserError(f"--slurm {slurm[0]}: has a meaning with --executor slurm alone")
     where = ExecutorSettings(executor, workers or available_cores(), slurm_options(slurm))

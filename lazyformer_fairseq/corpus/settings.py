@@ -1,9 +1,12 @@
 """Everything that decides the bytes of a corpus, apart from its inputs."""
 
+import hashlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Optional
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE
 from lazyformer_fairseq.errors import UserError
 
 
@@ -36,6 +39,9 @@ class CorpusSettings:
 
     min_words: int = 4
     """A sentence of fewer words is joined to its neighbour in the same document."""
+
+    tokenizer: Optional[str] = None
+    """A tokenizer folder to use in place of one that is trained; it decides ``vocab_size`` and ``text``."""
 
     word_coverage: float = 0.999
     """Words are kept, from the most frequent on, until they make up this share of all running words; rarer ones
@@ -86,7 +92,9 @@ class CorpusSettings:
                 raise UserError(f"corpus setting {name} = {getattr(self, name)!r}: not possible")
 
     def as_json(self) -> dict[str, Any]:
-        """All settings; those of the text under ``text``."""
+        """All settings; those of the text under ``text``, and of a tokenizer its digest."""
         values = asdict(self)
+        if self.tokenizer:
+            values["tokenizer"] = hashlib.sha256(Path(self.tokenizer, SETTINGS_FILE).read_bytes()).hexdigest()
         values["text"]["special_tokens"] = list(self.text.special_tokens)
         return values

@@ -90,3 +90,17 @@ def test_the_advice_for_a_small_vocabulary_can_be_followed(text, tmp_path):
         run(text, str(tmp_path / "out"), "--workers", "1", "--vocab-size", "10")
     smallest = str(caught.value).split()[-1]
     assert run(text, str(tmp_path / "out"), "--workers", "1", "--vocab-size", smallest).exit_code == 0
+
+
+def test_a_tokenizer_of_ones_own(text, tmp_path):
+    options = ["--workers", "1", "--valid-share", "0.1"]
+    run(text, str(tmp_path / "first"), *options, "--vocab-size", "160")
+    mine = str(tmp_path / "first" / "tokenizer")
+    result = run(text, str(tmp_path / "second"), *options, "--tokenizer", mine)
+    assert result.exit_code == 0
+    for name in ("tokenizer/tokenizer.json", "dict.txt", "shard0/train.bin", "shard0/valid.bin"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+    with pytest.raises(UserError, match="--cased: the settings of --tokenizer decide"):
+        run(text, str(tmp_path / "third"), *options, "--tokenizer", mine, "--cased")
+    with pytest.raises(UserError, match="is .* a tokenizer folder"):
+        run(text, str(tmp_path / "third"), *options, "--tokenizer", str(tmp_path / "no"))

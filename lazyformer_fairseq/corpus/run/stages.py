@@ -184,7 +184,7 @@ def count_words_of_unit(step: StageStep, rank: int, tasks: int) -> None:
 
 
 def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
-    """Words of all units -> those frequent enough -> the BPE."""
+    """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
     paths, settings = step.paths, step.settings
     merged = merge_counts(
         [paths.counts(unit) for unit in range(step.units)],
@@ -194,7 +194,10 @@ def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
         settings.text.special_tokens,
     )
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
-    Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
+    if settings.tokenizer:
+        Tokenizer.load(settings.tokenizer).save(paths.tokenizer)
+    else:
+        Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
     write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
 
 

@@ -1,15 +1,16 @@
 """Package metadata. `make setup` installs from here; lower bounds and pins are versions that were tried."""
 
+import shutil
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 INSTALL_REQUIRES = [
     # fairseq itself imports on no Python from 3.11 on; this fork of its main branch does, under the same name.
     "fairseq-fixed==0.12.3.1",
     # From 2.6 on checkpoints load with weights_only=True, the protection that reliability/checkpoints is written for.
     "torch>=2.6,<3",
-    # Only fairseq's speech tasks import it, but fairseq-fixed lists it. Up to 2.10 a torchaudio pins one torch;
-    # 2.11.0 pins none, so scripts/setup.sh installs that one where there is no other.
-    "torchaudio>=2.6,<3",
     "click>=8.1,<9",
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
@@ -45,6 +46,8 @@ EXTRAS_REQUIRE = {
     ],
     # `lazyformer search`: LAMB, which torch has not; fairseq's needs NVIDIA apex.
     "search": ["pytorch_optimizer>=4.1,<5"],
+    # --tensorboard-logdir and --wandb-project.
+    "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.
     "bench": ["transformers>=5,<6"],
     # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
@@ -58,15 +61,28 @@ EXTRAS_REQUIRE = {
     "interpreter": ["triton>=3.7,<4; platform_system == 'Linux'"],
 }
 
+
+class BuildWithConfigs(build_py):
+    """A wheel carries configs/ in the package; a checkout has it beside."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree("configs", Path(self.build_lib, "lazyformer_fairseq", "configs"), dirs_exist_ok=True)
+
+
 setup(
     name="lazyformer_fairseq",
     version="0.1.0",
     description="A fairseq plugin to pre-train encoders that pay less for attention: LazyFormer, PAR, Sandwich, BERT",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
     package_data={"lazyformer_fairseq.modules.attention": ["measured.json"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
+    cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["lazyformer = lazyformer_fairseq.cli:main"]},
 )

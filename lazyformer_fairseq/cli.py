@@ -10,10 +10,12 @@ from lazyformer_fairseq import registration
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.existing_paths import ExistingPath
+from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
+from lazyformer_fairseq.launch.commands import pretrain, train
 from lazyformer_fairseq.reliability import installing
 from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.search.commands import search
@@ -22,16 +24,17 @@ from lazyformer_fairseq.search.commands import search
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
-    """LazyFormer and PAR encoders for fairseq. Pre-training and fine-tuning run through fairseq-train (see README)."""
+    """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
     # Else fairseq_cli would, where it is imported: everything, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
     installing.install(Stage.COMMAND_LINE)
     registration.after_registration(installing.start_run)
 
 
-for command in (bench, corpus, glue, lm, search):
+for command in (bench, corpus, glue, lm, pretrain, search):
     main.add_command(command)
 lm.add_command(compare)
+lm.add_command(train)
 
 
 @main.command()
@@ -46,6 +49,7 @@ def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates:
 
     Stop it at any time; rerun to resume.
     """
+    refuse_without_extra("corpus", "lazyformer demo")
     if corpus is not None:
         refuse_missing_inputs((corpus,))
     from lazyformer_fairseq.demo.clock import seconds_of_this_process
@@ -57,6 +61,27 @@ def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates:
     if updates is not None:
         chosen.setdefault("minutes", None)
     run_demo(DemoSettings(**chosen), output, seconds_of_this_process())
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("checkpoint")
+@click.argument("glue_data")
+@click.argument("out")
+@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF GLUE RUN]...")
+@click.pass_context
+def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, given: tuple[str, ...]) -> None:
+    """Fine-tune CHECKPOINT, a file or NAME=FILE, on GLUE_DATA by LazyFormer's Table 5, on the GPUs or cores there are.
+
+    GLUE_DATA is the folder of the official download (CoLA/train.tsv and so on). Every task is trained at four learning
+    rates with five seeds; the paper's table is printed and goes to OUT/report. Stop it at any time; rerun to resume.
+
+    It is `lazyformer glue run --checkpoint CHECKPOINT --data GLUE_DATA --output OUT`, whose options may follow:
+    --tasks CoLA RTE --seeds 1 2 3, or --checkpoint NAME=FILE for more models in the same table.
+    """
+    words = ["--checkpoint", checkpoint, "--data", glue_data, "--output", out, *given]
+    run = glue.commands["run"]
+    with run.make_context("lazyformer glue run", words, parent=ctx) as inner:
+        run.invoke(inner)
 
 
 @main.command()
@@ -77,4 +102,4 @@ def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="lazyformer")

@@ -1,8 +1,17 @@
 """The one exception for a user's mistake."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UserError(ValueError):
     """Something the user can mend: the message names the value, the file and the line, and says what to do.
 
     Command lines print it without a traceback (see ``reliability.command_line``).
     """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: ``; did you mean bert_base?``, or nothing."""
+    names = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {', '.join(names)}?" if names else ""

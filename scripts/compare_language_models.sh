@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # Transformer-XL, Sandwich, PAR and lazy PAR side by side: a launcher of `lazyformer lm compare`.
 set -euo pipefail
-# shellcheck source=scripts/launch.sh
-source "$(dirname "$0")/launch.sh"
+
+fail() {
+  echo "error: $*" >&2
+  exit 2
+}
 
 usage() {
   cat <<'HELP'
@@ -27,8 +30,13 @@ fi
 data=$1 out=$2
 shift 2
 
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=python3
+[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+
 on_a_gpu=()
-if [[ $(count_gpus) -gt 0 ]]; then
+if [[ $("$python" -m lazyformer_fairseq.launch.gpus) -gt 0 ]]; then
   on_a_gpu=(
     --device cuda --sublayers 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
     --tgt-len 128 --mem-len 128 --batch-size 32 --evaluation-mem-len 640 --clamp-len 400
@@ -36,7 +44,4 @@ if [[ $(count_gpus) -gt 0 ]]; then
   [[ " $* " == *" --updates "* ]] || on_a_gpu+=(--minutes 8)
 fi
 
-root=$(cd "$(dirname "$0")/.." && pwd)
-python=python3
-[[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
 exec "$python" -m lazyformer_fairseq.cli lm compare "$data" "$out" "${on_a_gpu[@]}" "$@"

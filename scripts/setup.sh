@@ -115,16 +115,21 @@ step "Installing build tools (15 s)" "$network_advice" \
 install_torch
 # fairseq's build needs torch. In the isolated environment that pip builds in otherwise, it would download another one.
 step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" \
-  pip_install --no-build-isolation --constraint "$constraints" fairseq-fixed==0.12.3.1 torchaudio
+  pip_install --no-build-isolation --constraint "$constraints" fairseq-fixed==0.12.3.1
 step "Installing the other packages (1 minute)" "$network_advice" \
   pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,search,bench]'
 # A CPU build of torch brings no triton, whose interpreter runs a GPU's kernels in tests.
 "$python" -c 'import triton' 2>/dev/null ||
   step "Installing triton's interpreter (15 s)" "$network_advice" \
     pip_install --no-build-isolation --constraint "$constraints" --editable '.[interpreter]'
+# fairseq-fixed lists torchaudio for its speech tasks. Beside a CPU build of torch it fails to load, and with it
+# transformers, which imports it wherever it is.
+"$python" -c 'import torchaudio' >>"$log" 2>&1 ||
+  step "Leaving out torchaudio, which this torch cannot load (1 s)" "$network_advice" \
+    "$python" -m pip uninstall --yes torchaudio
 step "Checking that all of it can be imported (15 s)" \
   "Remove $venv (unless it is an environment of yours) and run 'make setup' again." \
-  "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch'
+  "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch, transformers.models.bert'
 
 rm -f "$unfinished"
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

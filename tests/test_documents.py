@@ -42,12 +42,12 @@ SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 64 --num-workers 0"
 )
 PRETRAIN = f"{SIZES} --max-update 2 --tokens-per-sample 32"
-HYDRA = (
-    "common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 optimization.max_update=2 "
-    "dataset.num_workers=0 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32 model.encoder_attention_heads=2 "
-    "model.max_positions=64"
+HYDRA_LAUNCHED = (
+    "optimization.max_update=2 dataset.num_workers=0 model.encoder_embed_dim=16 model.encoder_ffn_embed_dim=32 "
+    "model.encoder_attention_heads=2 model.max_positions=64"
 )
-HYDRA_PRETRAIN = f"{HYDRA} task.tokens_per_sample=32 dataset.batch_size=4"
+HYDRA = f"common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 {HYDRA_LAUNCHED}"
+HYDRA_PRETRAIN = f"{HYDRA} task.tokens_per_sample=32 task.sequences_per_update=8 dataset.batch_size=4"
 LANGUAGE_MODEL = (
     "--decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --adaptive-softmax-cutoff '' "
     "--mem-len 8 --tgt-len 8"
@@ -73,16 +73,19 @@ ADDED_OPTIONS = {
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny --mem-len 8 {BENCH}",
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
-    "scripts/pretrain.sh": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
-    "scripts/pretrain.sh bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
+    "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
+    "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
+    "lazyformer pretrain lazyformer_m2x6_s.yaml": (
+        f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
+    ),
     "scripts/preprocess_wiki_books.sh": "--dry-run",
-    "scripts/finetune_glue.sh": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
+    "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
-    "scripts/train_language_model.sh": (
+    "lazyformer lm train": (
         f"{LANGUAGE_MODEL} --sublayer-pattern sff --rows-per-update 4 --max-update 2 --num-workers 0"
     ),
     "scripts/compare_language_models.sh": COMPARE,
-    "fairseq-train data": f"{PRETRAIN} {PATTERN} --batch-size 4 --cpu",
+    "fairseq-train data": f"{PRETRAIN} {PATTERN} --batch-size 4 --sequences-per-update 8 --cpu",
     "fairseq-train glue_data/CoLA": f"{SIZES} {PATTERN} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining --config-name lazyformer_m2x6_s": (
         f"{HYDRA_PRETRAIN} model.sublayer_pattern=M2x2"
@@ -95,6 +98,7 @@ ADDED_OPTIONS = {
 # Commands that need a network, an official text or a whole machine, and the tests that run them.
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
+    "pip install": "test_setup.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_lm_scripts.py",

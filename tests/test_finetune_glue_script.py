@@ -1,48 +1,43 @@
-"""``scripts/finetune_glue.sh``: what it calls, and how it ends."""
+"""``lazyformer finetune``, by scripts/finetune_glue.sh: the call of ``lazyformer glue run`` that it is."""
 
-import os
 import subprocess
+import sys
+from unittest import mock
 
+import click
 import pytest
+from click.testing import CliRunner
 from helpers import ROOT
 
-SCRIPT = "scripts/finetune_glue.sh"
+from lazyformer_fairseq.cli import glue, main
 
 
 @pytest.fixture
-def run(tmp_path):
-    """``run(arguments, status)``: the script in a copy whose Python notes what it is given, and ends with `status`."""
-    copy = tmp_path / SCRIPT
-    copy.parent.mkdir()
-    copy.write_bytes((ROOT / SCRIPT).read_bytes())
-    copy.chmod(0o755)
+def given(tmp_path) -> dict:
+    """What ``glue run`` is given by a call of ``finetune``, which then ends with status 3."""
+    (tmp_path / "my glue").mkdir()
+    (tmp_path / "model.pt").touch()
+    options = {}
 
-    def call(*arguments: str, status: int = 0) -> tuple[subprocess.CompletedProcess, list[str]]:
-        python = tmp_path / "bin" / "python3"
-        python.parent.mkdir(exist_ok=True)
-        python.write_text(f'#!/bin/sh\nfor word; do echo "$word"; done >>{tmp_path}/call\nexit {status}\n')
-        python.chmod(0o755)
-        path = f"{python.parent}:{os.environ['PATH']}"
-        done = subprocess.run([copy, *arguments], capture_output=True, text=True, env={**os.environ, "PATH": path})
-        call = tmp_path / "call"
-        return done, call.read_text().splitlines() if call.exists() else []
+    def run(**params) -> None:
+        options.update(params)
+        raise click.exceptions.Exit(3)
 
-    return call
+    words = f"m={tmp_path}/model.pt|{tmp_path}/my glue|out|--tasks|CoLA|RTE|--seeds|1,2".split("|")
+    with mock.patch.object(glue.commands["run"], "callback", run):
+        assert CliRunner().invoke(main, ["finetune", *words]).exit_code == 3
+    return options
 
 
-@pytest.mark.parametrize("status", [0, 1, 130])
-def test_it_is_one_call_and_ends_as_that_does(run, status):
-    done, call = run("m=model.pt", "my glue", "out", "--tasks", "CoLA", "RTE", status=status)
-    assert call[:4] == ["-m", "lazyformer_fairseq.cli", "glue", "run"]
-    assert call[4:10] == ["--checkpoint", "m=model.pt", "--data", "my glue", "--output", "out"]
-    assert call[10:] == ["--tasks", "CoLA", "RTE"]
-    assert done.returncode == status
+def test_it_is_one_call_and_ends_as_that_does(given, tmp_path):
+    assert given["checkpoints"] == {"m": tmp_path / "model.pt"} and given["data"] == tmp_path / "my glue"
+    assert (str(given["output"]), given["tasks"], given["seeds"]) == ("out", ("CoLA", "RTE"), (1, 2))
 
 
-def test_it_explains_itself(run):
-    done, call = run("--help")
-    assert done.returncode == 0
-    assert "usage: scripts/finetune_glue.sh CHECKPOINT GLUE_DATA OUT" in done.stdout
-    done, call = run("model.pt", "--tasks", "CoLA")
-    assert done.returncode == 2
-    assert not call
+def test_the_script_is_the_command():
+    script = ["bash", str(ROOT / "scripts" / "finetune_glue.sh")]
+    path = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
+    done = subprocess.run([*script, "--help"], capture_output=True, text=True, env=path)
+    assert done.returncode == 0 and "finetune [OPTIONS] CHECKPOINT GLUE_DATA OUT" in done.stdout
+    done = subprocess.run([*script, "model.pt", "--tasks", "CoLA"], capture_output=True, text=True, env=path)
+    assert done.returncode == 1 and "no such" in done.stderr

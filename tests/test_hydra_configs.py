@@ -81,6 +81,7 @@ def test_pretraining_is_table_5(handed_over):
     assert (cfg.task.data, cfg.task.tokens_per_sample) == ("somewhere", 512)
     assert (cfg.optimization.max_update, cfg.lr_scheduler.max_update, cfg.optimization.max_epoch) == (10**6, 10**6, 0)
     world_size = cfg.distributed_training.distributed_world_size
+    assert world_size == max(1, torch.cuda.device_count())
     assert world_size * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == 256
     assert (cfg.dataset.max_tokens, cfg.common.fp16, cfg.common.bf16) == (None, True, False)
     assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/bert_base"

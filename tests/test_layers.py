@@ -16,7 +16,7 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("demo",),
-    ("compare", "corpus", "glue", "huggingface", "language_modeling", "search", "squad"),
+    ("compare", "corpus", "glue", "huggingface", "language_modeling", "launch", "search", "squad"),
     ("benchmark",),
     ("training",),
     ("costs",),
@@ -25,7 +25,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("child_process", "existing_paths", "files", "patterns", "several_values"),
+    ("child_process", "existing_paths", "extras", "files", "patterns", "several_values"),
     ("errors",),
 )
 

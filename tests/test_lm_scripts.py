@@ -121,7 +121,7 @@ def test_a_server_that_has_it_not_is_named(script, mirror):
     assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
 
 
-@pytest.mark.parametrize("name", [*(f"prepare_{name}.sh" for name in PREPARE), "train_language_model.sh"])
+@pytest.mark.parametrize("name", [f"prepare_{name}.sh" for name in PREPARE])
 def test_help(script, name):
     for arguments in ((), ("--help",), ("a", "b", "--help")):
         run = script(name, *arguments)
@@ -132,7 +132,7 @@ def dry_run(script, *arguments: object):
     run = script("train_language_model.sh", *arguments, "--dry-run")
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
-    return parsed(command[command.index("fairseq_cli.train") + 1 :]), run.stderr
+    return parsed(command[command.index("fairseq_cli.train") + 1 :])
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,12 @@ def dry_run(script, *arguments: object):
 )
 def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams, update_freq):
     with_gpus(tmp_path, eight_gpus())
-    cfg, said = dry_run(script, arch, "some data", "--gpus", gpus)
+    cfg = dry_run(script, arch, "some data", "--gpus", gpus)
     row = CAUSAL_ARCHITECTURES[arch].options()
     assert {key: cfg.model[key] for key in row} == row
     assert (cfg.task._name, cfg.task.data, cfg.task.tgt_len) == ("stream_language_modeling", "some data", tgt_len)
     assert cfg.model.mem_len == tgt_len and gpus * streams * update_freq * tgt_len == 49_152
     assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (streams, [update_freq])
-    assert f"{gpus} processes x {streams} streams x {update_freq} segments" in said
     assert (cfg.criterion._name, cfg.optimizer._name, cfg.lr_scheduler._name) == ("causal_lm", "fused_adam", "cosine")
     assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_updates) == ([2.5e-4], 1000)
     assert (cfg.optimization.clip_norm, cfg.optimization.max_update) == (0.25, 40_000)
@@ -161,15 +160,15 @@ def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams
 
 def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
     own = ("--max-update", 7, "--sublayer-pattern", "(sff)x5", "--rows-per-update", 8)
-    cfg, said = dry_run(script, "par_transformer_base", "data", *own)
+    cfg = dry_run(script, "par_transformer_base", "data", *own)
     assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
-    assert "an update is 8 rows: 1 processes x 4 streams x 2 segments" in said
+    assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])
     for arguments, message in {
-        "par_transformer_base": "give ARCH and DATA first",
-        "a data --rows-per-gpu": "--rows-per-gpu needs a value",
-        "a data --rows-per-update some": "--rows-per-update some: give a whole number",
-        "a data --gpus 3": "256 rows an update do not divide among 3 processes",
-        "a data --rows-per-gpu 0": "--rows-per-gpu 0: give at least 1",
+        "par_transformer_base": "Missing argument 'DATA'",
+        "a data --rows-per-gpu": "requires an argument",
+        "a data --rows-per-update some": "'some' is not a valid integer",
+        "a data --gpus 3": "error: 256 rows an update do not divide among 3 processes",
+        "par_transformer_bas data": "error: par_transformer_bas: no such arch; did you mean par_transformer_base",
     }.items():
         run = script("train_language_model.sh", *arguments.split())
-        assert run.returncode == 2 and run.stderr.startswith("error: ") and message in run.stderr
+        assert run.returncode in (1, 2) and message in run.stderr and "Traceback" not in run.stderr

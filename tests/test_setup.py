@@ -64,6 +64,28 @@ def test_versions_that_stand_in_two_places_agree(setup_py):
     assert torch.specifier.contains(str(tried.specifier).removeprefix("=="))
 
 
+def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
+    build = ("egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", str(tmp_path / "lib"))
+    done = run(sys.executable, "setup.py", "--quiet", *build)
+    assert done.returncode == 0, done.stderr
+    package = tmp_path / "lib" / "lazyformer_fairseq"
+    carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
+    assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
+    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", "bert_base.yaml", "data", "--dry-run"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
+    launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
+    assert f"common.user_dir={package}" in launched.stdout.replace("'", "").replace('"', "")
+
+
+def test_transformers_imports():
+    """A torchaudio that torch cannot load keeps it from that; `make setup` leaves such a one out."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: the extra bench has it")
+    done = run(sys.executable, "-c", "from transformers import BertModel")
+    assert done.returncode == 0, f"{done.stderr[-300:]}\ntorchaudio? make setup, or pip uninstall torchaudio"
+
+
 # --- which torch
 
 CUDA = [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lazyformer_fairseq.costs.latency import measure
+from lazyformer_fairseq.costs.latency import FEWEST_FOR_QUARTILES, measure
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.modules.attention import attend
@@ -78,15 +78,20 @@ def measure_back_ends(
     """
     seconds = None if minutes is None else 60 * minutes / len(blocks)
     rows: dict[Block, dict[str, float]] = {}
+    hasty = 0
     try:
         for block in tqdm(blocks, desc="back ends", unit=" blocks"):
             precision = getattr(torch, block.precision)
             things = _agreeing(block, _Attention(block, device, precision), LARGEST_ERROR[precision])
             timings = measure(things, rounds, 1, device, description=str(block), seconds=seconds)
+            hasty += any(len(timing.samples) < min(rounds, FEWEST_FOR_QUARTILES) for timing in timings.values())
             rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
     except KeyboardInterrupt:
         if not rows:
             raise
+    if hasty:
+        logger.warning("%d of %d blocks had time for fewer than %d rounds: give more --minutes, or fewer blocks",
+                       hasty, len(rows), FEWEST_FOR_QUARTILES)  # fmt: skip
     return rows
 
 

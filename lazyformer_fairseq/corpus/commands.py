@@ -6,6 +6,7 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import refuse_without_extra
 
 STOPPED_BY_INTERRUPT = 130  # exit code of shells
 
@@ -87,6 +88,7 @@ def build(
 
     Stop it at any time; rerun to resume.
     """
+    refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
     from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, available_cores
@@ -128,6 +130,7 @@ def bench(inputs: tuple[str, ...], workers: tuple[int, ...], repeats: int, csv: 
 
     Builds a corpus in a temporary folder and prints seconds by step, megabytes a second, memory and disk.
     """
+    refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.bench import run_bench
     from lazyformer_fairseq.corpus.settings import CorpusSettings

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 WARM_UP = 3
+FEWEST_FOR_QUARTILES = 3
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,17 @@ class Timing:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """`median`, and the quartiles, `low` and `high`."""
-    return dict(zip(("median", "low", "high"), map(float, np.quantile(values, (0.5, 0.25, 0.75))), strict=True))
+    """`n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
+    found = {"n": len(values), "median": float(np.median(values))}
+    if len(values) >= FEWEST_FOR_QUARTILES:
+        found |= {"low": float(np.quantile(values, 0.25)), "high": float(np.quantile(values, 0.75))}
+    return found
 
 
 def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """In words."""
-    return f"{of['median']:.{digits}f} ({of['low']:.{digits}f} to {of['high']:.{digits}f})"
+    """The median and, in brackets, `low` and `high`, or how few values there were."""
+    beside = f"{of['low']:.{digits}f} to {of['high']:.{digits}f}" if "low" in of else f"n = {of['n']}"
+    return f"{of['median']:.{digits}f} ({beside})"
 
 
 def measure(

@@ -1,5 +1,6 @@
 """The most memory that a thing holds at once, by torch's own accounting: the same number on every run."""
 
+import gc
 import os
 from collections.abc import Callable
 
@@ -27,6 +28,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     kept_memory.give_back()  # else reused memory would not count
+    gc.collect()  # else garbage from before may be freed during the call, and count as less than nothing
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         thing()
     assert recorded.profiler is not None

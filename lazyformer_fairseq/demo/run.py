@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     """
     with claimed(folder), _quiet_on_one_thread():
         begun = (folder / "data").exists()
-        keep_settings(folder / "settings.json", settings.as_json(), "a demo", begun)
+        keep_settings(folder / "settings.json", asdict(settings), "a demo", begun)
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json", spent)
         try:
@@ -110,7 +111,7 @@ def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) 
         results[run.name] = {
             "parameters": run.parameters,
             "updates": run.updates,
-            "milliseconds": [1000 * seconds for seconds in spread(run.seconds).values()],
+            "milliseconds": [1000 * spread(run.seconds)[key] for key in ("median", "low", "high")],
             "loss": run.curve["loss"][-1],
             "accuracy": run.curve["accuracy"][-1],
             "curve": run.curve,

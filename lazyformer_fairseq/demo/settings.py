@@ -1,8 +1,8 @@
 """What the demo trains: two tiny models of the same size, on the same batches."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from lazyformer_fairseq import USER_DIR
 
@@ -45,9 +45,6 @@ class DemoSettings:
     rate: float = 2e-3
     finetuning_updates: int = 400
     seed: int = 1
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def pretraining_command(self, model: str, data: Path) -> list[str]:
         """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.demo.clock import Clock
 from lazyformer_fairseq.demo.settings import MODELS, DemoSettings
-from lazyformer_fairseq.training.stepwise import StepwiseTraining, own_metrics
+from lazyformer_fairseq.training.stepwise import StepwiseTraining
 
 VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
 FEWEST = 12  # updates: made however late it is, and what the first plan goes by
@@ -36,7 +36,6 @@ class Run(StepwiseTraining):
         self.name = name
         self.measures = measures
         self.validation_seconds = 0.0
-        self.task.load_dataset("valid")
         points = self._kept("curve", {})
         here = sum(updates <= self.updates for updates in points.get("updates", ()))
         self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
@@ -51,11 +50,9 @@ class Run(StepwiseTraining):
         if self.curve and self.curve["updates"][-1] == self.updates:
             return
         began = monotonic()
-        with own_metrics() as found:
-            for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
-                self.trainer.valid_step(batch)
+        found = self.evaluate()
         point = {"updates": self.updates, "seconds": sum(self.seconds)}
-        point |= {measure: float(found.get_smoothed_value(measure)) for measure in self.measures}
+        point |= {measure: float(found[measure]) for measure in self.measures}
         for name, value in point.items():
             self.curve.setdefault(name, []).append(value)
         self.validation_seconds = monotonic() - began

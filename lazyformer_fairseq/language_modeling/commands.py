@@ -16,11 +16,11 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group()
 def lm() -> None:
-    """Language models: prepare their data, evaluate them, compare them.
+    """Language models: prepare their data, train them, evaluate them, compare them.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
-    scripts/train_language_model.sh par_transformer_base data/wikitext-103    (fairseq-train)
+    lazyformer lm train par_transformer_base data/wikitext-103
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103
     lazyformer lm compare data/wikitext-2 results/compare
 

@@ -55,6 +55,13 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             raise UserError(
                 f"the checkpoint's {name} is {tuple(loaded[name].shape)}, the model's {tuple(weight.shape)}; {advice}"
             )
+        if loaded[name].is_floating_point() != weight.is_floating_point():
+            raise UserError(
+                f"the checkpoint's {name} holds {loaded[name].dtype}, the model's {weight.dtype}; take the checkpoint "
+                "as it was before somebody converted it"
+            )
+        if not loaded[name].isfinite().all():
+            raise UserError(f"the checkpoint's {name} holds NaN or Inf; take an older checkpoint")
     for name in loaded:
         if name not in own:
             raise UserError(f"the checkpoint has a weight {name} that this model lacks; {advice}")

@@ -1,11 +1,14 @@
 """``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from fairseq.data import Dictionary, data_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
@@ -61,10 +64,8 @@ def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -
     """The model that a checkpoint's settings describe, with its weights."""
     try:
         options, weights = state["cfg"]["model"], state["model"]
-        cfg = OmegaConf.merge(
-            OmegaConf.structured(LazyFormerConfig),
-            {name: value for name, value in options.items() if name in LazyFormerConfig.__dataclass_fields__},
-        )
+        _refuse_unknown(state["cfg"], path)
+        cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), dict(options))
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
@@ -80,6 +81,18 @@ def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {error}") from error
     return model
+
+
+def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
+    """Raises a UserError where a checkpoint names an arch, a task or a setting of the model that nobody knows here."""
+    for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
+        name = (cfg.get(part) or {}).get("_name")
+        if name is not None and name not in registry:
+            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it, if it is yours")
+    if unknown := sorted(set(cfg["model"]) - set(LazyFormerConfig.__dataclass_fields__)):
+        raise UserError(
+            f"{path}: not a checkpoint of this package's models, or of a later version: no setting {', '.join(unknown)}"
+        )
 
 
 def _assemble(

@@ -1,11 +1,10 @@
 """The linear maps of all sublayers.
 
 In single precision on a processor torch multiplies with Intel's MKL, although it ships oneDNN too. Which of them is
-faster depends on the processor, on the shape, and on which factor is transposed: on a Zen 4 oneDNN reaches 190 to 205
-GFLOP/s and MKL 145 to 180, on a Zen 3 oneDNN 78 to 142 and MKL 114 to 163; on an Intel processor held to AVX2
-oneDNN is as fast in the forward pass and takes up to seven times as long for an input's gradient
-(docs/performance.md). So we measure both for each shape, once per machine, and oneDNN multiplies where it wins.
-torch computes the weight's gradient, for which oneDNN has won on no machine.
+faster depends on the processor, on the shape, and on which factor is transposed: on a Zen 5 oneDNN is twice as fast for
+every product, on a Zen 4 by a fifth for some, on a Zen 3 it is slower; on an Intel processor held to AVX2 it is as fast
+in the forward pass and takes up to seven times as long for an input's gradient (docs/performance.md). So we measure
+both for each shape and product, once per machine, and oneDNN multiplies where it wins.
 """
 
 import functools
@@ -30,7 +29,7 @@ WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microse
 ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this, not every number of rows
 CLEARLY = 0.95  # share of MKL's time: oneDNN wins a turn below it
 WINS, LOSSES = 5, 3  # turns after which it has won, or lost, whichever comes first
-FILE = "products.json"  # in the cache folder: a resumed run must round as before
+FILE = "matrix_products.json"  # in the cache folder: a resumed run must round as before
 
 
 class Linear(nn.Linear):
@@ -57,10 +56,12 @@ class Products(NamedTuple):
     Attributes:
         forward: x W^T.
         input_gradient: the output's gradient times W.
+        weight_gradient: the transpose of the output's gradient times x.
     """
 
     forward: Any
     input_gradient: Any
+    weight_gradient: Any
 
 
 def has_onednn() -> bool:
@@ -75,7 +76,7 @@ def has_onednn() -> bool:
 
 def multiply_by_onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """x (..., I) times the transpose of weight (O, I), plus bias (O): (..., O); fp32 on a CPU, differentiable."""
-    return _Product.apply(x, weight, bias, Products(True, True))
+    return _Product.apply(x, weight, bias, Products(True, True, True))
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def onednn_wins(inputs: int, outputs: int, threads: int) -> Products:
     """
     machine = f"{device_kind('cpu')}, torch {torch.__version__}, {threads} threads"
     wins = Products(*remembered(FILE, machine, f"{inputs} to {outputs}", lambda: _compare(inputs, outputs)))
-    logger.info("linear maps of %d to %d: forward by %s, input's gradient by %s (measured)",
+    logger.info("linear maps of %d to %d: forward by %s, input's gradient by %s, weight's by %s (measured)",
                 inputs, outputs, *("oneDNN" if won else "MKL" for won in wins))  # fmt: skip
     return wins
 
@@ -101,7 +102,11 @@ def _compare(inputs: int, outputs: int) -> Products:
             torch.ones(shape, dtype=torch.float32, device="cpu")
             for shape in ((rows, inputs), (rows, outputs), (outputs, inputs))
         )
-        return Products(_wins_turns(x, weight), _wins_turns(gradient, weight.t()))
+        return Products(
+            _wins_turns(_onednn, F.linear, x, weight),
+            _wins_turns(_onednn, F.linear, gradient, weight.t()),
+            _wins_turns(_weight_gradient_by_onednn, _weight_gradient, gradient, x),
+        )
 
     # A separate thread escapes the caller's autograd, autocast, FLOP counter and function transforms.
     with ThreadPoolExecutor(1) as thread:
@@ -109,19 +114,19 @@ def _compare(inputs: int, outputs: int) -> Products:
 
 
 @torch.inference_mode()
-def _wins_turns(x: Tensor, weight: Tensor) -> bool:
+def _wins_turns(onednn: Callable, mkl: Callable, first: Tensor, second: Tensor) -> bool:
     # Other processes do not affect thread time; but it misses how long several threads wait for each other.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
         start = clock()
-        multiply(x, weight)
+        multiply(first, second)
         return clock() - start
 
-    _onednn(x, weight), F.linear(x, weight)  # both prepare
+    onednn(first, second), mkl(first, second)  # both prepare
     turns = Counter()
     while turns[True] < WINS and turns[False] < LOSSES:
-        turns[seconds(_onednn) < CLEARLY * seconds(F.linear)] += 1
+        turns[seconds(onednn) < CLEARLY * seconds(mkl)] += 1
     return turns[True] == WINS
 
 
@@ -143,6 +148,15 @@ def _onednn(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
+def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """(M, O) and (M, I) -> (O, I)."""
+    return F.linear(gradient.t(), x.t())
+
+
+def _weight_gradient_by_onednn(gradient: Tensor, x: Tensor) -> Tensor:
+    return multiply_by_onednn(gradient.t().contiguous(), x.t())  # the copy gains up to two fifths
+
+
 class _Product(torch.autograd.Function):
     """A linear map; oneDNN computes what `by_onednn` names, torch the rest."""
 
@@ -162,10 +176,11 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         times_weight = multiply_by_onednn if ctx.by_onednn.input_gradient else F.linear
+        times_x = _weight_gradient_by_onednn if ctx.by_onednn.weight_gradient else _weight_gradient
         rows = gradient.flatten(0, -2)
         return (
             times_weight(gradient, weight.t()) if of_x else None,
-            rows.t() @ x.flatten(0, -2) if of_weight else None,
+            times_x(rows, x.flatten(0, -2)) if of_weight else None,
             rows.sum(0) if of_bias else None,
             None,
         )

@@ -25,6 +25,10 @@ class ReliabilityConfig(FairseqDataclass):
     loss_spike: float = option(
         0.0, "skip an update whose loss is more than this many times the recent median; 0 for never"
     )
+    sequences_per_update: Optional[int] = option(
+        None,
+        "size of an update over all GPUs, with --batch-size the most that one takes at once; works out --update-freq",
+    )
 
 
 def refuse_impossible(checkpoint: Any, task: Any) -> None:

@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lazyformer_fairseq.reliability.installing import PACKAGE, start_run
 from lazyformer_fairseq.reliability.options import refuse_impossible
+from lazyformer_fairseq.reliability.update_size import settle
 
 
 def names_task_of_ours(settings: Any) -> bool:
@@ -42,6 +43,7 @@ def starting_with_defaults(add_defaults, cfg):
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task)
+        settle(cfg)
 
 
 def starting_with_trainer(init, self, cfg, task, *args, **kwargs):

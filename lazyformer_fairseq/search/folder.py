@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,11 +24,7 @@ LATENCIES = "latencies.json"
 
 
 class SearchFolder:
-    """A search's files in its folder.
-
-    Args:
-        path: of the folder; created if missing.
-        settings: of the search.
+    """A search's files in its folder, which it makes.
 
     Raises:
         UserError: the folder holds a search begun with other settings, or other things, or is not writable.
@@ -36,8 +33,8 @@ class SearchFolder:
     def __init__(self, path: Path, settings: SearchSettings):
         _refuse_other_things(path)
         self.path = path
-        begun, latencies = self._file(STATE).exists(), self._file(LATENCIES)
-        keep_settings(self._file(SETTINGS), settings.as_json(), "a search", begun, made_by_them=[latencies])
+        begun = (path / STATE).exists()
+        keep_settings(path / SETTINGS, asdict(settings), "a search", begun, made_by_them=[path / LATENCIES])
 
     @classmethod
     @contextmanager
@@ -47,17 +44,14 @@ class SearchFolder:
         with claimed(path):
             yield cls(path, settings)
 
-    def _file(self, name: str) -> Path:
-        return self.path / name
-
     def save_state(self, state: dict[str, Any]) -> None:
         """Writes the state, then the history in it as JSON lines."""
-        save(state, self._file(STATE))
-        write_text(self._file(HISTORY), "".join(json.dumps(row) + "\n" for row in state["history"]))
+        save(state, self.path / STATE)
+        write_text(self.path / HISTORY, "".join(json.dumps(row) + "\n" for row in state["history"]))
 
     def load_state(self) -> Optional[dict[str, Any]]:
         """The last saved state, on the CPU; None at the start."""
-        path = self._file(STATE)
+        path = self.path / STATE
         if not path.exists():
             return None
         try:
@@ -69,7 +63,8 @@ class SearchFolder:
 
     def result(self) -> Optional[dict[str, Any]]:
         """The result of a finished search."""
-        return read_json(self._file(RESULT)) if self._file(RESULT).exists() else None
+        path = self.path / RESULT
+        return read_json(path) if path.exists() else None
 
 
 def _refuse_other_things(path: Path) -> None:

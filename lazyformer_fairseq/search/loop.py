@@ -23,9 +23,7 @@ class Search:
     An epoch is all batches of the weights' part, then, after the constant phase, all of the architecture's part.
 
     Args:
-        training: the supernet and its optimizers.
         parts: of the data, (for the weights, for the architecture).
-        schedule: of updates and temperature.
         prices: for the history.
         log_interval: updates between rows of the history.
 

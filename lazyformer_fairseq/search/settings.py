@@ -1,8 +1,8 @@
 """What decides a search's result; kept in its folder, so that a second run resumes only the same search."""
 
 import re
-from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, read_sublayer, split_sublayers
@@ -97,9 +97,6 @@ class SearchSettings:
         """The sublayers in candidates and baseline, without identity; each once."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"candidates": list(self.candidates), "fairseq_options": list(self.fairseq_options)}
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:

@@ -81,11 +81,20 @@ class StepwiseTraining:
         batch = self._next_batch()
         wait_for(self.trainer.device)
         start = time.perf_counter()
-        with own_metrics():
+        with _own_metrics():
             self.trainer.train_step(batch)
         wait_for(self.trainer.device)
         self.seconds.append(time.perf_counter() - start)
         return sum(sample["ntokens"] for sample in batch)
+
+    def evaluate(self) -> dict[str, float]:
+        """What the task measures on its validation split, by fairseq's names."""
+        if "valid" not in self.task.datasets:
+            self.task.load_dataset("valid")
+        with _own_metrics() as found:
+            for batch in self.trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False):
+                self.trainer.valid_step(batch)
+        return found.get_smoothed_values()
 
     def save(self, with_optimizer: bool = True) -> None:
         """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
@@ -95,7 +104,7 @@ class StepwiseTraining:
 
 
 @contextmanager
-def own_metrics() -> Iterator[MetersDict]:
+def _own_metrics() -> Iterator[MetersDict]:
     """What is logged meanwhile, apart from all else.
 
     fairseq keeps meters by name for the whole process: what one task logs as a mean, another may derive from others.

@@ -34,6 +34,12 @@ def blocks(*layers: int, precision: str = "float32") -> list[Block]:
     return back_ends.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
 
 
+def test_too_little_time_for_a_median_is_said(caplog):
+    back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, minutes=1e-9)
+    (said,) = (record.message for record in caplog.records if "--minutes" in record.message)
+    assert said.startswith(f"{len(blocks(1))} of {len(blocks(1))} blocks had time for fewer than 3 rounds")
+
+
 def test_each_block_is_measured_on_each_back_end(own_file):
     printed = run().output
     table = read_table(own_file, device_kind("cpu"))

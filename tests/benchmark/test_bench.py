@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib import image
 
-from lazyformer_fairseq.benchmark.models import entries
+from lazyformer_fairseq.benchmark.models import entries, pictures
 from lazyformer_fairseq.benchmark.models import run as bench_run
 from lazyformer_fairseq.benchmark.models.contenders import has_transformers
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
@@ -38,7 +38,7 @@ def finished(tmp_path_factory) -> tuple[str, Path]:
     models = "--arch lazyformer_m2x6_s_tiny,par_transformer_tiny --pattern mine=M3x1 --tgt-len 4 --mem-len 4"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(matrix_peak, "SIZES", {"cpu": (32, 64)})
-        result = run(f"{TINY} {models} --what training,inference --output {folder}")
+        result = run(f"{TINY} {models} --rounds 3 --what training,inference --output {folder}")
     assert result.exit_code == 0, result.output
     return result.output, folder
 
@@ -70,7 +70,7 @@ def test_a_row_has_what_it_costs(finished):
     for row in rows_of(finished):
         assert row["parameters"] > 1e6 and row["flops"] > 0 and row["memory_bytes"] > 4 * row["parameters"]
         seconds = row["seconds"]
-        assert len(seconds["samples"]) == 2 and seconds["low"] <= seconds["median"] <= seconds["high"]
+        assert len(seconds["samples"]) == seconds["n"] == 3 and seconds["low"] <= seconds["median"] <= seconds["high"]
         assert row["flops_per_second"] == pytest.approx(row["flops"] / seconds["median"])
     for cell in results_of(finished)["cells"]:
         for row in cell["rows"]:
@@ -100,6 +100,25 @@ def test_speedups_are_against_the_fastest_of_a_baseline(finished):
                 assert beside["speedup"] == pytest.approx(baseline["seconds"]["median"] / row["seconds"]["median"])
                 assert beside["limit"] == pytest.approx(baseline["flops"] / row["flops"])
                 assert beside["memory"] == pytest.approx(row["memory_bytes"] / baseline["memory_bytes"])
+
+
+def test_one_round_has_no_quartiles_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (32,)})
+    monkeypatch.setattr(entries, "has_transformers", lambda: False)
+    models = "--arch lazyformer_m2x6_s_tiny,par_transformer_tiny --tgt-len 4 --mem-len 4 --backend eager"
+    quick = "--what encoder --relative-position-buckets 0 --baseline-backend eager --minutes 0.00001"
+    output = run(f"{TINY} {models} {quick} --output {tmp_path / 'out'}").output
+    assert (
+        output.count("; 1 round") == 3
+        and "encoder alone: forward and backward: n = 8, batch 2, fp32; 1 round;" in output
+    )
+    table_rows = [line for line in output.splitlines() if line.startswith("| lazyformer_m2x6_s_tiny")]
+    assert len(table_rows) == 2 and all(row.count("(n = 1)") == 3 for row in table_rows)
+    assert not re.search(r"\d to \d", output)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = [row for cell in results["cells"] for row in cell["rows"]] + results["causal"]
+    assert {row["seconds"]["n"] for row in rows} == {1} and not any("low" in row["seconds"] for row in rows)
+    assert (tmp_path / "out" / "speedup_encoder_fp32.png").exists()
 
 
 def headers_of(text: str) -> list[str]:
@@ -154,10 +173,22 @@ def test_pictures(finished):
         assert image.imread(folder / name).std() > 0.01, "something is drawn"
 
 
+def test_each_series_of_a_picture_has_a_look_of_its_own_and_panels_one_axis(finished, tmp_path, monkeypatch):
+    figures = {}
+    monkeypatch.setattr(pictures, "write_picture", lambda figure, path: figures.update({path.name: figure}))
+    pictures.draw_all(results_of(finished), tmp_path)
+    panels = figures["speedup_training_fp32.png"].axes
+    assert len(panels) == len(rows_of(finished)[0]["against"]) > 1
+    for panel in panels:
+        looks = [(line.get_color(), line.get_marker()) for line in panel.lines if line.get_label()[0] != "_"]
+        assert len(looks) == len(set(looks)) == 4, "two models, with and without bias"
+    assert len({panel.get_ylim() for panel in panels}) == 1
+
+
 def test_what_it_was_measured_with(finished):
     results = results_of(finished)
     assert {"torch", "fairseq-fixed", "python"} <= results["versions"].keys() and results["machine"]["device"]
-    assert results["settings"]["rounds"] == 2
+    assert results["settings"]["rounds"] == 3
 
 
 def test_baselines_are_as_they_say():

@@ -29,8 +29,9 @@ def test_a_slower_thing_takes_longer():
 def test_median_and_quartiles():
     timing = Timing((4.0, 1.0, 2.0, 3.0, 100.0))
     assert timing.median == 3.0
-    assert timing.as_json() == {"median": 3.0, "low": 2.0, "high": 4.0, "samples": [4.0, 1.0, 2.0, 3.0, 100.0]}
+    assert timing.as_json() == {"n": 5, "median": 3.0, "low": 2.0, "high": 4.0, "samples": [4.0, 1.0, 2.0, 3.0, 100.0]}
     assert with_spread(timing.as_json(), 2) == "3.00 (2.00 to 4.00)"
+    assert with_spread(Timing((4.0, 1.0)).as_json()) == "2.5 (n = 2)", "two samples have no quartiles"
 
 
 SIZES = {"vocab_size": 17, "embed_dim": 8, "ffn_embed_dim": 16, "num_heads": 2}

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -152,7 +152,7 @@ def test_a_resumed_demo_gets_no_more_time_than_another(settings, prepared, tmp_p
     settings = replace(settings, minutes=3, updates=1000)
     for name in ("data", "acceptability"):
         (tmp_path / name).symlink_to(prepared / {"acceptability": "task"}.get(name, name))
-    (tmp_path / "settings.json").write_text(json.dumps(settings.as_json()))
+    (tmp_path / "settings.json").write_text(json.dumps(asdict(settings)))
     with monkeypatch.context() as patched:
         patched.setattr(side_by_side.Run, "update", stopped)
         with pytest.raises(Killed):

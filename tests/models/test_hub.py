@@ -2,6 +2,7 @@ import shutil
 
 import pytest
 import torch
+from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
@@ -86,6 +87,33 @@ def test_missing_and_foreign_files_are_named(trained, tmp_path):
         LazyFormerModel.from_pretrained(tmp_path)
     shutil.copytree(trained / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(UserError, match=r"model\.pt: .*no(t a)? checkpoint"):
+        LazyFormerModel.from_pretrained(tmp_path)
+
+
+POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda state: state["model"][POSITIONS][3].fill_(torch.nan), "embed_positions.weight holds NaN or Inf"),
+        (lambda state: state["model"][POSITIONS][3].fill_(-torch.inf), "embed_positions.weight holds NaN or Inf"),
+        (
+            lambda state: state["model"].update({POSITIONS: state["model"][POSITIONS].int()}),
+            "embed_positions.weight holds torch.int32, the model's torch.float32",
+        ),
+        (lambda state: state["cfg"]["model"].update(_name="bert_huge"), "its model 'bert_huge' is unknown here"),
+        (lambda state: state["cfg"]["task"].update(_name="mine"), "its task 'mine' is unknown here"),
+        (lambda state: state["cfg"]["model"].update(rotary=True, alibi=2), "no setting alibi, rotary"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
+    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+    shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
+    state = torch.load(folder / "checkpoint_last.pt")
+    spoil(state)
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(UserError, match=words):
         LazyFormerModel.from_pretrained(tmp_path)
 
 

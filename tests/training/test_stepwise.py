@@ -17,10 +17,14 @@ def test_trainings_of_several_tasks_take_turns(data_folder, tmp_path):
     pretraining = "--task full_sentences_masked_lm --tokens-per-sample 32 --criterion masked_lm_accuracy"
     finetuning = f"--task glue --criterion glue --tokenizer-folder {data_folder / 'tokenizer'} --max-update 9"
     trainings = [
-        StepwiseTraining(command(data_folder, f"{pretraining} --max-update 9"), tmp_path / "pretraining"),
         StepwiseTraining(command(glue / "CoLA", finetuning), tmp_path / "finetuning"),
+        StepwiseTraining(command(data_folder, f"{pretraining} --max-update 9"), tmp_path / "pretraining"),
     ]
+    measures = []
     for _ in range(2):
         for training in trainings:
             assert training.update() > 0
+            measures.append(training.evaluate())
     assert [training.updates for training in trainings] == [2, 2]
+    assert ["ppl" in found for found in measures] == [False, True] * 2
+    assert all("accuracy" in found for found in measures)

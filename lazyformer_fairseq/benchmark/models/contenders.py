@@ -25,18 +25,12 @@ DROPOUT = 0.1  # of every model here, as each ships it
 
 @dataclass(frozen=True)
 class Batch:
-    """What an update reads.
-
-    Attributes:
-        tokens_BT: ids, nothing padded.
-        masked_BT: True where the model predicts a word.
-        positions_M: the same as indices among the B * T positions, for models that take these.
-        targets_M: ids to predict.
-    """
+    """What an update reads: ids, nothing padded; where a word is to be predicted, and which."""
 
     tokens_BT: Tensor
     masked_BT: Tensor
     positions_M: Tensor
+    """The same as indices among the B * T positions, for models that take these."""
     targets_M: Tensor
 
 

@@ -5,12 +5,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from lazyformer_fairseq.benchmark.models.entries import BASELINES, OURS
 from lazyformer_fairseq.benchmark.models.report import cells
-from lazyformer_fairseq.files.pictures import LOOKS, write_picture
+from lazyformer_fairseq.files.pictures import looks, write_picture
 
 TABLE_2_LENGTH = 512  # LazyFormer, section 3.1
 TABLE_4_LENGTH = 384  # SQuAD's, on which PAR's Table 4 measures
@@ -42,21 +42,23 @@ def draw_all(results: dict[str, Any], folder: Path) -> list[str]:
 
 
 def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Speed-up against n (LazyFormer, Figure 3): a panel for each baseline, a line for each model and back end.
+    """Speed-up against n (LazyFormer, Figure 3): a panel for each baseline, a line for each model, back end and bias.
 
     Bars are the quartiles of the ratios round by round; a thin line without marks shows what the FLOPs alone allow.
     """
     names = [name for name in BASELINES if any(name in row["against"] for cell in measured for row in cell["rows"])]
     lengths = sorted({cell["time"] for cell in measured})
     figure = Figure(figsize=(4.6 * len(names), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(names), squeeze=False, sharex=True)[0]
+    axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
     for name, axis in zip(names, axes, strict=True):
-        looks: dict[str, tuple[str, str]] = {}
-        for (model, bias), points in _lines(measured, name).items():
-            colour, mark = looks.setdefault(model, LOOKS[len(looks) % len(LOOKS)])
-            style = "-" if bias else "--"
-            label = f"{model}, {f'{bias} buckets' if bias else 'no bias'}"
-            _draw_line(axis, label, points, {"color": colour, "linestyle": style}, mark)
+        lines = _lines(measured, name)
+        for label, look in looks(lines).items():
+            times, beside = zip(*lines[label], strict=True)
+            axis.plot(times, [one["limit"] for one in beside], color=look["color"], alpha=0.5, linewidth=0.8)
+            for time, one in lines[label]:
+                if "low" in one:
+                    axis.vlines(time, one["low"], one["high"], color=look["color"], alpha=0.6)
+            axis.plot(times, [one["speedup"] for one in beside], markersize=5, label=label, **look)
         axis.axhline(1, color="0.4", linewidth=0.8)
         axis.set_title(f"against {name}", fontsize=10)
         axis.set_xscale("log", base=2)
@@ -64,6 +66,9 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
         axis.minorticks_off()
         axis.set_xlabel("tokens a sequence, n")
         axis.grid(alpha=0.3)
+    axes[0].set_yscale("log", base=2)
+    axes[0].yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
+    axes[0].yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("speed-up (thin: what FLOPs allow)")
     figure.suptitle(title, fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -71,24 +76,16 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
     write_picture(figure, path)
 
 
-def _lines(
-    measured: Sequence[dict[str, Any]], baseline: str
-) -> dict[tuple[str, int], list[tuple[int, dict[str, Any]]]]:
-    """Points of each model that is no baseline, by (model and back end, buckets): (n, how it compares)."""
-    found: dict[tuple[str, int], list] = {}
+def _lines(measured: Sequence[dict[str, Any]], baseline: str) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """Points of each model that is no baseline, by model, back end and bias: (n, how it compares)."""
+    found: dict[str, list] = {}
     for cell in sorted(measured, key=lambda cell: cell["time"]):
         for row in cell["rows"]:
             if row["baseline"] is None and baseline in row["against"]:
-                key = (f"{row['model']}, {row['back_end']}", row["buckets"])
-                found.setdefault(key, []).append((cell["time"], row["against"][baseline]))
+                bias = f"{row['buckets']} buckets" if row["buckets"] else "no bias"
+                points = found.setdefault(f"{row['model']}, {row['back_end']}, {bias}", [])
+                points.append((cell["time"], row["against"][baseline]))
     return found
-
-
-def _draw_line(axis: Axes, label: str, points: list[tuple[int, dict[str, Any]]], look: dict[str, str], mark: str):
-    times, beside = zip(*points, strict=True)
-    axis.plot(times, [one["limit"] for one in beside], **look, alpha=0.5, linewidth=0.8)
-    axis.vlines(times, [one["low"] for one in beside], [one["high"] for one in beside], color=look["color"], alpha=0.6)
-    axis.plot(times, [one["speedup"] for one in beside], **look, marker=mark, markersize=5, label=label)
 
 
 def draw_table_2(cell: dict[str, Any], machine: str, path: Path) -> None:

@@ -17,10 +17,10 @@ EXPLAINED = {
     "cell, which is named",
 }
 LEGEND = """\
-Medians, quartiles in brackets. "x NAME": how many times faster than NAME, by the medians; in brackets the quartiles of
-the ratios round by round; "limit" is what the FLOPs alone allow. FLOPs are those that the back end does, "of peak" is
-their share of the fastest matrix product in the same rounds. MB (10^6 bytes): weights, optimizer and the highest moment
-of a call."""
+Medians, quartiles in brackets, or how few rounds the time allowed, n. "x NAME": how many times faster than NAME, by the
+medians; in brackets the quartiles of the ratios round by round; "limit" is what the FLOPs alone allow. FLOPs are those
+that the back end does, "of peak" is their share of the fastest matrix product in the same rounds. MB (10^6 bytes):
+weights, optimizer and the highest moment of a call."""
 
 # By header, what the cell of a row holds.
 CELLS = {
@@ -53,7 +53,8 @@ def tables(results: dict[str, Any]) -> str:
     """A Markdown table for each cell, and an explanation of the baselines."""
     parts = [_cell_table(cell) for cell in results["cells"]]
     if results["causal"]:
-        parts.append(f"Causal language models, batch 1\n\n{causal_table(results['causal'])}")
+        title = f"Causal language models, batch 1; {rounds_of(results['causal'])}"
+        parts.append(f"{title}\n\n{causal_table(results['causal'])}")
     if stopped_early(results):
         parts.append("The run was stopped before all was measured.")
     baselines = [f"- {name}: {EXPLAINED[name]}" for name in BASELINES]
@@ -70,7 +71,7 @@ def stopped_early(results: dict[str, Any]) -> bool:
 def _cell_table(cell: dict[str, Any]) -> str:
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
-        f"fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+        f"{rounds_of(cell['rows'])}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
     speedups = {f"x {name}": name for name in BASELINES}
     rows = [
@@ -94,8 +95,15 @@ def causal_table(rows: list[dict[str, Any]]) -> str:
 
 def milliseconds(seconds: dict[str, Any]) -> str:
     """Median with quartiles."""
-    times = {key: 1000 * seconds[key] for key in ("median", "low", "high")}
-    return with_spread(times, 0 if times["low"] >= 100 else 1 if times["low"] >= 10 else 2)
+    times = {key: 1000 * seconds[key] for key in ("median", "low", "high") if key in seconds}
+    lowest = min(times.values())
+    return with_spread({**seconds, **times}, 0 if lowest >= 100 else 1 if lowest >= 10 else 2)
+
+
+def rounds_of(rows: list[dict[str, Any]]) -> str:
+    """How many samples each row has."""
+    number = len(rows[0]["seconds"]["samples"])
+    return f"{number} rounds" if number > 1 else "1 round"
 
 
 def _speedup(row: dict[str, Any], baseline: str) -> str:
@@ -120,7 +128,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
     if "back_end_used" in row:
         flat |= {"back_end_used": " ".join(row["back_end_used"]), "sizes": " ".join(map(str, row["sizes"]))}
-    flat |= {f"seconds_{key}": row["seconds"][key] for key in ("median", "low", "high")}
+    flat |= {f"seconds_{key}": row["seconds"][key] for key in ("median", "low", "high", "n") if key in row["seconds"]}
     for name, beside in row["against"].items():
         flat |= {f"{key} against {name}": value for key, value in beside.items()}
     return flat

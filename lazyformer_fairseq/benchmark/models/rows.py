@@ -43,7 +43,7 @@ def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float)
 def add_speedups(rows: list[dict[str, Any]]) -> None:
     """Adds `against` to each row of a cell: how the row compares with each baseline, by name.
 
-    `speedup` is the ratio of the medians, `low` and `high` the quartiles of the ratios round by round, `limit` the
+    `speedup` is the ratio of the medians, `low` and `high` the quartiles of the `n` ratios round by round, `limit` the
     ratio of the FLOPs, `memory` that of the memory (below 1: less). Our own BERT runs on its fastest back end,
     `back_end`, with the row's own relative bias; the others have none.
     """
@@ -60,9 +60,8 @@ def add_speedups(rows: list[dict[str, Any]]) -> None:
 def _beside(row: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
     ratios = spread(np.divide(baseline["seconds"]["samples"], row["seconds"]["samples"]))
     return {
+        **ratios,
         "speedup": baseline["seconds"]["median"] / row["seconds"]["median"],
-        "low": ratios["low"],
-        "high": ratios["high"],
         "limit": baseline["flops"] / row["flops"],
         "memory": row["memory_bytes"] / baseline["memory_bytes"],
         "back_end": baseline["back_end"],

@@ -20,14 +20,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """The conditions at which all models take turns.
-
-    Attributes:
-        workload: a key of WORKLOADS.
-        precision: a key of PRECISIONS.
-        time: T.
-        batch: B.
-    """
+    """The conditions at which all models take turns; workload and precision are keys of the tables."""
 
     workload: str
     precision: str

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lazyformer_fairseq.files.pictures import COLOURS, MARKS, write_picture
+from lazyformer_fairseq.files.pictures import looks, write_picture
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES, Score, average
 from lazyformer_fairseq.glue.report.results import Results, TaskResults
 
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
-FEWEST_FOR_A_BOX = 3
+FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all
+LEAST_HEIGHT = 2.0  # of an axis, in points: what lies within it is noise
 FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
 METRIC_NAMES = {"matthews": "Matthews' correlation x 100", "pearson": "Pearson's correlation x 100"}
 PANELS_IN_A_ROW = 3
@@ -30,7 +31,7 @@ Look = dict[str, Any]  # of a model in every panel, as matplotlib takes it
 def draw_seeds(results: Results, path: Path) -> None:
     """A panel per score: every seed at the chosen rate, a box where there are enough, the baseline as a line."""
     models = list(results.grid.models)
-    looks = _looks(models)
+    look_of = looks(models)
     scores = [score for score in _scores(results) if any(results.of(model, score.task).runs for model in models)]
     figure, panels = _panels(len(scores))
     for axis, score in zip(panels, scores, strict=True):
@@ -39,7 +40,7 @@ def draw_seeds(results: Results, path: Path) -> None:
             found = results.of(model, score.task)
             if found.runs:
                 values = found.values(score.split, score.metric)
-                _draw_model(axis, place, values, looks[model])
+                _draw_model(axis, place, values, look_of[model])
                 drawn.append(values)
         baseline = results.baseline(score.task, score.split, score.metric)
         _draw_baseline(axis, baseline, np.concatenate(drawn), models=len(drawn))
@@ -48,7 +49,7 @@ def draw_seeds(results: Results, path: Path) -> None:
         complete = all(results.of(model, score.task).is_complete for model in models)
         axis.set_title(score.name if complete else f"{score.name} (incomplete)", fontsize=10)
         axis.set_ylabel(_unit(score), fontsize=8)
-    handles = [Line2D([], [], label=model, **look, linestyle="") for model, look in looks.items()]
+    handles = [Line2D([], [], label=model, **look, linestyle="") for model, look in look_of.items()]
     _finish(figure, handles, "Development scores, a mark a seed at the chosen learning rate", path)
 
 
@@ -61,7 +62,7 @@ def draw_updates(results: Results, path: Path) -> bool:
     series = checkpoint_series(results)
     if not any(len(points) > 1 for points in series.values()):
         return False
-    looks = _looks(series)
+    look_of = looks(series)
     scores = [
         score
         for score in _scores(results)
@@ -74,14 +75,14 @@ def draw_updates(results: Results, path: Path) -> bool:
         drawn = [
             values
             for name, points in series.items()
-            if (values := _draw_series(axis, results, score, points, looks[name])) is not None
+            if (values := _draw_series(axis, results, score, points, look_of[name])) is not None
         ]
         _draw_baseline(axis, results.baseline(score.task, score.split, score.metric), np.concatenate(drawn))
         axis.set_title(score.name, fontsize=10)
         axis.set_ylabel(_unit(score), fontsize=8)
     if with_average:
         for name, points in averages.items():
-            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **looks[name])
+            panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **look_of[name])
         panels[-1].set_title("Avg. of the nine", fontsize=10)
         panels[-1].set_ylabel("mean of the paper's nine numbers", fontsize=8)
     for axis in panels:
@@ -89,7 +90,7 @@ def draw_updates(results: Results, path: Path) -> bool:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.set_xlabel("updates of pre-training", fontsize=8)
-    handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
+    handles = [Line2D([], [], label=name, **look) for name, look in look_of.items()]
     _finish(figure, handles, "Development scores: median over seeds; bars from the lowest to the highest", path)
     return True
 
@@ -117,14 +118,6 @@ def _scores(results: Results) -> Iterator[Score]:
         if score.task in results.grid.tasks:
             yield score
     yield from (Score(task, task) for task in results.grid.tasks if task not in PAPER_TASKS)
-
-
-def _looks(names: Sequence[str]) -> dict[str, Look]:
-    looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
-    return {
-        name: {"color": colour, "marker": mark, "markersize": 5}
-        for name, (colour, mark) in zip(names, looks, strict=False)
-    }
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -195,6 +188,8 @@ def _draw_baseline(axis: Axes, baseline: float, values: np.ndarray, models: int 
     spread = max(float(np.ptp(values)), 1.0)
     if models == 1 or values.min() - baseline <= FARTHEST_BASELINE * spread:
         axis.axhline(baseline, **BASELINE)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, max(high, low + LEAST_HEIGHT))
         return
     low, high = axis.get_ylim()
     axis.set_ylim(low - 0.15 * (high - low), high)

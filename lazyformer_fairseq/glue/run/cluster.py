@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.glue.run.grid import Run
 
 TYPICAL = {"timeout_min": 24 * 60, "name": "lazyformer-glue"}
@@ -40,10 +41,11 @@ class Cluster:
         threads: of each job on a CPU.
 
     Raises:
-        UserError: no Slurm here, or an option that submitit does not have.
+        UserError: no submitit or no Slurm here, or an option that submitit does not have.
     """
 
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int], threads: int = 1):
+        refuse_without_extra("cluster", f"--executor {kind}")
         import submitit  # takes a second, which other commands need not spend
 
         try:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lazyformer_fairseq.costs.latency import with_spread
-from lazyformer_fairseq.files.pictures import LOOKS, write_picture
+from lazyformer_fairseq.files.pictures import looks, write_picture
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
 
@@ -46,8 +46,8 @@ def csv_rows(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         row = {"model": name, "pattern": model["pattern"], **model["sublayers"]}
         row |= {key: model[key] for key in ("parameters", "flops", "updates")}
         for key, (_, column) in SPREADS.items():
-            median, low, high = (model[key][part] for part in ("median", "low", "high"))
-            row |= {column: median, f"{column}_low": low, f"{column}_high": high}
+            row |= {column: model[key]["median"]}
+            row |= {f"{column}_{part}": model[key].get(part) for part in ("low", "high")}
         rows.append(row)
     return rows
 
@@ -62,11 +62,11 @@ def draw(models: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> Non
     attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
     letters = [kind.letter for kind in attention]
     places = _places([sum(model["sublayers"].get(letter, 0) for letter in letters) for model in models.values()])
-    for number, ((name, model), place) in enumerate(zip(models.items(), places, strict=True)):
-        colour, mark = LOOKS[number % len(LOOKS)]
-        look = {"color": colour, "marker": mark}
+    for (name, look), place in zip(looks(models).items(), places, strict=True):
+        model = models[name]
         latency = model["latency_milliseconds"]
-        by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=colour)
+        if "low" in latency:
+            by_latency.hlines(model["test_perplexity"]["median"], latency["low"], latency["high"], color=look["color"])
         _draw_model(by_latency, latency["median"], model, look, name)
         _draw_model(by_attention, place, model, look, name)
     by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
@@ -96,5 +96,6 @@ def _draw_model(axis: Axes, x: float, model: Mapping[str, Any], look: Mapping[st
     perplexity = model["test_perplexity"]
     seeds = [run["test_perplexity"] for run in model["runs"].values()]
     axis.plot([x] * len(seeds), seeds, linestyle="", markersize=4, alpha=0.6, **look)
-    axis.vlines(x, perplexity["low"], perplexity["high"], color=look["color"])
+    if "low" in perplexity:
+        axis.vlines(x, perplexity["low"], perplexity["high"], color=look["color"])
     axis.plot([x], [perplexity["median"]], linestyle="", markersize=9, label=name, **look)

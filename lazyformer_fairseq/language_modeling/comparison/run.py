@@ -1,6 +1,7 @@
 """`lazyformer lm compare`: trains models that differ in their pattern alone, evaluates and times them, reports."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     """
     with claimed(folder):
         plan, begun = folder / "updates.json", any(folder.glob("runs/*/checkpoint_last.pt"))
-        keep_settings(folder / "settings.json", settings.as_json(), "a comparison", begun, made_by_them=[plan])
+        keep_settings(folder / "settings.json", asdict(settings), "a comparison", begun, made_by_them=[plan])
         updates = planned_updates(settings, plan)
         _train_all(settings, updates, folder / "runs")
         if not (folder / "costs.json").exists():
@@ -47,7 +48,7 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
             "command": " ".join(command),
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),
-            "settings": settings.as_json(),
+            "settings": asdict(settings),
             "data": _describe_data(settings),
             "models": _collect(settings, updates, folder),
         }
@@ -141,4 +142,5 @@ def _unigram_perplexity(tokens: np.ndarray) -> float:
 
 
 def _range(values: list[float]) -> dict[str, float]:
-    return {"median": float(np.median(values)), "low": min(values), "high": max(values)}
+    found = {"n": len(values), "median": float(np.median(values))}
+    return found | {"low": min(values), "high": max(values)} if len(values) > 1 else found

@@ -1,8 +1,8 @@
 """The models of `lazyformer lm compare`: miniatures of the PAR paper's, equal in all but their pattern."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from dataclasses import dataclass, field
+from typing import Optional
 
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
@@ -56,9 +56,6 @@ class ComparisonSettings:
     @property
     def precision(self) -> str:
         return "fp32" if self.device == "cpu" else "bf16"
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def training_command(self, model: str, seed: int, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains one model.

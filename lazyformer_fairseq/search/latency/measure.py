@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS_OF_U
     write_json(
         path / "update_cost.json",
         {
-            "settings": settings.as_json(),
+            "settings": asdict(settings),
             "machine": describe_machine(settings.device),
             "versions": describe_versions(),
             "seconds": {name: list(timing.samples) for name, timing in timings.items()},

@@ -18,7 +18,6 @@ class BlocksPart:
     """Some blocks of a dataset, read in a different order each epoch; the same from any start.
 
     Args:
-        dataset: of blocks.
         first, last: the part holds the blocks from `first` up to, not including, `last`.
         batch_size: blocks of a batch.
     """
@@ -51,10 +50,6 @@ class StreamsPart:
     """Streams of contiguous text, with their memory.
 
     Each epoch starts at their beginning, with an empty memory.
-
-    Args:
-        streams: of the part.
-        mem_len: the model's.
 
     Raises:
         UserError: the streams are shorter than a segment and the memory.

@@ -60,18 +60,7 @@ def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
 
 
 class FairseqSearch:
-    """What a search builds from fairseq's registries.
-
-    Args:
-        settings: of the search.
-
-    Attributes:
-        task: fairseq's.
-        cfg: fairseq's.
-
-    Raises:
-        UserError: as the task and :func:`parse` do.
-    """
+    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do."""
 
     def __init__(self, settings: SearchSettings):
         self.settings = settings

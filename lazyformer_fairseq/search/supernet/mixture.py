@@ -98,13 +98,7 @@ def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor
 
 
 class Supernet(nn.Module):
-    """A model of :func:`supernet_pattern` with its sublayers gathered into mixtures.
-
-    Args:
-        model: the fairseq model.
-        network: its stack; mixtures replace its ``sublayers``.
-        choices: with as many layers as the pattern.
-    """
+    """A model of :func:`supernet_pattern` whose stack, `network`, gets its sublayers gathered into mixtures."""
 
     def __init__(self, model: nn.Module, network: Stack, choices: Choices):
         super().__init__()

@@ -48,14 +48,7 @@ def update_weights(
 
 
 class SupernetTraining:
-    """A supernet with both of its optimizers: LAMB for the weights, Adam for the architecture.
-
-    Args:
-        supernet: in training mode from here on.
-        settings: rates and decays.
-        loss_of: see :data:`Loss`.
-        price: of latency, or None.
-    """
+    """A supernet with both of its optimizers: LAMB for the weights, Adam for the architecture."""
 
     def __init__(self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, price: Optional[Price] = None):
         self.supernet = supernet.train()

@@ -4,13 +4,18 @@ import csv
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from glue_results import write_failure, write_grid, write_result
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.pictures import looks
 from lazyformer_fairseq.glue.commands import report
+from lazyformer_fairseq.glue.report import pictures
 from lazyformer_fairseq.glue.report.grid_report import write_report
 from lazyformer_fairseq.glue.report.paper_table import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.glue.report.pictures import checkpoint_series
@@ -150,6 +155,21 @@ def test_pictures_are_drawn(tmp_path):
         assert picture.width > 1000
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
     assert not (tmp_path / "r" / "glue_updates.png").exists()
+
+
+def axes_of(values: list[float], baseline: float) -> Axes:
+    axis = Figure().subplots()
+    pictures._draw_model(axis, 0, np.array(values), looks(["model"])["model"])
+    pictures._draw_baseline(axis, baseline, np.array(values))
+    return axis
+
+
+def test_few_seeds_are_points_without_a_box():
+    points = [52.71, 52.71, 53.07]
+    axis = axes_of(points, 52.71)
+    assert not axis.patches and list(axis.lines[0].get_ydata()) == points
+    assert np.ptp(axis.get_ylim()) > 1.99, "a third of a point does not fill the panel"
+    assert len(axes_of([*points, 52.8, 52.9], 52.71).patches) == 1
 
 
 def test_checkpoints_of_one_model_make_a_series(tmp_path):

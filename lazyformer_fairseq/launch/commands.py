@@ -1,0 +1,134 @@
+"""The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
+
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
+from lazyformer_fairseq.launch.start import Launch, launch_options
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+
+SETTINGS = {"ignore_unknown_options": True}
+POSITIVE = click.IntRange(1)
+GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
+KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("arch")
+@click.argument("data")
+@GIVEN
+@click.option(
+    "--sequences-per-gpu",
+    "--batch-size",
+    "--max-sentences",
+    "per_gpu",
+    type=POSITIVE,
+    help="At most so many in one forward pass; as many as fit the memory.  [default: 16; 4 on a CPU]",
+)
+@click.option("--sequences-per-update", "per_update", type=POSITIVE, help="A multiple of nodes x gpus.  [default: 256]")
+@launch_options
+def pretrain(
+    arch: str, data: str, given: tuple[str, ...], per_gpu: Optional[int], per_update: Optional[int], **launch: Any
+) -> None:  # fmt: skip
+    """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
+
+    DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
+    tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
+    weight decay 0.01. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
+    --sublayer-pattern '(sff)x5 (f)x9'.
+
+    Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
+    keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
+    some. SIGTERM or SIGUSR1 saves after the update under way, and ends it with exit code 75.
+
+    ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
+    """
+    run = Launch(**launch)
+    run.refuse_uneven(per_update or 256, "sequences")
+    if arch.endswith(".yaml"):
+        return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
+    refuse_unknown_arch(arch, ARCHITECTURES)
+    _check(run, data)
+    options = f"""
+        --task full_sentences_masked_lm --tokens-per-sample 512 --arch {arch} --criterion masked_lm_accuracy
+        --optimizer fused_adam --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+        --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --max-update 1000000
+        --sequences-per-update {per_update or 256} --batch-size {per_gpu or (16 if run.found else 4)}
+        --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --save-interval-updates 5000 --keep-interval-updates 3 --keep-updates-list {KEPT}
+        --num-workers 2 --log-format simple --log-interval 100 --seed 1"""
+    run.train(data, [*options.split(), "--adam-betas", "(0.9, 0.999)"], given)
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("arch")
+@click.argument("data")
+@GIVEN
+@click.option(
+    "--rows-per-gpu",
+    "--batch-size",
+    "--max-sentences",
+    "per_gpu",
+    type=POSITIVE,
+    help="Streams of a GPU, at most; as many as fit the memory.  [default: an eighth of an update's rows; 4 on a CPU]",
+)
+@click.option(
+    "--rows-per-update",
+    "per_update",
+    type=POSITIVE,
+    help="A multiple of nodes x gpus.  [default: 256; *_large 128; *_24b 96]",
+)
+@launch_options
+def train(
+    arch: str, data: str, given: tuple[str, ...], per_gpu: Optional[int], per_update: Optional[int], **launch: Any
+) -> None:  # fmt: skip
+    """Train ARCH (par_transformer_base, ...) on DATA, what `lazyformer lm prepare` wrote, on the GPUs there are.
+
+    From the PAR Transformer paper: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and
+    128 rows; *_24b 512 tokens; 40,000 updates (which the paper says of the base models). An update of *_24b is 96
+    rows, so that all have the same 49,152 tokens (ours: the paper does not say). The paper's text names no optimizer:
+    this is Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates of warm-up.
+    Dropout is the arch's, 0.1 for base. Options of fairseq-train may follow and win: --max-update 1000,
+    --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
+
+    Rows are streams through the text, memory goes with them. On fewer GPUs an update takes several segments of fewer
+    streams, one after the other. Run again, it resumes from its last checkpoint, memory and all; with another number
+    of streams the memory starts empty. SIGTERM or SIGUSR1 saves after the update under way, and ends it with exit code
+    75. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400
+
+    ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
+    """
+    tgt_len, rows = (384, 128) if "_large" in arch else (512, 96) if "_24b" in arch else (192, 256)
+    rows = per_update or rows
+    run = Launch(**launch)
+    run.refuse_uneven(rows, "rows")
+    if arch.endswith(".yaml"):
+        return _from_yaml(run, arch, "language_modeling", data, given, per_gpu, per_update)
+    refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
+    _check(run, data)
+    options = f"""
+        --task stream_language_modeling --tgt-len {tgt_len} --arch {arch} --criterion causal_lm
+        --optimizer fused_adam --adam-eps 1e-8 --weight-decay 0 --clip-norm 0.25
+        --lr-scheduler cosine --lr 2.5e-4 --warmup-updates 1000 --max-update 40000
+        --sequences-per-update {rows} --batch-size {per_gpu or (-(-rows // 8) if run.found else 4)}
+        --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --save-interval-updates 1000 --keep-interval-updates 3
+        --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
+    run.train(data, [*options.split(), "--adam-betas", "(0.9, 0.999)"], given)
+
+
+def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:
+    config = find_config(arch, kind)
+    _check(run, data)
+    sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
+    run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
+
+
+def _check(run: Launch, data: str) -> None:
+    """Raises a UserError where the data is not here; ``--dry-run`` may be given on another machine."""
+    if not run.dry_run:
+        refuse_missing_folders(data)

@@ -37,7 +37,7 @@ def corpus_options(command):
                      help="Keep the most frequent words that make up this share of the text; rarer ones become <unk>."),
         click.option("--min-word-count", type=click.IntRange(1), help="Instead: words that occur less become <unk>."),
         click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1),
-                     help="Share of the documents held out for validation, at least one of them; 0 for none."),
+                     help="Share of documents held out, at least one; 0 for none: train with --disable-validation."),
         click.option("--min-document-characters", default=100, type=click.IntRange(0),
                      help="Drop shorter documents; a sign of Chinese, Japanese or Korean counts for three letters."),
         click.option("--min-line-words", default=5, type=click.IntRange(0),

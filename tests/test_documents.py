@@ -108,7 +108,7 @@ TESTED_ELSEWHERE = {
 }
 # Every block of this one is in tests/test_a_new_kind.py.
 WALK_THROUGH = "docs/add_a_kind.md"
-QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md")
+QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md", "docs/your_tokenizer.md")
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Union
 
 from datatrove.data import Document
 
-from lazyformer_fairseq.corpus.cleaning.fingerprint import is_held_out
+from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
 from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_folder

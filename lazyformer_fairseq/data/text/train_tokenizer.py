@@ -76,8 +76,7 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         smallest = int(found[1]) + symbols_beside_pieces
         return UserError(
-            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}, "
-            "or a lower character_coverage"
+            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return UserError("no text to train the tokenizer on: every sentence is empty")

@@ -6,6 +6,7 @@ import string
 from itertools import pairwise
 
 import pytest
+import sentencepiece
 import torch
 from helpers import train_tokenizer
 from hypothesis import assume, given
@@ -325,3 +326,70 @@ def test_missing_setting(copy):
     describe(copy, settings={"lower_case": True})
     with pytest.raises(UserError, match=r"byte_fallback.* is missing"):
         Tokenizer.load(copy)
+
+
+# A SentencePiece model of the user's own
+
+
+def own_model(folder, **options):
+    text = folder / "text.txt"
+    text.write_text("\n".join(["The house of the old king is red.", "A cat sat on the mat; it was good."] * 20))
+    options = {"model_type": "unigram", "vocab_size": 40, "hard_vocab_limit": False, **options}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "own"), minloglevel=2, **options
+    )
+    return folder / "own.model"
+
+
+PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model_type": "bpe", "vocab_size": 60, "hard_vocab_limit": True},
+        {
+            "unk_id": 2,
+            "pad_id": 0,
+            "eos_id": 1,
+            "bos_id": -1,
+            "unk_piece": "[UNK]",
+            "control_symbols": "<cls>",
+        },  # as T5
+    ],
+)
+def test_a_model_of_ones_own(tmp_path, options):
+    model = sentencepiece.SentencePieceProcessor(str(own_model(tmp_path, **options)))
+    tokenizer = Tokenizer.from_model(tmp_path / "own.model", tmp_path / "own", PLAIN)
+    text = "The cat <url> sat on the red house."
+    pieces = [*model.encode("The cat", out_type=str), "<url>", *model.encode("sat on the red house.", out_type=str)]
+    assert symbols(tokenizer, tokenizer.encode(text)) == pieces
+    assert tokenizer.decode([0, *tokenizer.encode(text), 2]) == text
+    assert tokenizer.encode("猫").count(tokenizer.dictionary.unk()) == 1
+    ids, lengths = tokenizer.encode_words(text.split())
+    assert ids.tolist() == tokenizer.encode(text) and len(lengths) == 8
+    names = tokenizer.dictionary.symbols
+    assert len(names) == len(set(names)) and names[-1] == "<mask>" and "[UNK]" not in names and "<cls>" not in names
+    Tokenizer.load(tmp_path / "own").save(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_by_whitespace": False, "model_type": "bpe", "vocab_size": 80}, "own.model: its piece .* over a space"),
+        ({"add_dummy_prefix": False}, "own.model: a word has other pieces where a text begins"),
+        ({"user_defined_symbols": "<mask>"}, "'<mask>' would be twice"),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        Tokenizer.from_model(own_model(tmp_path, **options), tmp_path / "own", PLAIN)
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    (tmp_path / "own.model").write_text("no model")
+    for name, message in (("own.model", "not a sentencepiece model"), ("missing", "cannot be read")):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            Tokenizer.from_model(tmp_path / name, tmp_path / "own", PLAIN)

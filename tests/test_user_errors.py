@@ -15,6 +15,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.reliability.command_line import find_user_error, printing_user_errors
+from lazyformer_fairseq.reliability.options import LOGS_NEED
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
@@ -94,10 +95,60 @@ def test_ctrl_c_before_there_is_anything_names_no_checkpoint(capsys):
         ("--warmup-ratio 3", "--warmup-ratio 3.0"),
         ("--relative-position-buckets 7", "7 buckets"),
         ("--adam-betas 5", "--adam-betas"),
+        ("--arch lazyformer_m2x6s", "--arch lazyformer_m2x6s: no such name; did you mean lazyformer_m2x6_s,"),
+        ("--optimizer fused_adm", "--optimizer fused_adm: no such name; did you mean fused_adam"),
+        ("--criterion=masked_accuracy", "did you mean masked_lm_accuracy?"),
+        ("--task full_sentence_masked_lm", "did you mean full_sentences_masked_lm,"),
+        ("--warmup-rati 0.1", "--warmup-rati: no such option here; did you mean --warmup-ratio?"),
+        ("--seed one", "argument --seed: invalid int value: 'one'"),
+        ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
     ],
 )
 def test_impossible_options(data_folder, tmp_path, fairseq_train, options, words):
     assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "criterion"),
+    [
+        ("full_sentences_masked_lm --tokens-per-sample 32", "masked_lm_accuracy"),
+        ("stream_language_modeling", "causal_lm"),
+        ("glue", "glue"),
+    ],
+)
+def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
+    arch = "--arch transformer_xl_tiny" if criterion == "causal_lm" else "--arch bert_tiny"
+    said = message_of(fairseq_train, data_folder, f"{arch} --batch-size 4", tmp_path, task=task)
+    assert said.startswith(f"--criterion: give {criterion}; fairseq's default, cross_entropy, cannot train --task ")
+    said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
+    assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
+
+
+def test_another_copy_of_the_plugin_is_named(data_folder, tmp_path, fairseq_train):
+    copy = tmp_path / "lazyformer_fairseq"
+    copy.mkdir()
+    said = message_of(fairseq_train, data_folder, f"{TINY} --user-dir {copy}", tmp_path / "run")
+    assert said == (
+        f"--user-dir {copy}: lazyformer_fairseq is loaded already, from another folder; give "
+        f"{ROOT / 'lazyformer_fairseq'}"
+    )
+
+
+@pytest.mark.parametrize("option", ["--tensorboard-logdir logs", "--wandb-project mine", "--aim-repo repo"])
+def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, monkeypatch, option):
+    name = option.split()[0].removeprefix("--").replace("-", "_")
+    monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
+    said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
+    assert (
+        said == f"{option}: nothing would be written, as not_there or nor_this is not installed here: pip install this"
+    )
+
+
+@pytest.mark.parametrize("name", ["tensorboard_logdir", "wandb_project"])
+def test_what_logs_need_is_an_extra(name):
+    (package, *_), what = LOGS_NEED[name]
+    requirements = (ROOT / "setup.py").read_text().partition('"logging": [')[2].partition("]")[0]
+    assert f'"{package}>=' in requirements and "[logging]" in what
 
 
 def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):

@@ -68,14 +68,15 @@ class Preemption:
     def _hear(self, number: int, frame) -> None:
         if self.signal is None:
             gc.collect()  # trainers are part of cycles
-        if self._trainer() is None:  # training is over: the signal means what it meant before
+        trainer = self._trainer()
+        if trainer is None:  # training is over: the signal means what it meant before
             signal.signal(number, self._before[number] or signal.SIG_DFL)
             signal.raise_signal(number)
         elif self.signal is None:
             self.signal = signal.Signals(number)
             if signal.SIGINT in self._before:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C need not wait for Python
-            if number == signal.SIGINT:
+            if number == signal.SIGINT and trainer.is_data_parallel_master:
                 os.write(2, b"\nCtrl-C: the run saves after this update and ends; once more ends it at once\n")
 
     @contextmanager

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
@@ -33,6 +34,7 @@ from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely
+from lazyformer_fairseq.reliability.options import refuse_impossible
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
 
 TASK = "stream_language_modeling"
@@ -135,7 +137,7 @@ def token_losses(
     Raises:
         UserError: an impossible length.
     """
-    _check_lengths(tgt_len, mem_len, clamp_len, batch_size)
+    refuse_impossible(SimpleNamespace(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, batch_size=batch_size))
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
     lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len) if warms else 0
     parts = Parts.of(len(text), batch_size, lead)
@@ -201,17 +203,6 @@ class Parts:
 
 def attending_sublayers(model: CausalLanguageModel) -> int:
     return sum(sublayer.attends for sublayer in model.decoder.sublayers)
-
-
-def _check_lengths(tgt_len: int, mem_len: int, clamp_len: int, batch_size: int) -> None:
-    for option, value, least in (
-        ("tgt-len", tgt_len, 1),
-        ("mem-len", mem_len, 0),
-        ("clamp-len", clamp_len, -1),
-        ("batch-size", batch_size, 1),
-    ):
-        if value < least:
-            raise UserError(f"--{option} {value}: must be {least} or more")
 
 
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         start_run(command_line=input_args is None)
         if "--tpu" not in (sys.argv if input_args is None else input_args):
             options.tpu = False
-        refuse_impossible(checkpoint=options, task=options)
+        refuse_impossible(options)
     return parsed
 
 
@@ -42,7 +42,7 @@ def starting_with_defaults(add_defaults, cfg):
     add_defaults(cfg)
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
-        refuse_impossible(cfg.checkpoint, cfg.task)
+        refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         settle(cfg)
 
 

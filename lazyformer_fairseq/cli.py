@@ -7,9 +7,9 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq import registration
+from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
-from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue

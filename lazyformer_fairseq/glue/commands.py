@@ -9,11 +9,10 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, checkpoint_at, divided, numbers
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.existing_paths import ExistingPath, checkpoint_at
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
-from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()

@@ -90,8 +90,13 @@ def load_model(
     """
     device = device_named(device)
     state = load_safely(checkpoint, {"data": str(data)})
-    if (trained_on := state["cfg"]["task"]["_name"]) != TASK:
-        raise UserError(f"{checkpoint}: is no language model of this package; it was trained on the task {trained_on}")
+    trained_on = ((state.get("cfg") or {}).get("task") or {}).get("_name")
+    if trained_on != TASK:
+        told = f"it was trained on the task {trained_on}" if trained_on else "it names no task"
+        raise UserError(
+            f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "
+            "scripts/train_language_model.sh, or of fairseq-train --task stream_language_modeling"
+        )
     with loading_safely():  # the checkpoint says which of fairseq's models is built
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     return models[0].to(device, PRECISIONS[precision]).eval(), task
@@ -112,7 +117,6 @@ def token_losses(
     mem_len: int,
     clamp_len: int = 0,
     batch_size: int = 1,
-    warms: bool = True,
 ) -> np.ndarray:
     """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
 
@@ -124,14 +128,9 @@ def token_losses(
         mem_len: tokens of the memory.
         clamp_len: longer distances count as this one; 0 for no limit.
         batch_size: streams.
-        warms: False starts each stream without a past: cheaper, but the number differs.
-
-    Raises:
-        UserError: an impossible length.
     """
-    _check_lengths(tgt_len, mem_len, clamp_len, batch_size)
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
-    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len) if warms else 0
+    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len)
     parts = Parts.of(len(text), batch_size, lead)
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)
@@ -195,17 +194,6 @@ class Parts:
 
 def attending_sublayers(model: CausalLanguageModel) -> int:
     return sum(sublayer.attends for sublayer in model.decoder.sublayers)
-
-
-def _check_lengths(tgt_len: int, mem_len: int, clamp_len: int, batch_size: int) -> None:
-    for option, value, least in (
-        ("tgt-len", tgt_len, 1),
-        ("mem-len", mem_len, 0),
-        ("clamp-len", clamp_len, -1),
-        ("batch-size", batch_size, 1),
-    ):
-        if value < least:
-            raise UserError(f"--{option} {value}: must be {least} or more")
 
 
 def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
 from lazyformer_fairseq.launch.start import Launch, launch_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES

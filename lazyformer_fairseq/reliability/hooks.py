@@ -93,6 +93,8 @@ HOOKS = (
     *_hooks(REGISTRATION, "reliability.our_runs",
         ("fairseq.options:parse_args_and_arch", "starting_when_parsed",
          "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU"),
+        ("fairseq.utils:import_user_module", "importing_one_plugin",
+         "another copy of this package, given as --user-dir, ends in a traceback that names one of the two"),
         ("fairseq.trainer:Trainer.__init__", "starting_with_trainer", "a run starts: of a script that parses nothing")),
     *_hooks(REGISTRATION, "reliability.our_runs",
         ("fairseq.dataclass.initialize:add_defaults", "starting_with_defaults",

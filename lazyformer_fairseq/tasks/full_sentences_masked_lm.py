@@ -49,18 +49,15 @@ class FullSentencesMaskedLMTask(EncoderTask):
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
         mask_index = dictionary.add_symbol("<mask>")
-        try:
-            self.masking = Masking(
-                vocab_size=len(dictionary),
-                mask_index=mask_index,
-                pad_index=dictionary.pad(),
-                special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
-                probability=cfg.mask_prob,
-                keep=cfg.leave_unmasked_prob,
-                random=cfg.random_token_prob,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        self.masking = Masking(
+            vocab_size=len(dictionary),
+            mask_index=mask_index,
+            pad_index=dictionary.pad(),
+            special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
+            probability=cfg.mask_prob,
+            keep=cfg.leave_unmasked_prob,
+            random=cfg.random_token_prob,
+        )
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
@@ -82,20 +79,17 @@ class FullSentencesMaskedLMTask(EncoderTask):
             items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
         if items is None:
             raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
-        try:
-            dataset = FullSentencesDataset(
-                items,
-                items.sizes,
-                self.cfg.tokens_per_sample,
-                bos=self.dictionary.bos(),
-                eos=self.dictionary.eos(),
-                masking=self.masking,
-                seed=self.cfg.seed,
-                shuffle=split == "train",
-                name=path,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        dataset = FullSentencesDataset(
+            items,
+            items.sizes,
+            self.cfg.tokens_per_sample,
+            bos=self.dictionary.bos(),
+            eos=self.dictionary.eos(),
+            masking=self.masking,
+            seed=self.cfg.seed,
+            shuffle=split == "train",
+            name=path,
+        )
         self.datasets[split] = dataset
         logger.info(
             "%s: %d items packed into %d blocks of at most %d tokens, packing efficiency %.1f%%",

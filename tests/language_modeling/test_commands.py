@@ -47,6 +47,16 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     assert rounded["bits_per_token"] != result["bits_per_token"]
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)]
+)
+def test_evaluate_refuses_lengths_that_cannot_be(lm_data, option, value):
+    command = ["lm", "evaluate", str(lm_data / "dict.txt"), str(lm_data), option, str(value)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"'{option}': {value} is not in the range x>={value + 1}." in result.output
+
+
 def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch):
     def refused(message: str, *arguments: object) -> None:
         with pytest.raises(UserError, match=message):
@@ -57,7 +67,12 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", lm_data)
     encoder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
     refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, lm_data)
-    refused("--tgt-len 0: must be 1 or more", checkpoint, lm_data, "--tgt-len", 0)
+    state = torch.load(checkpoint, weights_only=False)
+    for content in ({**state, "cfg": None}, {**state, "cfg": {}}, {**state, "cfg": {"model": {}}}):
+        torch.save(content, tmp_path / "no_task.pt")
+        refused("is no language model of this package; it names no task", tmp_path / "no_task.pt", lm_data)
+    exported = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
+    refused("is no language model of this package", exported, lm_data)
     refused("--json .*: its folder is not there", checkpoint, lm_data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", checkpoint, lm_data, "--device", "cuda")

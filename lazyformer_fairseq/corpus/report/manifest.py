@@ -201,12 +201,12 @@ def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, An
     parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
     unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
     tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
-    share = unigrams[unigrams > 0] / unigrams.sum()
+    share = unigrams[unigrams > 0] / max(1, unigrams.sum())
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     return {
         "documents": sum(part["documents"] for part in parts),
         "sentences": sentences,
         "tokens": tokens,
-        "unknown_share": unknown / tokens,
-        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()),
+        "unknown_share": unknown / tokens if tokens else None,  # None: the split is empty
+        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()) if tokens else None,
     }, lengths

@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 from fairseq.data import data_utils
-from torch import Tensor
 
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.datasets.packing import Blocks, kept_blocks
-from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.sized import SizedDataset, collate_sources
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import read_items
 
@@ -88,26 +87,14 @@ class FullSentencesDataset(SizedDataset):
         """
         if not samples:
             return {}
-        lengths = torch.tensor([len(sample["source"]) for sample in samples])
-        longest = int(lengths.max())
+        longest = max(len(sample["source"]) for sample in samples)
         time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
-
-        def pad(key: str) -> Tensor:
-            rows = [sample[key] for sample in samples]
-            return data_utils.collate_tokens(rows, self.masking.pad_index, pad_to_length=time)
-
-        target = pad("target")
+        pad = self.masking.pad_index
+        target = data_utils.collate_tokens([sample["target"] for sample in samples], pad, pad_to_length=time)
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
-            "net_input": {
-                "src_tokens": pad("source"),
-                "src_lengths": lengths,
-                "has_padding": bool((lengths != time).any()),
-            },
+            **collate_sources(samples, pad, time),
             "target": target,
-            "masked_positions": target.flatten().ne(self.masking.pad_index).nonzero().squeeze(1),
+            "masked_positions": target.flatten().ne(pad).nonzero().squeeze(1),
         }
 
     def ordered_indices(self) -> np.ndarray:

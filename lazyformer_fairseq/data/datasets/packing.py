@@ -16,6 +16,7 @@ from typing import Optional, Union
 
 import numpy as np
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import remove_leftovers, whole_file
 
 logger = logging.getLogger(__name__)
@@ -111,10 +112,10 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         tokens_per_sample: the longest block, ``<s>`` and ``</s>`` included; at least 3.
 
     Raises:
-        ValueError: for `tokens_per_sample` below 3.
+        UserError: for `tokens_per_sample` below 3.
     """
     if tokens_per_sample < 3:
-        raise ValueError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
+        raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
     found, start, count = [np.empty((5, 0), np.int32)], 0, ITEMS_AT_ONCE
     while start < len(item_sizes):
         rows = _pack(np.asarray(item_sizes[start : start + count], dtype=np.int32), tokens_per_sample)

@@ -20,14 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
-from lazyformer_fairseq.language_modeling.text.sources import (
-    END_OF_LINE,
-    SPLITS,
-    Characters,
-    CharacterSplits,
-    TextSource,
-    WordsOfLines,
-)
+from lazyformer_fairseq.language_modeling.text.sources import END_OF_LINE, SPLITS, Characters, TextSource, WordsOfLines
 
 MANIFEST = "manifest.json"
 
@@ -40,13 +33,7 @@ OFFICIAL_COUNTS = {
 OFFICIAL_MD5 = {"enwik8": "a1fa5ffddb56f4953e226637dabbb36a", "text8": "3bea1919949baf155f99411df5fada7e"}
 
 
-def prepare(
-    corpus: str,
-    source: Path,
-    out: Path,
-    official: Optional[str] = None,
-    splits: CharacterSplits = CharacterSplits(),  # noqa: B008  frozen
-) -> dict[str, Any]:
+def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
     """Writes the folder `out`, whole or not at all.
 
     Args:
@@ -54,7 +41,6 @@ def prepare(
         source: the folder of WikiText's three files; the file of the others, or its folder.
         out: must not hold anything yet.
         official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse any other text.
-        splits: of characters.
 
     Returns:
         The manifest, as written.
@@ -63,7 +49,9 @@ def prepare(
         UserError: the source is missing, empty, too short, not UTF-8, or not the official text where that is asked for.
     """
     refuse_filled_folder(out)
-    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus, splits)
+    if official is not None and not official.startswith(corpus):
+        raise UserError(f"--official {official}: is no {corpus}")
+    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     with whole_folder(out) as folder, _progress_bar(text) as bar:
         counts = text.count("train", bar.update)
         dictionary = _dictionary(counts)
@@ -77,7 +65,8 @@ def prepare(
         }
         manifest["official"] = _official_name(text, manifest)
         if official is not None and manifest["official"] != official:
-            raise UserError(f"{source}: not {official}: {not_official(manifest)}; download it again")
+            remedy = f"give --official {manifest['official']}" if manifest["official"] else "download it again"
+            raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -125,14 +114,16 @@ def _counts(manifest: dict[str, Any]) -> dict[str, int]:
     return {**tokens, "vocabulary": manifest["vocabulary"]}
 
 
-def not_official(manifest: dict[str, Any]) -> str:
-    """The differences from the official text (for WikiText from the nearer of its two), in words."""
+def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
+    """The differences from an official text (the nearest to what the manifest describes), in words."""
     if manifest["unit"] == "character":
         return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
     found = _counts(manifest)
-    name, official = min(OFFICIAL_COUNTS.items(), key=lambda item: abs(item[1]["train"] - found["train"]))
+    name = name or min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
     return "; ".join(
-        f"{key} {found[key]:,}, {name} has {number:,}" for key, number in official.items() if number != found[key]
+        f"{key} {found[key]:,}, {name} has {number:,}"
+        for key, number in OFFICIAL_COUNTS[name].items()
+        if number != found[key]
     )
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets import packing
 from lazyformer_fairseq.data.datasets.packing import kept_blocks, pack_full_sentences
+from lazyformer_fairseq.errors import UserError
 
 # Sizes of items: sentences with their </s>, some longer than a block, and 1 for a document boundary.
 item_sizes = st.lists(st.one_of(st.just(1), st.integers(2, 8), st.integers(2, 60)), max_size=60)
@@ -159,5 +160,5 @@ def test_nothing_packs_to_nothing():
 
 
 def test_a_block_without_room_is_refused():
-    with pytest.raises(ValueError, match="tokens_per_sample is 2"):
+    with pytest.raises(UserError, match="tokens_per_sample is 2"):
         pack_full_sentences(np.array([3]), 2)

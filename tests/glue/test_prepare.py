@@ -130,7 +130,7 @@ def test_rows_with_too_few_fields_are_reported(wanted, toy_glue, tmp_path):
     (prepared,) = prepare_tasks(Preparation(tmp_path / "data", wanted.tokenizer, wanted.output), [TASKS["QQP"]])
     counts = prepared.manifest["splits"]["train"]
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
-    assert "2 rows with too few fields were left out (line 4, 67" in remarks(prepared)[0]
+    assert "2 rows with too few fields left out (line 4, 67)" in remarks(prepared)[0]
 
 
 def test_a_second_time_it_is_reused_or_refused(wanted, toy_glue, tmp_path):

@@ -39,19 +39,19 @@ class SplitFile:
 
 
 ODDITIES = {
-    "short_lines": "rows with too few fields were left out",
-    "mended_lines": "rows had a tab in their sentence or at their end; it became a space",
-    "empty_lines": "rows have an empty sentence",
+    "short_lines": "with too few fields left out",
+    "mended_lines": "with a tab in the sentence or at the end, mended",
+    "empty_lines": "with an empty sentence, kept",
 }
 
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
     """:meth:`SplitFile.oddities` of the lines of each kind, as a manifest has them."""
+    found = [(what, lines[name]) for name, what in ODDITIES.items() if lines.get(name)]
     return [
-        f"{file}: {len(lines[name]):,} {what} (line {', '.join(map(str, lines[name][:5]))}"
-        f"{', ...' * (len(lines[name]) > 5)})"
-        for name, what in ODDITIES.items()
-        if lines.get(name)
+        f"{file}: {len(numbers):,} row{'s' * (len(numbers) != 1)} {what} (line {', '.join(map(str, numbers[:5]))}"
+        f"{', ...' * (len(numbers) > 5)})"
+        for what, numbers in found
     ]
 
 

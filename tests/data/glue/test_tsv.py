@@ -116,7 +116,7 @@ def test_a_row_with_too_many_fields_is_mended_where_that_is_certain(tmp_path, ta
     file = read_split(TASKS[task], tmp_path, split)
     assert file.examples == [example]
     assert file.mended_lines == [example.line]
-    assert file.oddities()[0].endswith(f"it became a space (line {example.line})")
+    assert file.oddities()[0].endswith(f"1 row with a tab in the sentence or at the end, mended (line {example.line})")
 
 
 def test_empty_sentences_stay_in_qqp_and_where_a_row_needs_an_answer(tmp_path):

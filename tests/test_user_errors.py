@@ -9,6 +9,7 @@ import traceback
 
 import pytest
 import torch
+from fairseq import options as options_of_fairseq
 from helpers import ROOT, build_toy_corpus
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -41,6 +42,26 @@ def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_p
     assert run.returncode == 1
     assert "Traceback" not in run.stderr + run.stdout and "Warning" not in run.stderr
     assert "error: sublayer pattern '(sf)x2 qf', character 8: unknown letter 'q'" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--batch-size 0", "--batch-size 0: must be 1 or more"),
+        ("--batch-size-valid 0", "--batch-size-valid 0: must be 1 or more"),
+        ("--update-freq 2,0", "--update-freq 0: must be 1 or more"),
+        ("--tokens-per-sample 0", "--tokens-per-sample 0: must be 1 or more"),
+        ("--encoder-attention-heads 0", "--encoder-attention-heads 0: must be 1 or more"),
+        ("--num-workers -2", "--num-workers -2: must be 0 or more"),
+        ("--save-interval 0", "--save-interval 0: must be 1 or more"),
+        ("--attention-dropout 1.5", "--attention-dropout 1.5: must be from 0 to below 1"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_before_anything_is_loaded(options, message, tmp_path):
+    command = f"{tmp_path} --task full_sentences_masked_lm {TINY} {options}".split()
+    with pytest.raises(UserError, match=f"^{message}$"):
+        options_of_fairseq.parse_args_and_arch(options_of_fairseq.get_training_parser(), command)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [UserError("pattern 'lf'\n  lf\n  ^"), KeyError("other")])

@@ -178,6 +178,8 @@ HOOKS = (
          "fairseq asks the first process alone what its task carries, when the others have left for the next update"),
         ("fairseq.trainer:Trainer.load_checkpoint", "give_memory_back",
          "fairseq sends the extra state to all processes, but not to the task"),
+        ("fairseq.trainer:Trainer.load_checkpoint", "keep_the_clock_running",
+         "within an epoch fairseq loads the stopwatch `wall` from the checkpoint, stopped: it reads 0 from then on"),
         *(
             (f"fairseq.optim.fp16_optimizer:{optimizer}.{method}", wrapper,
              "of weights trained in fp16 or bf16 the rounded ones alone are saved")

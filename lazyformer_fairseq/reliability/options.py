@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from lazyformer_fairseq.errors import UserError
 
@@ -46,17 +46,47 @@ class ReliabilityConfig(FairseqDataclass):
     )
 
 
-def refuse_impossible(checkpoint: Any, task: Any) -> None:
-    """Raises a UserError for a value of fairseq's checkpoint options, or ours among the task's, that cannot be met.
+# The least value of an option, by name.
+LEAST = {
+    **dict.fromkeys(("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "update_freq"), 1),
+    **dict.fromkeys(("log_interval", "save_interval", "validate_interval"), 1),
+    **dict.fromkeys(("tokens_per_sample", "tgt_len", "valid_tgt_len", "max_positions"), 1),
+    **{f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in ("embed_dim", "ffn_embed_dim")},
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1),
+    **dict.fromkeys(("num_workers", "mem_len", "relative_position_buckets"), 0),
+    "clamp_len": -1,
+}
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "pooler_dropout")
+
+
+def refuse_impossible(*options: Any) -> None:
+    """Raises a UserError for a value of fairseq's options or ours, in one object or several, that cannot be met.
 
     fairseq itself exits with code 0 where a run requests asynchronous writing and cannot have it.
     """
-    if getattr(checkpoint, "write_checkpoints_asynchronously", False):
-        raise UserError(
-            "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave half "
-            "a file; leave the option out"
-        )
-    listed_updates(getattr(task, "keep_updates_list", None))
+    for some in options:
+        if getattr(some, "write_checkpoints_asynchronously", False):
+            raise UserError(
+                "--write-checkpoints-asynchronously: fairseq may then write no checkpoint_last.pt, and a kill leave "
+                "half a file; leave the option out"
+            )
+        listed_updates(getattr(some, "keep_updates_list", None))
+        for name, least in LEAST.items():
+            given = getattr(some, name, None)
+            for value in given if isinstance(given, (list, ListConfig)) else [given]:
+                if _is_below(value, least):
+                    raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+        for name in DROPOUTS:
+            if not 0 <= (value := getattr(some, name, None) or 0) < 1:
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be from 0 to below 1")
+
+
+def _is_below(value: Any, least: int) -> bool:
+    """False for what is not given or no number; fairseq parses some of its numbers as text."""
+    try:
+        return float(value) < least
+    except (TypeError, ValueError):
+        return False
 
 
 def refuse_unfit(cfg: DictConfig) -> None:

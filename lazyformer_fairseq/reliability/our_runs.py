@@ -48,7 +48,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         start_run(command_line=input_args is None)
         if "--tpu" not in words:
             options.tpu = False
-        refuse_impossible(checkpoint=options, task=options)
+        refuse_impossible(options)
     return parsed
 
 
@@ -98,7 +98,7 @@ def starting_with_defaults(add_defaults, cfg):
     add_defaults(cfg)
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
-        refuse_impossible(cfg.checkpoint, cfg.task)
+        refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         refuse_unfit(cfg)
         settle(cfg)
         _claim_folder(cfg.checkpoint, cfg.distributed_training)

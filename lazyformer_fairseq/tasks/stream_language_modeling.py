@@ -107,11 +107,8 @@ class StreamLanguageModelingTask(EncoderTask):
         """Loads the dictionary.
 
         Raises:
-            UserError: no dictionary, or segments without a token.
+            UserError: no dictionary.
         """
-        for name in ("tgt_len", "valid_tgt_len"):
-            if (value := getattr(cfg, name)) is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value}: a segment has at least 1 token")
         return cls(cfg, dictionary_of(cfg.data))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):

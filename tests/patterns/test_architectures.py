@@ -27,6 +27,17 @@ def test_bert_base_has_the_parameters_of_the_formula():
     assert count_parameters("bert_base") == vocabulary * d + positions * d + 2 * d + sublayers + head + bias_table
 
 
+def test_the_small_models_lie_between_tiny_and_base_and_are_equally_large():
+    bert, lazy = (count_parameters(name) for name in ("bert_small", "lazyformer_small"))
+    d, vocabulary, positions = 512, 32_768, 512
+    norms_and_attention = 8 * (4 * d * d + 4 * d + 4 * d)
+    feed_forward = 8 * (2 * d * 2048 + 2048 + d)
+    head = d * d + 3 * d + vocabulary
+    assert bert == (vocabulary + positions + 2) * d + norms_and_attention + feed_forward + head + 32 * 8 == 42_556_160
+    assert lazy == pytest.approx(bert, rel=1e-4)
+    assert count_parameters("bert_tiny") < bert < count_parameters("bert_base")
+
+
 @pytest.mark.parametrize("rows", [ARCHITECTURES, CAUSAL_ARCHITECTURES], ids=["encoders", "language models"])
 def test_every_row_has_a_tiny_twin_of_the_same_pattern(rows):
     tiny = {name for name in rows if name.endswith("_tiny")}

@@ -34,16 +34,19 @@ class ExistingPath(click.Path):
 CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
-def checkpoint_at(path: Path) -> Path:
-    """A checkpoint, given itself or the folder that holds it; UserError where there is none."""
-    if path.is_dir():
-        found = [path / name for name in CHECKPOINTS if (path / name).is_file()]
-        if not found:
-            raise UserError(f"{path}: holds no {' or '.join(CHECKPOINTS)}")
-        return found[0]
-    if not path.is_file():
-        raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt, or its folder")
-    return path
+def checkpoint_at(path: Path, name: Optional[str] = None) -> Path:
+    """A checkpoint, given itself or the folder that holds it (and perhaps its name there); UserError for none."""
+    if path.is_file():
+        if name is not None:
+            raise UserError(f"{path}: is a file; {name} can be chosen in a folder of checkpoints alone")
+        return path
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder; give a checkpoint, or a folder of checkpoints")
+    names = [name] if name else CHECKPOINTS
+    found = [path / name for name in names if (path / name).is_file()]
+    if not found:
+        raise UserError(f"{path}: holds no {' or '.join(names)}")
+    return found[0]
 
 
 def refuse_missing_folders(data: str) -> None:

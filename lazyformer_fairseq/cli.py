@@ -96,10 +96,6 @@ def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)
-    if checkpoints.is_file():
-        if checkpoint_file is not None:
-            raise click.UsageError("--checkpoint-file is for a folder of checkpoints")
-        checkpoints, checkpoint_file = checkpoints.parent, checkpoints.name
     from lazyformer_fairseq.models.export import export as write
 
     write(checkpoints, out, checkpoint_file)

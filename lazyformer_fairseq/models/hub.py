@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
-from lazyformer_fairseq.arguments import CHECKPOINTS
+from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import (
@@ -49,18 +49,10 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
     folder = Path(folder)
-    if folder.is_file() and checkpoint_file is None:
-        folder, checkpoint_file = folder.parent, folder.name
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such file or folder; give a folder of checkpoints, or one of them")
-    names = [checkpoint_file] if checkpoint_file else list(CHECKPOINTS)
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if not found:
-        raise UserError(f"{folder}: holds no {' or '.join(names)}")
-    tokenizer = Tokenizer.load(folder / "tokenizer")
-    state = load_safely(found[0])
-    model = _build(model_class, state, tokenizer.dictionary, found[0])
-    logger.info("loaded %s", found[0])
+    checkpoint = checkpoint_at(folder, checkpoint_file)
+    tokenizer = Tokenizer.load((folder if folder.is_dir() else folder.parent) / "tokenizer")
+    model = _build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
 
 

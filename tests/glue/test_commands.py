@@ -44,7 +44,7 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     ("change", "words"),
     [
         (["--tasks", "AX"], "AX has no training data"),
-        (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such checkpoint"),
+        (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such file or folder"),
         (["--from-mnli"], "MNLI is not among --tasks"),
         (["--checkpoint", "x=broken.pt"], "broken.pt: truncated, damaged or no checkpoint"),
         (["--tokenizer", "nowhere"], "nowhere: no such file or folder"),

@@ -59,6 +59,8 @@ def test_the_same_outputs_to_the_last_bit(trained, exported):
 def test_the_command_takes_a_file_too(trained, exported, tmp_path):
     outcome = CliRunner().invoke(main, ["export", str(trained / "checkpoint_last.pt"), str(tmp_path / "model")])
     assert outcome.exit_code == 0, outcome.output
+    with pytest.raises(UserError, match="checkpoint_last.pt: is a file; other.pt can be chosen in a folder"):
+        export(trained / "checkpoint_last.pt", tmp_path / "more", "other.pt")
     of_file, of_folder = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", exported))
     assert of_file.keys() == of_folder.keys() and all(torch.equal(of_file[name], of_folder[name]) for name in of_file)
 

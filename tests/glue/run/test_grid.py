@@ -129,7 +129,7 @@ def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, dat
             load_start_models(name_checkpoints(None, None, tuple(map(str, given))), prepared["CoLA"].tokenizer_folder)
         return str(caught.value)
 
-    assert "no such checkpoint" in message(tmp_path / "nowhere.pt")
+    assert "no such file or folder; give a checkpoint" in message(tmp_path / "nowhere.pt")
     assert f"{tmp_path}: holds no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is called model too" in message(start_checkpoint, start_checkpoint)
     assert "cannot name a model's folder" in message(f"../m={start_checkpoint}")

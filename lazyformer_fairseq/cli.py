@@ -7,9 +7,9 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq import registration
+from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
-from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
@@ -85,16 +85,21 @@ def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, give
 
 
 @main.command()
-@click.argument("checkpoints", metavar="CHECKPOINT_FOLDER", type=ExistingPath("no such folder"))
+@click.argument("checkpoints", metavar="CHECKPOINT", type=ExistingPath())
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--checkpoint-file", help="Name in the folder.  [default: the best checkpoint, else the last]")
 def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None:
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code whoever loads them.
 
+    CHECKPOINT is a file, or a folder of checkpoints.
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)
+    if checkpoints.is_file():
+        if checkpoint_file is not None:
+            raise click.UsageError("--checkpoint-file is for a folder of checkpoints")
+        checkpoints, checkpoint_file = checkpoints.parent, checkpoints.name
     from lazyformer_fairseq.models.export import export as write
 
     write(checkpoints, out, checkpoint_file)

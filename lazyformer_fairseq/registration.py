@@ -15,9 +15,8 @@ from lazyformer_fairseq.reliability.hooks import Stage
 
 PACKAGE = "lazyformer_fairseq"
 REGISTERED = (
-    "criterions.causal_lm",
     "criterions.glue",
-    "criterions.masked_lm",
+    "criterions.language_modeling",
     "models.causal_lm",
     "models.lazyformer",
     "optim.fused_adam",

@@ -16,6 +16,8 @@ if "LAZYFORMER_CACHE" not in os.environ:  # what the user's machine was measured
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
+import signal
+
 import hypothesis
 import pytest
 import torch
@@ -35,6 +37,14 @@ hypothesis.settings.load_profile("no deadline")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end of several processes all but one would wait for it."""
     items.sort(key=lambda item: item.name != "test_every_command_runs")
+
+
+@pytest.fixture
+def interruptible():
+    """A shell's background job ignores Ctrl-C, and so would the processes that a test starts there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

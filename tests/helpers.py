@@ -2,6 +2,8 @@
 
 import functools
 import random
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
+from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -47,6 +51,17 @@ def build_toy_corpus(folder: Path, vocab_size: int, seed: int = 1, shards: int =
     text.write_text("\n\n".join(toy_texts(150, seed)))
     settings = CorpusSettings(vocab_size, valid_share=0.1, min_word_count=1, shards=shards, unit_megabytes=0.01)
     return build_corpus([str(text)], folder, settings)
+
+
+def count_words(sentences: Iterable[str]) -> list[tuple[str, int]]:
+    """The distinct words of normalised sentences, and how often each occurs."""
+    return list(Counter(word for sentence in sentences for word in sentence.split()).items())
+
+
+def train_tokenizer(folder: Path, sentences: Iterable[str], vocab_size: int, settings: TextSettings) -> Tokenizer:
+    """A tokenizer trained on raw text."""
+    counts = count_words(map(TextNormaliser(settings), sentences))
+    return Tokenizer.train_on_counts(counts, folder, vocab_size, settings)
 
 
 def write_toy_glue(folder: Path, train: int = 120, valid: int = 40) -> Path:

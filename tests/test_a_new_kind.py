@@ -71,9 +71,8 @@ class LocalMean(Sublayer):
     ) -> tuple[Tensor, HandedOn]:
         v_BKC = self.v_proj(with_memory(memory_BMC, x_BTC))
         is_text = torch.ones_like(v_BKC[..., :1])
-        if shared.scores.lengths_B is not None:
-            places = torch.arange(v_BKC.size(1), device=v_BKC.device)
-            is_text = (places < shared.scores.lengths_B[:, None])[..., None].to(v_BKC.dtype)
+        if (is_padding := shared.scores.is_padding(v_BKC.size(1))) is not None:
+            is_text = is_text.masked_fill(is_padding[..., None], 0)
         # A causal model looks back alone, over as many.
         before, after = (self.width - 1, 0) if shared.scores.is_causal else (self.width // 2, (self.width - 1) // 2)
         sums, counts = (
@@ -112,10 +111,10 @@ def run(*command: str) -> str:
 
 def test_it_is_parsed_with_its_settings():
     assert expand("(m[width=5] f)x2 m s m[ width = 3 ]l") == "m[width=5]fm[width=5]fmsml"
-    first, *_, unset, _, reader = plan("m[width=5] s m l")[0], *plan("m[width=5] s m l")
-    assert first.values == {"width": 5} and unset.kind.name == "self-attention"
+    first, attention, between, _ = plan("m[width=5] s m l")
+    assert first.values == {"width": 5} and attention.kind.name == "self-attention"
     assert plan("m")[0].values == {"width": 3}
-    assert reader.reads == 1
+    assert (len(attention.readers), between.readers) == (1, ())
     assert find_kind("local mean") is LOCAL_MEAN
 
 

@@ -339,6 +339,7 @@ def test_the_page_about_data_names_scripts_and_options_that_there_are():
     assert {"download_wikipedia.sh", "download_books.sh", "preprocess_wiki_books.sh"} <= scripts
     known = {option for command in corpus.commands.values() for found in command.params for option in found.opts}
     known |= {"--del", "--include", "--exclude", "--json"}  # of rsync and WikiExtractor
+    known |= {"--save-dir", "--disable-validation"}  # of fairseq-train
     for name in scripts:
         known |= set(re.findall(r"--[a-z-]+", (ROOT / "scripts" / name).read_text(encoding="utf-8")))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)) <= known

@@ -111,7 +111,7 @@ TESTED_ELSEWHERE = {
 }
 # Every block of this one is in tests/test_a_new_kind.py.
 WALK_THROUGH = "docs/add_a_kind.md"
-QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md")
+QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md", "docs/your_tokenizer.md")
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -198,6 +198,34 @@ def test_every_command_runs(users_folder, page):
         assert "Traceback" not in run.stderr
         if "fill_mask" in command[-1]:
             assert len(re.findall(r"^\d+%  ", run.stdout, re.MULTILINE)) == 3
+
+
+def test_the_blocks_alone_learn_in_plain_torch():
+    [(_, classifier)] = blocks_of("docs/use_in_your_model.md")
+    use = """
+import sys
+import torch
+
+torch.manual_seed(1)
+series, labels, lengths = torch.randn(64, 12, 6), torch.randint(3, (64,)), torch.randint(6, 13, (64,))
+series[torch.arange(64), lengths - 1, 0] = 4.0 * (labels - 1)  # the last measurement tells
+is_padding = torch.arange(12) >= lengths[:, None]
+model = Classifier()
+optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+for _ in range(60):
+    loss = nn.functional.cross_entropy(model(series, is_padding), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+model.eval()
+right = (model(series, is_padding).argmax(-1) == labels).float().mean().item()
+assert right > 0.9, right
+alone = model(series[:1, : lengths[0]])
+torch.testing.assert_close(model(series[:1], is_padding[:1]), alone, atol=1e-4, rtol=1e-4)
+assert "fairseq" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", classifier + use], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize(("start", "file"), TESTED_ELSEWHERE.items())

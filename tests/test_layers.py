@@ -25,7 +25,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("child_process", "existing_paths", "extras", "files", "patterns", "several_values"),
+    ("arguments", "child_process", "extras", "files", "patterns"),
     ("errors",),
 )
 

@@ -27,7 +27,7 @@ OURS = [
 
 def output_of(code: str) -> str:
     """What a fresh process prints; it must print nothing else."""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
 

@@ -1,6 +1,7 @@
 """A user's mistake ends a run with a message that names it, and loses nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
-from lazyformer_fairseq.reliability.command_line import find_user_error
+from lazyformer_fairseq.reliability.command_line import find_user_error, printing_user_errors
+from lazyformer_fairseq.reliability.options import LOGS_NEED
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
@@ -75,30 +77,31 @@ def test_an_error_of_a_process_that_fairseq_started(error):
     assert str(found) == (str(error) if isinstance(error, UserError) else "None")
 
 
-@pytest.fixture
-def interruptible():
-    """A shell's background job ignores Ctrl-C, and so would the processes that a test starts there."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_is_no_traceback_and_loses_nothing(data_folder, tmp_path):
+def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path):
     command = [
         *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
         *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
-        *"--tokens-per-sample 32 --max-update 100000 --save-interval-updates 5 --log-format simple".split(),
+        *"--tokens-per-sample 32 --max-update 100000 --log-interval 1 --log-format simple".split(),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         for line in run.stdout:
-            if "Saved checkpoint" in line:
+            if '"num_updates": "3"' in line or "num_updates=3" in line:
                 run.send_signal(signal.SIGINT)
                 break
-        _, errors = run.communicate()
-    assert run.returncode != 0
-    assert "interrupted; rerun to resume" in errors and "Traceback" not in errors
-    assert torch.load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] >= 5
+        output, errors = run.communicate()
+    assert run.returncode == 130
+    assert "once more ends it at once" in errors and "Traceback" not in errors
+    updates, path = re.search(
+        r"SIGINT: saved at (\d+) updates; .* exit code 130, .* resumes from (\S+)", output
+    ).groups()
+    assert torch.load(path)["optimizer_history"][-1]["num_updates"] == int(updates) >= 3
+
+
+def test_ctrl_c_before_there_is_anything_names_no_checkpoint(capsys):
+    printing_user_errors(None)(KeyboardInterrupt, KeyboardInterrupt(), None)
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted; ") and "checkpoint" not in said
 
 
 @pytest.mark.parametrize(
@@ -113,10 +116,60 @@ def test_ctrl_c_is_no_traceback_and_loses_nothing(data_folder, tmp_path):
         ("--warmup-ratio 3", "--warmup-ratio 3.0"),
         ("--relative-position-buckets 7", "7 buckets"),
         ("--adam-betas 5", "--adam-betas"),
+        ("--arch lazyformer_m2x6s", "--arch lazyformer_m2x6s: no such name; did you mean lazyformer_m2x6_s,"),
+        ("--optimizer fused_adm", "--optimizer fused_adm: no such name; did you mean fused_adam"),
+        ("--criterion=masked_accuracy", "did you mean masked_lm_accuracy?"),
+        ("--task full_sentence_masked_lm", "did you mean full_sentences_masked_lm,"),
+        ("--warmup-rati 0.1", "--warmup-rati: no such option here; did you mean --warmup-ratio?"),
+        ("--seed one", "argument --seed: invalid int value: 'one'"),
+        ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
     ],
 )
 def test_impossible_options(data_folder, tmp_path, fairseq_train, options, words):
     assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "criterion"),
+    [
+        ("full_sentences_masked_lm --tokens-per-sample 32", "masked_lm_accuracy"),
+        ("stream_language_modeling", "causal_lm"),
+        ("glue", "glue"),
+    ],
+)
+def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
+    arch = "--arch transformer_xl_tiny" if criterion == "causal_lm" else "--arch bert_tiny"
+    said = message_of(fairseq_train, data_folder, f"{arch} --batch-size 4", tmp_path, task=task)
+    assert said.startswith(f"--criterion: give {criterion}; fairseq's default, cross_entropy, cannot train --task ")
+    said = message_of(fairseq_train, data_folder, f"{arch} --criterion {criterion}", tmp_path, task=task)
+    assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
+
+
+def test_another_copy_of_the_plugin_is_named(data_folder, tmp_path, fairseq_train):
+    copy = tmp_path / "lazyformer_fairseq"
+    copy.mkdir()
+    said = message_of(fairseq_train, data_folder, f"{TINY} --user-dir {copy}", tmp_path / "run")
+    assert said == (
+        f"--user-dir {copy}: lazyformer_fairseq is loaded already, from another folder; give "
+        f"{ROOT / 'lazyformer_fairseq'}"
+    )
+
+
+@pytest.mark.parametrize("option", ["--tensorboard-logdir logs", "--wandb-project mine", "--aim-repo repo"])
+def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, monkeypatch, option):
+    name = option.split()[0].removeprefix("--").replace("-", "_")
+    monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
+    said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
+    assert (
+        said == f"{option}: nothing would be written, as not_there or nor_this is not installed here: pip install this"
+    )
+
+
+@pytest.mark.parametrize("name", ["tensorboard_logdir", "wandb_project"])
+def test_what_logs_need_is_an_extra(name):
+    (package, *_), what = LOGS_NEED[name]
+    requirements = (ROOT / "setup.py").read_text().partition('"logging": [')[2].partition("]")[0]
+    assert f'"{package}>=' in requirements and "[logging]" in what
 
 
 def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
@@ -193,7 +246,8 @@ def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_pat
     ):
         message = message_of(run)
         assert "refused, nothing of it was run" in message and "mkdir" in message
-        assert "weights_only" not in message, "do not teach to switch the protection off"
+        for advice in ("weights_only", "safe_globals", "allowlist"):
+            assert advice not in message, "do not teach to switch the protection off"
     assert not victim.exists()
     torch.load(trained / "checkpoint_last.pt", weights_only=False)
     assert victim.exists(), "the trap of this test does not work"

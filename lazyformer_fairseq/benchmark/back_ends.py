@@ -214,7 +214,7 @@ class _Attention:
     def scores(self) -> Scores:
         """Scores that sublayers of a forward pass share."""
         if self.block.learned == "bias":
-            shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time, self.lengths)
+            shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time)
             return Scores(self.learned[0], shared.bucket_by_distance, shared.far, self.lengths)
         return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions")
 

@@ -9,9 +9,15 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.existing_paths import ExistingPath, refuse_missing_folders
+from lazyformer_fairseq.arguments import (
+    ExistingPath,
+    divided,
+    named_patterns,
+    numbers,
+    products,
+    refuse_missing_folders,
+)
 from lazyformer_fairseq.files.whole import refuse_filled_folder
-from lazyformer_fairseq.several_values import divided, named_patterns, numbers, products
 
 A_PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)

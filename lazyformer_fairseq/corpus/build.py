@@ -6,16 +6,19 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
 from tqdm import tqdm
 
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
+from lazyformer_fairseq.corpus.readers.read_documents import NOT_UTF8
 from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
-from lazyformer_fairseq.corpus.report.manifest import describe, stage_totals, timing, versions
+from lazyformer_fairseq.corpus.report.manifest import DROPPED, describe, gather_notes, stage_totals, timing, versions
 from lazyformer_fairseq.corpus.report.page import write_report
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
 from lazyformer_fairseq.corpus.run.progress import progress_bar
@@ -23,7 +26,7 @@ from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, la
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
 from lazyformer_fairseq.corpus.sentences.split import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE
+from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import remove_leftovers
@@ -32,7 +35,7 @@ MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
 MOST_LINES = 10
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards")
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards", "tokenizer")
 DOCUMENT_IS = {
     "mediawiki": "a page",
     "wikiextractor": "a <doc>",
@@ -40,6 +43,11 @@ DOCUMENT_IS = {
     "text": "what stands between blank lines (books: say book:PATH)",
     "wikitext": "an article",
     "book": "a file",
+}
+OPTION_OF_RULE = {
+    "too short": " (--min-document-characters)",
+    "short, not a sentence": " (--min-line-words)",
+    "few letters": " (--min-line-letters)",
 }
 SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
 
@@ -68,6 +76,10 @@ def build_corpus(
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
     _tell(left_out, files)
+    if settings.tokenizer:
+        path = os.path.abspath(settings.tokenizer)
+        brought = Tokenizer.load(path)
+        settings = replace(settings, tokenizer=path, vocab_size=len(brought.dictionary), text=brought.settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     plan = {
@@ -88,11 +100,18 @@ def build_corpus(
         if not units:
             raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
         shards = settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
+        if shards > len(units):
+            raise UserError(
+                f"--shards {shards}: the input is {len(units)} units of work, and a shard needs one; give at most so "
+                "many shards, or a smaller --unit-megabytes"
+            )
         _forget_other(late, paths)
         tasks_of = {}
         for stage in later_stages(paths, units, settings, shards):
             _run_stage(paths, stage, executor)
             tasks_of[stage.name] = len(stage.sizes)
+            if stage.name == "words":
+                _tell_of_words(paths, len(units), origins)
             if stage.name == "duplicates":
                 _refuse_empty_split(paths, settings.valid_share)
         megabytes = stage_totals(paths.stage("words"))["clean"]["characters in"] / MEGABYTE
@@ -175,13 +194,46 @@ def _run_stage(paths: WorkPaths, stage: Stage, executor: ExecutorSettings) -> No
             file.write(f"{time.monotonic() - began}\n")
 
 
+def _tell_of_words(paths: WorkPaths, units: int, origins: dict[str, str]) -> None:
+    """Reports what reading and cleaning dropped and by which rule, before hours of work on the rest.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    steps = stage_totals(paths.stage("words"))
+    read = steps["read"]
+    documents, lines = (f"{read.get('documents out', 0):,.0f} documents", f"{steps['clean']['lines in']:,.0f} lines")
+    of_documents, of_lines = _by_rule(steps, DROPPED), _by_rule(steps, "lines dropped: ")
+    if not steps["store"].get("documents out"):
+        raise UserError(f"none of the {documents} is left: dropped {of_documents}; of {lines}: {of_lines or 'none'}")
+    for dropped, of in ((of_documents, documents), (of_lines, lines)):
+        if dropped:
+            tqdm.write(f"dropped of {of}: {dropped}", file=sys.stderr)
+    if number := read.get(NOT_UTF8):
+        names = dict.fromkeys(origins.get(path, path) for path in gather_notes(paths, units, origins)[1][NOT_UTF8])
+        tqdm.write(
+            f"{number:,.0f} lines are not UTF-8 and were read as Windows-1252, perhaps wrongly (iconv converts files); "
+            f"the first are in {', '.join(names)}",
+            file=sys.stderr,
+        )
+
+
+def _by_rule(steps: dict[str, dict[str, float]], label: str) -> str:
+    dropped: Counter[str] = Counter()
+    for counts in steps.values():
+        dropped.update({name.removeprefix(label): int(n) for name, n in counts.items() if name.startswith(label)})
+    del dropped["empty"]  # lines
+    return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
+
+
 def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
     counts = stage_totals(paths.stage("duplicates"))["duplicates"]
     for split in ("train", "valid"):
-        if not counts.get(split):
+        if not counts[split] and (split == "train" or valid_share):
             raise UserError(
-                f"none of the {counts.get('train', 0) + counts.get('valid', 0):.0f} documents fell into the {split} "
-                f"split (valid_share = {valid_share}); give more documents, or another share or seed"
+                f"none of the {counts['train'] + counts['valid']:,.0f} documents fell into the {split} split "
+                f"(--valid-share {valid_share}); give more documents, or another share or seed; --valid-share 0 holds "
+                "out none"
             )
 
 

@@ -36,6 +36,14 @@ def corpus_options(command):
         click.option("--word-coverage", default=0.999, type=click.FloatRange(0, 1, min_open=True),
                      help="Keep the most frequent words that make up this share of the text; rarer ones become <unk>."),
         click.option("--min-word-count", type=click.IntRange(1), help="Instead: words that occur less become <unk>."),
+        click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1),
+                     help="Share of documents held out, at least one; 0 for none: train with --disable-validation."),
+        click.option("--min-document-characters", default=100, type=click.IntRange(0),
+                     help="Drop shorter documents; a sign of Chinese, Japanese or Korean counts for three letters."),
+        click.option("--min-line-words", default=5, type=click.IntRange(0),
+                     help="Drop shorter lines unless they end like a sentence; two signs count for a word."),
+        click.option("--min-line-letters", default=0.5, type=click.FloatRange(0, 1),
+                     help="Drop lines with a smaller share of letters and spaces."),
         click.option("--near-duplicates", is_flag=True,
                      help="Drop near-duplicates (MinHash), not only equal documents."),
         click.option("--spacy-model", help="Installed spaCy model that finds sentences.  [default: rules, no model]"),
@@ -53,9 +61,9 @@ def corpus_options(command):
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.argument("out", type=click.Path(path_type=Path))
 @corpus_options
-@click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1), help="Share of the documents held out.")
 @click.option("--seed", default=1, help="Chooses the documents held out.")
 @click.option("--shards", type=click.IntRange(1), help="Folders of training data.  [default: one a gigabyte of input]")
+@click.option("--tokenizer", metavar="FOLDER", help="Use this tokenizer, case and vocabulary.  [default: train one]")
 @click.option("--cased", is_flag=True, help="Keep upper case.  [default: lower-case, as the paper]")
 @click.option("--workers", type=click.IntRange(1), help="Tasks at the same time.  [default: the CPU cores there are]")
 @click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), default="local", help="Where tasks run.")
@@ -88,6 +96,8 @@ def build(
     from lazyformer_fairseq.data.text.normalisation import TextSettings
 
     settings = CorpusSettings(text=TextSettings(lower_case=not cased), **options)
+    if cased and settings.tokenizer:
+        raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     if slurm and executor != "slurm":
         raise UserError(f"--slurm {slurm[0]}: has a meaning with --executor slurm alone")
     where = ExecutorSettings(executor, workers or available_cores(), slurm_options(slurm))
@@ -96,11 +106,16 @@ def build(
     except KeyboardInterrupt:
         click.echo(f"{out}: stopped; rerun to resume", err=True)
         raise SystemExit(STOPPED_BY_INTERRUPT) from None
-    documents, train, valid = manifest["documents"], manifest["train"], manifest["valid"]
+    documents = manifest["documents"]
+    sizes = {
+        split: f"{manifest[split]['sentences']:,} sentences, {manifest[split]['tokens']:,} tokens"
+        if manifest[split]["tokens"]
+        else "empty"
+        for split in ("train", "valid")
+    }
     click.echo(
         f"{out}: {documents['in']:,} documents, {sum(documents['dropped'].values()):,} of them dropped; "
-        f"train {train['sentences']:,} sentences, {train['tokens']:,} tokens; "
-        f"valid {valid['sentences']:,} sentences, {valid['tokens']:,} tokens. See {out / 'report.html'}"
+        f"train {sizes['train']}; valid {sizes['valid']}. See {out / 'report.html'}"
     )
 
 
@@ -108,7 +123,6 @@ def build(
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @corpus_options
 @click.option("--workers", default=(1, 2), multiple=True, type=click.IntRange(1), help="Worker counts to measure.")
-@click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1), help="Share of the documents held out.")
 @click.option("--repeats", default=3, type=click.IntRange(1), help="Runs of each, in turn.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Also write the table there.")
 def bench(inputs: tuple[str, ...], workers: tuple[int, ...], repeats: int, csv: Optional[Path], **options: Any) -> None:

@@ -1,9 +1,12 @@
 """Everything that decides the bytes of a corpus, apart from its inputs."""
 
+import hashlib
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Optional
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE
 from lazyformer_fairseq.errors import UserError
 
 
@@ -24,8 +27,21 @@ class CorpusSettings:
     seed: int = 1
     """Chooses the documents held out."""
 
+    min_document_characters: int = 100
+    """A document that keeps fewer is dropped; a sign of Chinese, Japanese or Korean counts for three."""
+
+    min_line_words: int = 5
+    """A line of fewer words that does not end like a sentence is dropped; two signs of Chinese, Japanese or Korean
+    count for a word."""
+
+    min_line_letters: float = 0.5
+    """A line with a smaller share of letters and spaces is dropped."""
+
     min_words: int = 4
     """A sentence of fewer words is joined to its neighbour in the same document."""
+
+    tokenizer: Optional[str] = None
+    """A tokenizer folder to use in place of one that is trained; it decides ``vocab_size`` and ``text``."""
 
     word_coverage: float = 0.999
     """Words are kept, from the most frequent on, until they make up this share of all running words; rarer ones
@@ -61,6 +77,9 @@ class CorpusSettings:
         limits = {
             "vocab_size": self.vocab_size >= 10,
             "valid_share": 0 <= self.valid_share <= 1,
+            "min_document_characters": self.min_document_characters >= 0,
+            "min_line_words": self.min_line_words >= 0,
+            "min_line_letters": 0 <= self.min_line_letters <= 1,
             "min_words": self.min_words >= 1,
             "word_coverage": 0 < self.word_coverage <= 1,
             "min_word_count": self.min_word_count is None or self.min_word_count >= 1,
@@ -73,7 +92,9 @@ class CorpusSettings:
                 raise UserError(f"corpus setting {name} = {getattr(self, name)!r}: not possible")
 
     def as_json(self) -> dict[str, Any]:
-        """All settings; those of the text under ``text``."""
+        """All settings; those of the text under ``text``, and of a tokenizer its digest."""
         values = asdict(self)
+        if self.tokenizer:
+            values["tokenizer"] = hashlib.sha256(Path(self.tokenizer, SETTINGS_FILE).read_bytes()).hexdigest()
         values["text"]["special_tokens"] = list(self.text.special_tokens)
         return values

@@ -4,10 +4,10 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json, write_json
@@ -16,6 +16,7 @@ from lazyformer_fairseq.files.whole import remove_leftovers
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
+_claims: dict[tuple[Path, int], TextIO] = {}  # by file and process
 
 
 @contextmanager
@@ -27,27 +28,47 @@ def claimed(folder: Path) -> Iterator[None]:
     Raises:
         UserError: the folder cannot be written, or another process is at work in it.
     """
+    with _locked(folder / LOCK, fcntl.flock):
+        remove_leftovers(folder)
+        yield
+
+
+def claim(folder: Path, lock: str) -> None:
+    """As :func:`claimed`, to the end of the process, which may claim it again, but nobody of its children.
+
+    A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
+
+    Args:
+        lock: name of the hidden file.
+    """
+    path = (folder / lock).absolute()
+    if (path, os.getpid()) not in _claims:
+        _claims[path, os.getpid()] = _locked(path, fcntl.lockf)
+
+
+def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
+    """The file, open and locked, which names this process. Raises a UserError where another process holds it."""
+    folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+")  # for writing: NFS locks nothing else
+        file = path.open("a+")  # for writing: NFS locks nothing else
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        with file:
             file.seek(0)
             raise UserError(
                 f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it, or choose "
                 "another folder"
             ) from None
-        except OSError as error:
-            logger.warning("%s: its file system knows no locks (%s); start one run there at a time", folder, error)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
-        remove_leftovers(folder)
-        yield
+    except OSError as error:
+        logger.warning("%s: its file system knows no locks (%s); start one run there at a time", folder, error)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+    file.flush()
+    return file
 
 
 @contextmanager

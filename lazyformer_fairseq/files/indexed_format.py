@@ -4,6 +4,7 @@ PREFIX.bin  the ids of all items, one after the other
 PREFIX.idx  type of the ids, number of items, sizes (int32, ids of each item), pointers (int64, bytes before each)
 """
 
+import mmap
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,20 +72,49 @@ def read_index(prefix: Prefix) -> Index:
     return Index(path, dtype, sizes, pointers)
 
 
-def read_items(items, sizes: np.ndarray, first: int, last: int) -> np.ndarray:
-    """The tokens of items `first` to `last` of an indexed dataset, both included, one item after the other.
+class MappedItems(Sequence):
+    """The items of a dataset on disk, each an array of ids; all processes share the memory.
 
-    fairseq's own format stores them so, and a block of sentences is one piece of the file. Reading item by item, as
-    other formats need, takes longer than everything else done to the block.
+    fairseq's own class reads the whole file through before it is used. This one asks for it, and does not wait.
 
-    Args:
-        items: of any of fairseq's formats.
-        sizes: tokens of each of all its items.
+    Attributes:
+        sizes: ids of each item, (items,).
+
+    Raises:
+        UserError: see :func:`read_index`.
     """
-    if isinstance(items, MMapIndexedDataset):
-        index = items._index
-        count = int(sizes[first : last + 1].sum())
-        return np.frombuffer(items._bin_buffer, index.dtype, count, offset=int(index._pointers[first]))
+
+    def __init__(self, prefix: Prefix):
+        self._prefix = prefix
+        self._index = read_index(prefix)
+        self.sizes = self._index.sizes
+        self._ids = np.empty(0, self._index.dtype)
+        if self._index.bytes:
+            self._ids = np.memmap(f"{prefix}.bin", self._index.dtype, "r")
+            self._ids._mmap.madvise(mmap.MADV_WILLNEED)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, item: int) -> np.ndarray:
+        return self.read(item, item)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """The ids of items `first` to `last`, both included, one item after the other, as they lie in the file."""
+        start = int(self._index.pointers[first]) // self._index.dtype.itemsize
+        return np.asarray(self._ids[start : start + int(self.sizes[first : last + 1].sum())])
+
+    def __reduce__(self):
+        return MappedItems, (self._prefix,)
+
+
+def read_items(items, first: int, last: int) -> np.ndarray:
+    """The ids of items `first` to `last` of a dataset of any format, both included, one item after the other.
+
+    Reading item by item, as other formats than fairseq's own need, takes longer than everything else done to a block.
+    """
+    if isinstance(items, MappedItems):
+        return items.read(first, last)
     return np.concatenate([items[item].numpy() for item in range(first, last + 1)])
 
 

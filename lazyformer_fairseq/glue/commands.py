@@ -9,11 +9,10 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, checkpoint_at, divided, numbers
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
-from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()
@@ -21,14 +20,14 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
 
 
 def name_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    """Callback: model -> checkpoint, from ``NAME=FILE`` or ``FILE`` (named after its folder).
+    """Callback: model -> checkpoint, from ``NAME=PATH`` or ``PATH`` (named after its folder): a file, or its folder.
 
-    Raises a UserError for a name that is taken or impossible, and where there is no such file.
+    Raises a UserError for a name that is taken or impossible, and where there is no such checkpoint.
     """
     models: dict[str, Path] = {}
     for text in values:
-        name, found, file = text.partition("=")
-        path = Path(file if found else text)
+        name, found, given = text.partition("=")
+        path = checkpoint_at(Path(given if found else text))
         name = name if found else path.absolute().parent.name
         if not MODEL_NAME.fullmatch(name):
             raise UserError(
@@ -38,8 +37,6 @@ def name_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[
             raise UserError(
                 f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
             )
-        if not path.is_file():
-            raise UserError(f"{path}: no such checkpoint; give a file such as checkpoint_last.pt")
         models[name] = path
     return models
 
@@ -82,8 +79,9 @@ def prepare(
     multiple=True,
     required=True,
     callback=name_checkpoints,
-    metavar="[NAME=]FILE...",
-    help="Pre-trained models. NAME is the row's in the table; without one it is the name of the file's folder.",
+    metavar="[NAME=]PATH...",
+    help="Pre-trained models: checkpoints, or folders (their best checkpoint, else the last). NAME is the row's in the "
+    "table; without one it is the name of the folder.",
 )
 @click.option("--output", type=A_PATH, required=True, help="Tasks, runs and report go into this folder.")
 @click.option("--prepared", type=THERE, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")

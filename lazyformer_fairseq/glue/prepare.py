@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.glue.prepared_data import (
     write_split,
 )
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
-from lazyformer_fairseq.data.glue.tsv import SplitFile, read_split
+from lazyformer_fairseq.data.glue.tsv import ODDITIES, SplitFile, describe_oddities, read_split
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import write_json
@@ -96,9 +96,7 @@ def remarks(prepared: PreparedTask) -> list[str]:
     lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
     for split, counts in manifest["splits"].items():
         file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
-        if counts["short_rows"]:
-            shown = ", ".join(map(str, counts["short_lines"][:5]))
-            lines.append(f"{file}: {counts['short_rows']:,} rows with too few fields were left out (line {shown}, ...)")
+        lines += describe_oddities(file, counts)
         if counts["rows"] != official:
             lines.append(
                 f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
@@ -198,7 +196,7 @@ def _write(
         "file": file.path.name,
         "rows": len(file.examples),
         "short_rows": len(file.short_lines),
-        "short_lines": file.short_lines,
+        **{name: getattr(file, name) for name in ODDITIES},
         "last_line": max([file.examples[-1].line, *file.short_lines]),
         "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
         "truncated": encoded.truncated,

@@ -5,8 +5,8 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.existing_paths import ExistingPath
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -57,11 +57,11 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
 @click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
-@click.option("--tgt-len", type=int, help="Tokens predicted at once.  [default: the training's]")
-@click.option("--mem-len", type=int, help="Tokens remembered before them.  [default: the training's]")
-@click.option("--clamp-len", type=int,
+@click.option("--tgt-len", type=click.IntRange(1), help="Tokens predicted at once.  [default: the training's]")
+@click.option("--mem-len", type=click.IntRange(0), help="Tokens remembered before them.  [default: the training's]")
+@click.option("--clamp-len", type=click.IntRange(-1),
               help="Longer distances, in tokens, count as it; 0: no limit.  [default: the training's]")  # fmt: skip
-@click.option("--batch-size", type=int, default=1,
+@click.option("--batch-size", type=click.IntRange(1), default=1,
               help="Streams read at once; more are quicker, with the same result but for rounding.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
 @click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of weights and sums.")

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
@@ -34,7 +33,6 @@ from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely
-from lazyformer_fairseq.reliability.options import refuse_impossible
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingTask
 
 TASK = "stream_language_modeling"
@@ -66,7 +64,6 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         return {
             "tokens": self.tokens,
-            "nats_per_token": self.nats,
             "bits_per_token": self.bits,
             "perplexity": self.perplexity,
             "seconds": round(self.seconds, 3),
@@ -120,7 +117,6 @@ def token_losses(
     mem_len: int,
     clamp_len: int = 0,
     batch_size: int = 1,
-    warms: bool = True,
 ) -> np.ndarray:
     """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
 
@@ -132,14 +128,9 @@ def token_losses(
         mem_len: tokens of the memory.
         clamp_len: longer distances count as this one; 0 for no limit.
         batch_size: streams.
-        warms: False starts each stream without a past: cheaper, but the number differs.
-
-    Raises:
-        UserError: an impossible length.
     """
-    refuse_impossible(SimpleNamespace(tgt_len=tgt_len, mem_len=mem_len, clamp_len=clamp_len, batch_size=batch_size))
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
-    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len) if warms else 0
+    lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len)
     parts = Parts.of(len(text), batch_size, lead)
     device = next(model.parameters()).device
     losses = np.zeros(len(tokens), dtype=np.float32)

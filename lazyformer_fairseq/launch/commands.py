@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
 from lazyformer_fairseq.launch.start import Launch, launch_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
@@ -41,7 +41,7 @@ def pretrain(
 
     Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
     keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
-    some. SIGTERM or SIGUSR1 saves after the update under way, and ends it with exit code 75.
+    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130).
 
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
@@ -96,8 +96,8 @@ def train(
 
     Rows are streams through the text, memory goes with them. On fewer GPUs an update takes several segments of fewer
     streams, one after the other. Run again, it resumes from its last checkpoint, memory and all; with another number
-    of streams the memory starts empty. SIGTERM or SIGUSR1 saves after the update under way, and ends it with exit code
-    75. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400
+    of streams the memory starts empty. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with
+    exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400
 
     ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.

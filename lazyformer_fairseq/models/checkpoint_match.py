@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from argparse import Namespace
 from typing import ClassVar
 
 import torch
@@ -79,6 +80,8 @@ class CheckedModel(BaseFairseqModel):
     @classmethod
     def build_model(cls, cfg, task) -> "CheckedModel":
         """Builds the model for a task's dictionary; sizes that do not fit together give a UserError."""
+        if isinstance(cfg, Namespace):  # as fairseq.options.get_args makes it: it leaves out what has its default
+            cfg = getattr(cls, "__dataclass").from_namespace(cfg)
         try:
             model = cls(cfg, task.source_dictionary)
         except ValueError as error:

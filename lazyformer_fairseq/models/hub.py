@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
+from lazyformer_fairseq.arguments import CHECKPOINTS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import (
@@ -25,8 +26,6 @@ from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINTS = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt", "model.safetensors")
 
 
 class Filling(NamedTuple):
@@ -42,13 +41,18 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
 
     Args:
         model_class: LazyFormerModel, the caller.
-        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both.
+        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
+            one of the checkpoints in it.
         checkpoint_file: name in `folder`; by default the best, else the last.
 
     Raises:
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
     folder = Path(folder)
+    if folder.is_file() and checkpoint_file is None:
+        folder, checkpoint_file = folder.parent, folder.name
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such file or folder; give a folder of checkpoints, or one of them")
     names = [checkpoint_file] if checkpoint_file else list(CHECKPOINTS)
     found = [folder / name for name in names if (folder / name).is_file()]
     if not found:
@@ -118,7 +122,17 @@ class LazyFormerHub(nn.Module):
         return self.model.dictionary_sha256.device
 
     def encode(self, *texts: str) -> Tensor:
-        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence."""
+        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+
+        Texts may also come as one list. Raises a UserError where there is none, or where one is no text.
+        """
+        if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
+            (texts,) = texts
+        if not texts:
+            raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
         return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
@@ -147,9 +161,11 @@ class LazyFormerHub(nn.Module):
         """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
         Raises:
-            UserError: where the text has no ``<mask>`` or several.
+            UserError: where there are several texts, or the text has no ``<mask>`` or several.
         """
-        ids = self.encode(text)[0]
+        ids, *others = self.encode(text)
+        if others:
+            raise UserError(f"fill_mask({text!r}): takes one text at a time")
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")

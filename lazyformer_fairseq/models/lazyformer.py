@@ -3,6 +3,7 @@
 import logging
 from typing import Any, Optional
 
+import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,14 +58,14 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Encodes, and applies the requested head.
 
         Args:
-            src_tokens: ids (B, T), padded on the right.
+            src_tokens: ids (B, T).
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
             masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
             classification_head_name: return this head's logits.
             return_all_hiddens: also return what every sublayer returned.
-            has_padding: whether any sequence is padded. Whoever made the batch can tell; without it the model must wait
-                for the GPU to find out.
+            has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
+                None, padding may stand anywhere, and the model must wait for the GPU to find out.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
@@ -79,6 +80,9 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             has_padding=has_padding,
         )
         if classification_head_name is not None:
+            if has_padding is None:  # then <s> is wherever text begins
+                first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
+                output = output[torch.arange(len(first), device=first.device), first].unsqueeze(1)
             output = self.classification_heads[classification_head_name](output)
         return output, extra
 
@@ -135,10 +139,11 @@ class _EncoderWithHead(FairseqEncoder):
         self, src_tokens, features_only=False, masked_tokens=None, return_all_hiddens=False, has_padding=None
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
+        is_padded_on_right = None if has_padding is None else True
         if has_padding is None:
             has_padding = bool(padding_mask.any())
         features, inner_states = self.sentence_encoder(
-            src_tokens, padding_mask if has_padding else None, return_all=return_all_hiddens
+            src_tokens, padding_mask if has_padding else None, return_all_hiddens, is_padded_on_right
         )
         output = features if features_only else self.lm_head(features, masked_tokens)
         return output, {"inner_states": inner_states}

@@ -29,19 +29,12 @@ class PlannedSublayer:
     Attributes:
         kind: its row.
         settings: the given ones that differ from the default, in the row's order.
-        reads: index of the sublayer below that hands on what this one's kind reads; None if it reads nothing.
         readers: for each sublayer above that reads from this one, what it reads.
     """
 
     kind: Kind
     settings: tuple[tuple[str, Value], ...] = ()
-    reads: Optional[int] = None
     readers: tuple[str, ...] = ()
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a sublayer above reads something from this one."""
-        return bool(self.readers)
 
     @property
     def values(self) -> dict[str, Value]:
@@ -99,18 +92,12 @@ def count_kinds(pattern: str) -> dict[str, int]:
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
     """Connects each reading sublayer to the nearest one below that hands on what it reads."""
     newest: dict[str, int] = {}
-    reads: list[Optional[int]] = []
+    readers: list[list[str]] = [[] for _ in sublayers]
     for index, sublayer in enumerate(sublayers):
-        reads.append(newest[sublayer.kind.reads] if sublayer.kind.reads else None)
+        if sublayer.kind.reads:
+            readers[newest[sublayer.kind.reads]].append(sublayer.kind.reads)
         newest |= dict.fromkeys(sublayer.kind.hands_on, index)
-    readers: dict[int, list[str]] = {index: [] for index in range(len(sublayers))}
-    for sublayer, source in zip(sublayers, reads, strict=True):
-        if source is not None:
-            readers[source].append(sublayer.kind.reads)
-    return tuple(
-        replace(sublayer, reads=source, readers=tuple(readers[index]))
-        for index, (sublayer, source) in enumerate(zip(sublayers, reads, strict=True))
-    )
+    return tuple(replace(sublayer, readers=tuple(found)) for sublayer, found in zip(sublayers, readers, strict=True))
 
 
 def split_sublayers(expanded: str) -> list[str]:

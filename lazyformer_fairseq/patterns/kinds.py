@@ -38,8 +38,8 @@ class Setting:
     default: Value
     help: str
     unit: str = ""
-    low: Optional[float] = None
-    high: Optional[float] = None
+    low: float = -math.inf
+    high: float = math.inf
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Value:
@@ -57,21 +57,18 @@ class Setting:
             value = kind(text)
         except ValueError:
             raise ValueError(f"{self.name} needs a {'whole ' * (kind is int)}number, not {text!r}") from None
-        if not math.isfinite(value) or not self._is_in_bounds(value):
+        if not math.isfinite(value) or not self.low <= value <= self.high:
             raise ValueError(f"{self.name} must be {self.bounds}, not {text}")
         return value
-
-    def _is_in_bounds(self, value: float) -> bool:
-        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
 
     @property
     def bounds(self) -> str:
         """The bounds of a number, in words."""
-        if self.low is None and self.high is None:
-            return "a finite number"
-        if self.high is None:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"from {self.low:g} to {self.high:g}"
+        if math.isfinite(self.low):
             return f"{self.low:g} or more"
-        return f"{self.high:g} or less" if self.low is None else f"from {self.low:g} to {self.high:g}"
+        return f"{self.high:g} or less" if math.isfinite(self.high) else "a finite number"
 
 
 @dataclass(frozen=True)

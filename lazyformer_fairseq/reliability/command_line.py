@@ -11,7 +11,7 @@ from lazyformer_fairseq.reliability.signals import note_user_error
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:
-    """``sys.excepthook``: a user's mistake ends a command line with its message, Ctrl-C with a line; exit code 1.
+    """``sys.excepthook``: a user's mistake ends a command line with its message and exit code 1, Ctrl-C with a line.
 
     fairseq wraps some errors in its own, so the whole chain is searched. Others go to the hook that was there.
     hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
@@ -24,7 +24,7 @@ def printing_user_errors(excepthook: Callable) -> Callable:
             message = f"error: {user_error}"
             note_user_error()
         elif issubclass(kind, KeyboardInterrupt):
-            message = "interrupted; rerun to resume from the last checkpoint"
+            message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
         else:
             return excepthook(kind, error, traceback)
         sys.stdout.flush()

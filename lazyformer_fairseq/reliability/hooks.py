@@ -93,6 +93,8 @@ HOOKS = (
     *_hooks(REGISTRATION, "reliability.our_runs",
         ("fairseq.options:parse_args_and_arch", "starting_when_parsed",
          "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU"),
+        ("fairseq.utils:import_user_module", "importing_one_plugin",
+         "another copy of this package, given as --user-dir, ends in a traceback that names one of the two"),
         ("fairseq.trainer:Trainer.__init__", "starting_with_trainer", "a run starts: of a script that parses nothing")),
     *_hooks(REGISTRATION, "reliability.our_runs",
         ("fairseq.dataclass.initialize:add_defaults", "starting_with_defaults",
@@ -176,6 +178,8 @@ HOOKS = (
          "fairseq asks the first process alone what its task carries, when the others have left for the next update"),
         ("fairseq.trainer:Trainer.load_checkpoint", "give_memory_back",
          "fairseq sends the extra state to all processes, but not to the task"),
+        ("fairseq.trainer:Trainer.load_checkpoint", "keep_the_clock_running",
+         "within an epoch fairseq loads the stopwatch `wall` from the checkpoint, stopped: it reads 0 from then on"),
         *(
             (f"fairseq.optim.fp16_optimizer:{optimizer}.{method}", wrapper,
              "of weights trained in fp16 or bf16 the rounded ones alone are saved")

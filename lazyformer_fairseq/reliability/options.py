@@ -1,12 +1,26 @@
 """Options of a safe run, shared by all tasks, and which of fairseq's own cannot be met."""
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
-from omegaconf import ListConfig
+from omegaconf import DictConfig, ListConfig
 
 from lazyformer_fairseq.errors import UserError
+
+CRITERIONS = {
+    "full_sentences_masked_lm": "masked_lm_accuracy",
+    "glue": "glue",
+    "stream_language_modeling": "causal_lm",
+}
+OURS = "'lazyformer_fairseq[logging]', or in a checkout pip install '.[logging]'"
+LOGS_NEED = {
+    "tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS),
+    "wandb_project": (("wandb",), OURS),
+    "aim_repo": (("aim",), "aim"),
+    "azureml_logging": (("azureml",), "azureml-core"),
+}
 
 
 def option(default: Any, help: str) -> Any:
@@ -73,6 +87,23 @@ def _is_below(value: Any, least: int) -> bool:
         return float(value) < least
     except (TypeError, ValueError):
         return False
+
+
+def refuse_unfit(cfg: DictConfig) -> None:
+    """Raises a UserError for what is missing of a run's settings, or where a package is that one of them needs."""
+    task = cfg.task._name
+    if task in CRITERIONS and getattr(cfg.criterion, "_name", None) in (None, "cross_entropy"):
+        raise UserError(
+            f"--criterion: give {CRITERIONS[task]}; fairseq's default, cross_entropy, cannot train --task {task}"
+        )
+    if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
+        raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
+    for name, (packages, what) in LOGS_NEED.items():
+        if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
+            raise UserError(
+                f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, as {' or '.join(packages)} "
+                f"is not installed here: pip install {what}"
+            )
 
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:

@@ -1,13 +1,24 @@
 """Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
 
+import functools
+import re
 import sys
-from typing import Any
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Optional
 
+import torch
+from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
-from lazyformer_fairseq.reliability.installing import PACKAGE, start_run
-from lazyformer_fairseq.reliability.options import refuse_impossible
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.files.claims import claim
+from lazyformer_fairseq.reliability.hooks import Stage
+from lazyformer_fairseq.reliability.installing import PACKAGE, install, start_run
+from lazyformer_fairseq.reliability.options import refuse_impossible, refuse_unfit
 from lazyformer_fairseq.reliability.update_size import settle
 
 
@@ -27,14 +38,59 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
 
     fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
     """
+    words = sys.argv[1:] if input_args is None else input_args
+    task = _value_of("--task", words)
+    if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
+        parser.error = functools.partial(_refuse, parser, input_args is None)
     parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
     options = parsed[0] if isinstance(parsed, tuple) else parsed
     if names_task_of_ours(options):
         start_run(command_line=input_args is None)
-        if "--tpu" not in (sys.argv if input_args is None else input_args):
+        if "--tpu" not in words:
             options.tpu = False
         refuse_impossible(options)
     return parsed
+
+
+def _value_of(option: str, words: Sequence[str]) -> Optional[str]:
+    """The last one that a command line gives it."""
+    found = None
+    for word, after in zip_longest(words, words[1:]):
+        name, equals, value = word.partition("=")
+        if name == option:
+            found = value if equals else after
+    return found
+
+
+def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
+    """In place of argparse's ``error``, which prints a page: a UserError with the names that are nearest."""
+    if command_line:
+        start_run(command_line=True)
+    if match := re.fullmatch(r"argument ([\w-]+)\S*: invalid choice: '(.*)' \(choose from (.*)\)", message):
+        option, value, choices = match.groups()
+        known = re.findall("'(.*?)'", choices)
+        message = f"{option} {value}: no such name{nearest(value, known)}"
+    elif message.startswith("unrecognized arguments: "):
+        words = message.removeprefix("unrecognized arguments: ").split(" ")
+        name = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+        message = f"{name}: no such option here{nearest(name, parser._option_string_actions)}"
+    raise UserError(message)
+
+
+def importing_one_plugin(import_user_module, args):
+    """``import_user_module(args)``. Raises a UserError where ``--user-dir`` is missing, or another copy of ours."""
+    try:
+        import_user_module(args)
+    except (ImportError, FileNotFoundError) as error:
+        if isinstance(error, FileNotFoundError):
+            what = "no such folder"
+        elif "not globally unique" in str(error) and Path(args.user_dir).name == PACKAGE:
+            what = f"{PACKAGE} is loaded already, from another folder; give {Path(__file__).parents[1]}"
+        else:
+            raise
+        if "--user-dir" in sys.argv:
+            install(Stage.COMMAND_LINE)
+        raise UserError(f"--user-dir {args.user_dir}: {what}") from error
 
 
 def starting_with_defaults(add_defaults, cfg):
@@ -43,7 +99,26 @@ def starting_with_defaults(add_defaults, cfg):
     if names_task_of_ours(cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
+        refuse_unfit(cfg)
         settle(cfg)
+        _claim_folder(cfg.checkpoint, cfg.distributed_training)
+
+
+def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
+    """The first process of a run claims ``--save-dir`` for all; each raises a UserError where another run has it."""
+    is_shared = torch.distributed.is_initialized()
+    if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):
+        return
+    problem = [None]
+    if is_master(distributed_training):
+        try:
+            claim(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
+        except UserError as error:
+            problem = [f"--save-dir {error}"]
+    if is_shared:
+        torch.distributed.broadcast_object_list(problem)
+    if problem[0]:
+        raise UserError(problem[0])
 
 
 def starting_with_trainer(init, self, cfg, task, *args, **kwargs):

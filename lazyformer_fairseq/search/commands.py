@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.existing_paths import refuse_missing_folders
+from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import describe_letters
@@ -75,7 +75,7 @@ def search(**given: Any) -> None:
     """
     refuse_missing_folders(given["data"])
     refuse_without_extra("search", "lazyformer search")
-    from lazyformer_fairseq.search.latency.measure import time_updates
+    from lazyformer_fairseq.search.measure import time_updates
     from lazyformer_fairseq.search.run import run_search
 
     out, save_interval, time_only = given.pop("out"), given.pop("save_interval"), given.pop("time_only")
@@ -99,7 +99,7 @@ def _settings(
 ) -> SearchSettings:
     """Raises UserError if the options do not fit together."""
     from lazyformer_fairseq.costs.machine import device_named
-    from lazyformer_fairseq.search.latency.price import read_price_list
+    from lazyformer_fairseq.search.price import read_price_list
     from lazyformer_fairseq.search.supernet import fairseq_model
 
     names, device = read_candidates(candidates), device_named(device)
@@ -107,7 +107,7 @@ def _settings(
     schedule = Schedule(**{field.name: rest.pop(field.name) for field in fields(Schedule)})
     baseline = choose_baseline(baseline_pattern, sublayers, len(plan(cfg.model.sublayer_pattern)))
     settings = SearchSettings(str(Path(data).absolute()), task, arch, baseline, names, schedule, device=device, **rest)
-    return replace(settings, prices=read_price_list(latencies, settings.priced).as_json()) if latencies else settings
+    return replace(settings, prices=read_price_list(latencies, settings.priced)) if latencies else settings
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:

@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.search.latency.price import PriceList
+from lazyformer_fairseq.search.price import Prices, expected_latency
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters, most_probable
 from lazyformer_fairseq.search.settings import Schedule
 from lazyformer_fairseq.search.supernet.data_parts import Part, move_to
@@ -41,7 +41,7 @@ class Search:
         training: SupernetTraining,
         parts: tuple[Part, Part],
         schedule: Schedule,
-        prices: PriceList,
+        prices: Prices,
         log_interval: int = 100,
     ):
         self.training = training
@@ -136,7 +136,7 @@ class Search:
                 "entropy": self.choices.entropy(),
                 "pattern": compact(letters(chosen)),
                 "by_layer": by_layer(chosen),
-                "expected_latency": float(self.prices.expected(probabilities.cpu(), self.choices.candidates)),
+                "expected_latency": float(expected_latency(self.prices, probabilities.cpu(), self.choices.candidates)),
             }
         )
 

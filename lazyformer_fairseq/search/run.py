@@ -1,20 +1,33 @@
-"""A whole search, from its settings to its results."""
+"""A whole search in its folder, from its settings to its results. Every file there is either complete or absent."""
 
+import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.files.whole import write_text
-from lazyformer_fairseq.search.folder import LATENCIES, RESULT, SearchFolder
-from lazyformer_fairseq.search.latency.measure import measure_prices
-from lazyformer_fairseq.search.latency.price import LatencyPrice, PriceList
+from lazyformer_fairseq.reliability.checkpoints.files import save
 from lazyformer_fairseq.search.loop import SAVE_INTERVAL, Search
+from lazyformer_fairseq.search.measure import measure_prices
+from lazyformer_fairseq.search.price import Prices, latency_of
 from lazyformer_fairseq.search.report.comparison import compare_with_baseline, table
 from lazyformer_fairseq.search.report.found_pattern import by_layer, compact, letters
 from lazyformer_fairseq.search.report.pictures import draw_history, draw_probabilities
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.search.supernet.training import SupernetTraining
+
+SETTINGS = "settings.json"
+STATE = "state.pt"
+HISTORY = "history.jsonl"
+RESULT = "result.json"
+LATENCIES = "latencies.json"
 
 
 def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:
@@ -24,54 +37,80 @@ def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_I
         What result.json holds.
 
     Raises:
-        UserError: the folder holds another search, or settings and data do not fit together.
+        UserError: the folder holds a search begun with other settings, or other things, or is not writable; or
+            settings and data do not fit together.
     """
     fairseq = FairseqSearch(settings)
     fairseq.parts()  # data that does not fit must not leave a folder behind
-    with SearchFolder.claimed(path, settings) as folder:
-        if (found := folder.result()) is not None:
+    _refuse_other_things(path)
+    with claimed(path):
+        keep_settings_of(settings, path)
+        if (path / RESULT).exists():
             print(f"{path}: this search is finished.")
-            return found
-        search = open_search(fairseq, folder)
-        search.run(folder.save_state, save_interval)
-        return _write_results(fairseq, folder, search)
+            return read_json(path / RESULT)
+        search = open_search(fairseq, path)
+        search.run(partial(save_state, path), save_interval)
+        return _write_results(fairseq, path, search)
 
 
-def open_search(fairseq: FairseqSearch, folder: SearchFolder) -> Search:
+def _refuse_other_things(path: Path) -> None:
+    """Raises a UserError where a folder holds what no search wrote."""
+    is_other = path.exists() and not (path / SETTINGS).exists()
+    if is_other and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
+        raise UserError(f"{path}: exists already and holds no search; choose another folder")
+
+
+def keep_settings_of(settings: SearchSettings, path: Path) -> None:
+    """Raises a UserError where the folder's search has begun with other settings."""
+    begun = (path / STATE).exists()
+    keep_settings(path / SETTINGS, asdict(settings), "a search", begun, made_by_them=[path / LATENCIES])
+
+
+def open_search(fairseq: FairseqSearch, path: Path) -> Search:
     """A search at its start, or at its folder's saved state."""
-    settings, prices = fairseq.settings, _prices(fairseq, folder)
-    price = LatencyPrice(prices, settings.latency_price, settings.latency_budget, prices.of(settings.baseline))
-    supernet = fairseq.build_supernet(settings.candidates)
-    training = SupernetTraining(supernet, settings, fairseq.loss_of, price)
+    settings, prices = fairseq.settings, _prices(fairseq, path)
+    training = SupernetTraining(fairseq.build_supernet(settings.candidates), settings, fairseq.loss_of, prices)
     search = Search(training, fairseq.parts(), settings.schedule, prices, settings.log_interval)
-    if (state := folder.load_state()) is not None:
-        search.load_state_dict(state)
-        print(f"{folder.path}: resumes at update {search.update}.")
+    if (path / STATE).exists():
+        search.load_state_dict(load_state(path / STATE))
+        print(f"{path}: resumes at update {search.update}.")
     return search
 
 
-def _prices(fairseq: FairseqSearch, folder: SearchFolder) -> PriceList:
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Writes the state, then the history in it as JSON lines."""
+    save(state, path / STATE)
+    write_text(path / HISTORY, "".join(json.dumps(row) + "\n" for row in state["history"]))
+
+
+def load_state(file: Path) -> dict[str, Any]:
+    """A saved state, on the CPU (UserError where it is damaged)."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds of errors on a damaged file
+        raise UserError(
+            f"{file}: damaged, or no state of a search ({type(error).__name__}); remove it to start anew"
+        ) from error
+
+
+def _prices(fairseq: FairseqSearch, path: Path) -> Prices:
     """As given; else as measured when the search began, because a resumed search must pay the same."""
-    given = fairseq.settings.prices
-    if given is not None:
-        return PriceList.of_json(given)
-    measured = folder.path / LATENCIES
-    if measured.exists():
-        return PriceList.of_json(read_json(measured))
-    prices = measure_prices(fairseq)
-    write_json(measured, prices.as_json())
-    return prices
+    if fairseq.settings.prices is not None:
+        return fairseq.settings.prices
+    if not (path / LATENCIES).exists():
+        write_json(path / LATENCIES, measure_prices(fairseq))
+    return read_json(path / LATENCIES)
 
 
-def _write_results(fairseq: FairseqSearch, folder: SearchFolder, search: Search) -> dict[str, Any]:
-    choices, chosen, path = search.choices, search.most_probable(), folder.path
+def _write_results(fairseq: FairseqSearch, path: Path, search: Search) -> dict[str, Any]:
+    choices, chosen = search.choices, search.most_probable()
     probabilities = choices.probabilities().tolist()
     write_json(
         path / "probabilities.json",
         {"candidates": list(choices.candidates), "layers": probabilities, "by_layer": by_layer(chosen)},
     )
     draw_probabilities(probabilities, choices.candidates, path / "probabilities.png")
-    draw_history(search.history, search.prices.of(fairseq.settings.baseline), path / "history.png")
+    draw_history(search.history, latency_of(search.prices, fairseq.settings.baseline), path / "history.png")
     rows = compare_with_baseline(fairseq, chosen)
     result = {
         "pattern": compact(letters(chosen)),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import infer_dataset_impl
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
@@ -13,7 +14,8 @@ from omegaconf import II, MISSING
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.data_check import check_data
+from lazyformer_fairseq.files.indexed_format import MappedItems
+from lazyformer_fairseq.reliability.data_check import check_data, prefixes
 from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask, dictionary_of, keep_tokenizer_with_checkpoints
 
@@ -47,18 +49,15 @@ class FullSentencesMaskedLMTask(EncoderTask):
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
         mask_index = dictionary.add_symbol("<mask>")
-        try:
-            self.masking = Masking(
-                vocab_size=len(dictionary),
-                mask_index=mask_index,
-                pad_index=dictionary.pad(),
-                special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
-                probability=cfg.mask_prob,
-                keep=cfg.leave_unmasked_prob,
-                random=cfg.random_token_prob,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        self.masking = Masking(
+            vocab_size=len(dictionary),
+            mask_index=mask_index,
+            pad_index=dictionary.pad(),
+            special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
+            probability=cfg.mask_prob,
+            keep=cfg.leave_unmasked_prob,
+            random=cfg.random_token_prob,
+        )
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
@@ -74,23 +73,23 @@ class FullSentencesMaskedLMTask(EncoderTask):
         if split not in self.datasets:
             self._check_data(folders, split, combine)
         path = str(Path(folders[(epoch - 1) % len(folders)]) / split)
-        items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if infer_dataset_impl(path) == "mmap" and len(prefixes(Path(path), combine)) == 1:
+            items = MappedItems(path)
+        else:
+            items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
         if items is None:
             raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
-        try:
-            dataset = FullSentencesDataset(
-                items,
-                items.sizes,
-                self.cfg.tokens_per_sample,
-                bos=self.dictionary.bos(),
-                eos=self.dictionary.eos(),
-                masking=self.masking,
-                seed=self.cfg.seed,
-                shuffle=split == "train",
-                name=path,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        dataset = FullSentencesDataset(
+            items,
+            items.sizes,
+            self.cfg.tokens_per_sample,
+            bos=self.dictionary.bos(),
+            eos=self.dictionary.eos(),
+            masking=self.masking,
+            seed=self.cfg.seed,
+            shuffle=split == "train",
+            name=path,
+        )
         self.datasets[split] = dataset
         logger.info(
             "%s: %d items packed into %d blocks of at most %d tokens, packing efficiency %.1f%%",

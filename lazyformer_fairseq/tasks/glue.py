@@ -147,12 +147,13 @@ class GlueTask(EncoderTask):
 
     def _read_official(self, split: str) -> EncodedExamples:
         file = read_split(self.description, self.cfg.data, split)
+        for oddity in file.oddities():
+            logger.warning("%s", oddity)
         encoded = encode_split(self.tokenizer, file, self.longest)
         logger.info(
-            "%s: %d examples, %d rows with too few fields skipped, %d cut to %s tokens, %.2f%% of tokens unknown",
+            "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
             file.path,
             len(file.examples),
-            len(file.short_lines),
             encoded.truncated,
             self.longest,
             100 * encoded.unknown_share,

@@ -203,7 +203,7 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
         build_corpus([str(text)], out, CorpusSettings(200, 0.1))
     else:
         with pytest.raises(UserError, match="none of the 80 documents"):
-            build_corpus([str(text)], out, CorpusSettings(200, 0))
+            build_corpus([str(text)], out, CorpusSettings(200, 1))
     with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_words is 4 there, 5 here\)"):
         build_corpus([str(text)], out, CorpusSettings(200, 0.1, min_words=5))
     text.write_text(text.read_text() + "One more.")
@@ -240,8 +240,8 @@ def test_a_truncated_dump(raw, tmp_path):
 
 
 def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_path):
-    with pytest.raises(UserError, match="fell into the valid split"):
-        build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, valid_share=0))
+    with pytest.raises(UserError, match="fell into the train split"):
+        build_corpus(inputs(raw), tmp_path / "out", replace(SETTINGS, valid_share=1))
     words = tmp_path / ".out.unfinished" / "words" / "00000"
     before = words.stat().st_ino, words.stat().st_mtime_ns
     with pytest.raises(UserError, match="vocabulary of 30000: too large for this text; give at most"):

@@ -14,8 +14,10 @@ from lazyformer_fairseq.modules.attention import fused, materialize
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 aten = torch.ops.aten
@@ -34,19 +36,10 @@ def counted(call) -> int:
     return counter.get_total_flops()
 
 
-@pytest.fixture
-def kernels_in_sight(monkeypatch):
-    """The kernels as plain functions: the counter does not see into operators of ours."""
-    shared = (blockwise.reuse_forward, blockwise.value_gradient, blockwise.block_gradient)
-    for module, store in ((fused, False), (materialize, True)):
-        forward = functools.partial(blockwise.attend_forward, store=store)
-        monkeypatch.setattr(module, "_KERNELS", BlockKernels(forward, *shared))
-
-
 @pytest.mark.parametrize("back_end", BACKENDS)
 @pytest.mark.parametrize("buckets", [0, 8])
 @pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
-def test_a_back_end(back_end, buckets, pattern, kernels_in_sight):
+def test_a_back_end(back_end, buckets, pattern):
     sizes = EncoderSizes(17, 12, 20, 3, 16, buckets)
     encoder = Encoder(
         pattern, 17, 12, 20, 3, max_positions=16, relative_position_buckets=buckets, lazy_backend=back_end
@@ -62,6 +55,25 @@ def test_a_back_end(back_end, buckets, pattern, kernels_in_sight):
     assert counted(lambda: forward().sum().backward()) == count_encoder_flops(*arguments, training=True)
     with torch.no_grad():
         assert counted(forward) == count_encoder_flops(*arguments)
+
+
+@pytest.mark.parametrize("back_end", ["materialize", "fused"])
+def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
+    """Of the kernels as plain functions, the counter sees each product; pieces leave out keys in the future."""
+    decoder = CausalDecoder("sflf s", 17, 12, 20, 3, mem_len=6, lazy_backend=back_end)
+    tokens = torch.randint(2, 17, (2, 5))
+
+    def count() -> int:
+        memory = StreamMemory()
+        decoder(tokens, memory)
+        return counted(lambda: decoder(tokens, memory)[0].sum().backward())
+
+    by_formula = count()
+    shared = (blockwise.reuse_forward, blockwise.value_gradient, blockwise.block_gradient)
+    forward = functools.partial(blockwise.attend_forward, store=back_end == "materialize")
+    module = {"fused": fused, "materialize": materialize}[back_end]
+    monkeypatch.setattr(module, "_KERNELS", BlockKernels(forward, *shared))
+    assert by_formula == count()
 
 
 @pytest.mark.parametrize(("name", "build"), [(FAIRSEQ, FairseqRoberta), (HUGGING_FACE, HuggingFaceBert)])

@@ -6,7 +6,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
-from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
+from lazyformer_fairseq.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory

@@ -8,7 +8,7 @@ from fairseq.logging import metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 

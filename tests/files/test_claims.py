@@ -4,6 +4,8 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -44,6 +46,33 @@ def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path, holder):
     with claimed(tmp_path / "folder"):
         assert not left.exists()
         assert (tmp_path / "folder" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def claim_from_outside(folder) -> str:
+    code = "import sys; from pathlib import Path; from lazyformer_fairseq.files.claims import claim; "
+    code += "claim(Path(sys.argv[1]), '.mine.lock')"
+    run = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    return run.stderr
+
+
+def test_a_claim_to_the_end_of_a_process_is_not_its_childrens(tmp_path):
+    """A data worker may live on for seconds when its run was killed, and the run's restart must not wait for it."""
+    code = (
+        "import os, sys, time; from pathlib import Path; from lazyformer_fairseq.files.claims import claim\n"
+        "for _ in range(2): claim(Path(sys.argv[1]), '.mine.lock')\n"
+        "child = os.fork()\n"
+        "if child: print(child, flush=True)\n"
+        "time.sleep(1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            assert f"another run is at work there (process {holder.pid} on" in claim_from_outside(tmp_path)
+            holder.kill()
+            holder.wait()
+            assert claim_from_outside(tmp_path) == ""
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
-from helpers import toy_texts
+from helpers import toy_texts, train_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from lazyformer_fairseq.data.glue.encode import encode_split
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
+from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import (
@@ -129,7 +130,7 @@ def test_rows_with_too_few_fields_are_reported(wanted, toy_glue, tmp_path):
     (prepared,) = prepare_tasks(Preparation(tmp_path / "data", wanted.tokenizer, wanted.output), [TASKS["QQP"]])
     counts = prepared.manifest["splits"]["train"]
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
-    assert "2 rows with too few fields were left out (line 4, 67" in remarks(prepared)[0]
+    assert "2 rows with too few fields left out (line 4, 67)" in remarks(prepared)[0]
 
 
 def test_a_second_time_it_is_reused_or_refused(wanted, toy_glue, tmp_path):
@@ -201,7 +202,7 @@ def test_damage_is_found(wanted):
 def test_the_task_refuses_what_does_not_belong_together(wanted, data_folder, tmp_path, prepared):
     with pytest.raises(UserError, match="holds CoLA, not RTE"):
         glue_task(prepared["CoLA"].folder, wanted.tokenizer, "--glue-task", "RTE")
-    Tokenizer.train(toy_texts(60), tmp_path / "other", 120)
+    train_tokenizer(tmp_path / "other", toy_texts(60), 120, TextSettings())
     with pytest.raises(UserError, match="was prepared with another tokenizer"):
         glue_task(prepared["CoLA"].folder, tmp_path / "other", "--max-positions", "512")
 

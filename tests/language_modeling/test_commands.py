@@ -39,12 +39,22 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     lm("evaluate", checkpoint, lm_data, *lengths, "--json", tmp_path / "other.json", "--device", "cpu")
     other = json.loads((tmp_path / "other.json").read_text())
     assert (other["tgt_len"], other["mem_len"], other["clamp_len"], other["split"]) == (16, 20, 18, "valid")
-    assert other["nats_per_token"] != result["nats_per_token"]
+    assert other["bits_per_token"] != result["bits_per_token"]
     in_bf16 = ("--precision", "bf16", "--device", "cpu", "--json", tmp_path / "bf16.json")
     lm("evaluate", checkpoint, lm_data, *in_bf16)
     rounded = json.loads((tmp_path / "bf16.json").read_text())
-    assert rounded["nats_per_token"] == pytest.approx(result["nats_per_token"], rel=0.01)
-    assert rounded["nats_per_token"] != result["nats_per_token"]
+    assert rounded["bits_per_token"] == pytest.approx(result["bits_per_token"], rel=0.01)
+    assert rounded["bits_per_token"] != result["bits_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--tgt-len", 0), ("--mem-len", -1), ("--clamp-len", -2), ("--batch-size", 0)]
+)
+def test_evaluate_refuses_lengths_that_cannot_be(lm_data, option, value):
+    command = ["lm", "evaluate", str(lm_data / "dict.txt"), str(lm_data), option, str(value)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"'{option}': {value} is not in the range x>={value + 1}." in result.output
 
 
 def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch):
@@ -63,7 +73,6 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
         refused("is no language model of this package; it names no task", tmp_path / "no_task.pt", lm_data)
     exported = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "exported" / "model.safetensors"
     refused("is no language model of this package", exported, lm_data)
-    refused("--tgt-len 0: must be 1 or more", checkpoint, lm_data, "--tgt-len", 0)
     refused("--json .*: its folder is not there", checkpoint, lm_data, "--json", tmp_path / "no" / "r.json")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused("--device cuda: torch finds no GPU here", checkpoint, lm_data, "--device", "cuda")

@@ -3,15 +3,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import trainer
+from fairseq import options, tasks, trainer
 from fairseq.data import Dictionary
 
-from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
+from lazyformer_fairseq.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 TINY = [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")]
 SMALL = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, adaptive_softmax_cutoff="9,30")
@@ -170,6 +170,19 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(other, message):
     weights = make_model(**other).state_dict()
     with pytest.raises(UserError, match=message):
         make_model().load_state_dict(weights)
+
+
+@pytest.mark.parametrize(
+    ("task", "arch"),
+    [("full_sentences_masked_lm", "bert_tiny"), ("stream_language_modeling", "lazy_par_transformer_tiny")],
+)
+def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path, task, arch):
+    """It leaves out every option that was not given: all have their defaults, or what the arch says."""
+    (tmp_path / "dict.txt").write_text("".join(f"w{number} 9\n" for number in range(30)))
+    args = options.get_args(tmp_path, task=task, arch=arch, dropout=0.3)
+    model = tasks.setup_task(args).build_model(args)
+    assert (model.cfg.dropout, str(model.cfg.lazy_backend)) == (0.3, "auto")
+    assert model.cfg.sublayer_pattern == {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].sublayer_pattern
 
 
 def test_fairseq_sees_no_shared_parameter():

@@ -57,6 +57,39 @@ def test_features_of_a_text_do_not_depend_on_its_batch(trained):
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)
 
 
+def test_padding_on_the_left_changes_nothing(trained):
+    model = (hub := LazyFormerModel.from_pretrained(trained)).model
+    model.register_classification_head("cola", 2)
+    ids, longer = hub.encode("Anna sees Ben."), hub.encode("Anna and Ben walk to the river together.")
+    missing = longer.size(1) - ids.size(1)
+    batch = torch.cat([torch.nn.functional.pad(ids, (missing, 0), value=hub.tokenizer.dictionary.pad()), longer])
+    torch.testing.assert_close(model(batch)[0][:1, missing:], model(ids)[0])
+    heads = {"classification_head_name": "cola"}
+    torch.testing.assert_close(model(batch, **heads)[0], torch.cat([model(each, **heads)[0] for each in (ids, longer)]))
+
+
+def test_a_list_of_texts_is_taken_and_no_text_refused_in_a_line(trained):
+    hub = LazyFormerModel.from_pretrained(trained)
+    texts = ["Anna sees Ben.", "The house."]
+    assert torch.equal(hub.extract_features(texts), hub.extract_features(*texts))
+    for wrong in ((), ([],)):
+        with pytest.raises(UserError, match=r"no text: give one or more, as in extract_features\('One"):
+            hub.extract_features(*wrong)
+    for wrong in (("Anna", 3), (["Anna", None],), (b"Anna",)):
+        with pytest.raises(UserError, match="(3|None|b'Anna') is no text: give strings"):
+            hub.extract_features(*wrong)
+    with pytest.raises(UserError, match="takes one text at a time"):
+        hub.fill_mask(["The <mask>.", "A <mask>."])
+
+
+def test_a_checkpoint_may_be_given_instead_of_its_folder(trained):
+    by_name = LazyFormerModel.from_pretrained(trained, "checkpoint_last.pt")
+    by_file = LazyFormerModel.from_pretrained(str(trained / "checkpoint_last.pt"))
+    assert torch.equal(by_file.extract_features("The house."), by_name.extract_features("The house."))
+    with pytest.raises(UserError, match=r"^\S*absent.pt: no such file or folder"):
+        LazyFormerModel.from_pretrained(trained / "absent.pt")
+
+
 def test_text_longer_than_the_model_is_cut(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512

@@ -8,7 +8,7 @@ from fairseq.data import Dictionary
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel

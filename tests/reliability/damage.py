@@ -9,7 +9,7 @@ import torch
 from fairseq.trainer import Trainer
 from torch.nn import Linear
 
-from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
 
 WEIGHT = "encoder.sentence_encoder.embed_tokens.weight"
 

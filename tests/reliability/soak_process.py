@@ -39,7 +39,8 @@ def main(output: Path, every: int, options: list[str]) -> None:
                 hook.remove()
             if calls % every == 0:
                 with output.open("a") as file:
-                    file.write(json.dumps({"update": calls, **held()}) + "\n")
+                    left = len(trainer.epoch_iterator) - trainer.epoch_iterator.iterations_in_epoch
+                    file.write(json.dumps({"update": calls, "batches_left": left, **held()}) + "\n")
 
     Trainer.train_step = measured_train_step
     sys.argv = ["fairseq-train", *options]

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
+from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
 from fairseq.trainer import Trainer
 from helpers import assert_equal_state, build_toy_corpus
@@ -82,6 +83,7 @@ def assert_goes_on_bit_for_bit(fairseq_train, data, folder, options: str, choose
         logged |= watch.logged
     with Watch() as watch:
         resumed = fairseq_train(data, options, folder / "stopped")
+    assert metrics.get_meter("default", "wall").elapsed_time > 0
     assert ids | watch.ids == alone.ids
     logged |= watch.logged
     assert logged == alone.logged

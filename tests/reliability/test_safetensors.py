@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from helpers import build_toy_corpus, write_toy_glue
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
@@ -54,6 +54,13 @@ def test_the_same_outputs_to_the_last_bit(trained, exported):
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert {**before.model.cfg, "_name": None} == dict(after.model.cfg)
     assert {path.name for path in exported.iterdir()} == {"model.safetensors", "config.json", "tokenizer"}
+
+
+def test_the_command_takes_a_file_too(trained, exported, tmp_path):
+    outcome = CliRunner().invoke(main, ["export", str(trained / "checkpoint_last.pt"), str(tmp_path / "model")])
+    assert outcome.exit_code == 0, outcome.output
+    of_file, of_folder = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", exported))
+    assert of_file.keys() == of_folder.keys() and all(torch.equal(of_file[name], of_folder[name]) for name in of_file)
 
 
 def test_tied_weights_are_stored_once_and_tied_again(exported):

@@ -25,7 +25,7 @@ from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.reliability.checkpoints.untrusted import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.reliability.command_line import find_user_error
 from lazyformer_fairseq.reliability.hooks import EVALUATING_MODULES
-from lazyformer_fairseq.search.folder import STATE, SearchFolder
+from lazyformer_fairseq.search.run import STATE, load_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected pickle protocol"),
@@ -95,8 +95,6 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         UNTRUSTED["torch, in the weights"](folder / name, victim)
     glue_data = write_toy_glue(tmp_path / "glue", train=4, valid=4)
     evil = folder / "model.pt"
-    search = object.__new__(SearchFolder)
-    search.path = folder
     entries = [
         lambda: fairseq_train(data_folder, f"{TINY} --max-update 2 --restore-file {evil}", tmp_path / "restored"),
         lambda: fairseq_train(data_folder, f"{TINY} --max-update 2 --finetune-from-model {evil}", tmp_path / "tuned"),
@@ -114,7 +112,7 @@ def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_tra
         lambda: load_finetuned(TASKS["CoLA"], folder, glue_data / "CoLA", trained / "tokenizer"),
         lambda: load_model(evil, data_folder),
         lambda: checkpoint_utils.load_model_ensemble([str(evil)]),
-        search.load_state,
+        lambda: load_state(folder / STATE),
     ]
     for entry in entries:
         refusal(entry)

@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.search.latency.price import PriceList
 from lazyformer_fairseq.search.loop import Search
 from lazyformer_fairseq.search.settings import Schedule, SearchSettings
 from lazyformer_fairseq.search.supernet.choices import Choices
@@ -71,7 +70,7 @@ def found(seed: int) -> torch.Tensor:
     settings = SearchSettings("", "", "", "sfsf", weights_lr=2e-2, architecture_lr=5e-2)
     schedule = Schedule(240, 240 + 36 * 8, final_temperature=0.5, unchanged_share=99)
     training = SupernetTraining(Supernet(model, model.encoder, Choices(2, CANDIDATES)), settings, loss_of)
-    search = Search(training, (Questions(24, seed), Questions(12, seed + 500)), schedule, PriceList())
+    search = Search(training, (Questions(24, seed), Questions(12, seed + 500)), schedule, {})
     search.run(lambda state: None)
     return search.choices.probabilities().detach()[:, CANDIDATES.index("s")]
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
 from lazyformer_fairseq.patterns.grammar import expand, plan
-from lazyformer_fairseq.search.folder import SearchFolder
-from lazyformer_fairseq.search.latency.measure import time_updates
+from lazyformer_fairseq.search import run as a_run
 from lazyformer_fairseq.search.loop import Search
-from lazyformer_fairseq.search.run import open_search, run_search
+from lazyformer_fairseq.search.measure import time_updates
+from lazyformer_fairseq.search.run import keep_settings_of, open_search, run_search
 from lazyformer_fairseq.search.settings import Schedule, SearchSettings
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 
@@ -73,9 +74,10 @@ def searched(fairseq: FairseqSearch, path: Path, save_interval: int = 500, **cha
     """A search without the pictures and tables at its end."""
     fairseq = copy.copy(fairseq)
     fairseq.settings = replace(fairseq.settings, **changes)
-    folder = SearchFolder(path, fairseq.settings)
-    search = open_search(fairseq, folder)
-    search.run(folder.save_state, save_interval)
+    path.mkdir(exist_ok=True)
+    keep_settings_of(fairseq.settings, path)
+    search = open_search(fairseq, path)
+    search.run(partial(a_run.save_state, path), save_interval)
     return search
 
 
@@ -107,15 +109,15 @@ class Killed(BaseException):
 @pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, tmp_path, monkeypatch, capsys):
     searched(either, tmp_path / "whole")
-    save, saves = SearchFolder.save_state, []
+    save, saves = a_run.save_state, []
 
-    def save_and_die(self, state):
-        save(self, state)
+    def save_and_die(path, state):
+        save(path, state)
         saves.append(state["progress"]["update"])
         if len(saves) in (1, 3):
             raise Killed
 
-    monkeypatch.setattr(SearchFolder, "save_state", save_and_die)
+    monkeypatch.setattr(a_run, "save_state", save_and_die)
     for _ in range(2):
         with pytest.raises(Killed):
             searched(either, tmp_path / "killed", save_interval=5)
@@ -129,14 +131,14 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, tmp_path, mon
 @pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
 def test_every_update_can_be_resumed(either, tmp_path, monkeypatch):
     searched(either, tmp_path / "whole")
-    save = SearchFolder.save_state
+    save = a_run.save_state
 
-    def save_and_die(self, state):
-        save(self, state)
+    def save_and_die(path, state):
+        save(path, state)
         if state["progress"]["update"] < 24:
             raise Killed
 
-    monkeypatch.setattr(SearchFolder, "save_state", save_and_die)
+    monkeypatch.setattr(a_run, "save_state", save_and_die)
     for _ in range(23):
         with pytest.raises(Killed):
             searched(either, tmp_path / "killed", save_interval=1)
@@ -167,7 +169,7 @@ def test_results_fit_together(masked_lm, tmp_path, capsys):
     assert run_search(settings, tmp_path) == result
     assert "finished" in capsys.readouterr().out
     with pytest.raises(UserError, match="other settings .*seed is 1 there, 2 here"):
-        SearchFolder(tmp_path, replace(settings, seed=2))
+        run_search(replace(settings, seed=2), tmp_path)
 
 
 def test_a_seeded_search_is_repeatable_to_the_bit(masked_lm, tmp_path):
@@ -209,16 +211,17 @@ def test_too_few_updates_for_a_stage_of_architecture(masked_lm, tmp_path):
 
 
 def test_a_damaged_state_is_named(masked_lm, tmp_path):
-    folder = SearchFolder(tmp_path / "out", masked_lm.settings)
-    (tmp_path / "out" / "state.pt").write_bytes(b"PK")
+    keep_settings_of(masked_lm.settings, tmp_path)
+    (tmp_path / "state.pt").write_bytes(b"PK")
     with pytest.raises(UserError, match="state.pt: damaged"):
-        folder.load_state()
+        run_search(masked_lm.settings, tmp_path)
 
 
 def test_another_folder_is_not_taken(masked_lm, tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds no search"):
-        SearchFolder(tmp_path, masked_lm.settings)
+        run_search(masked_lm.settings, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_updates_can_be_timed(masked_lm, tmp_path):

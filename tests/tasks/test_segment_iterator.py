@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
-from lazyformer_fairseq.tasks.segment_iterator import SegmentIterator
+from lazyformer_fairseq.tasks.stream_language_modeling import SegmentIterator
 
 
 def iterator(rows: int, tgt_len: int = 5) -> SegmentIterator:

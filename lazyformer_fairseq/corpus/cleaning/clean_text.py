@@ -10,6 +10,7 @@ from typing import Optional
 from datatrove.data import Document
 
 from lazyformer_fairseq.corpus.cleaning.rules import HALVES, INVISIBLE, UNDECODABLE, Rule, rules_for
+from lazyformer_fairseq.corpus.measures import has_words, length_in_letters
 from lazyformer_fairseq.corpus.step import DocumentStep
 
 PASSES = 8  # markup nested deeper than this is not prose
@@ -32,11 +33,13 @@ class CleanText(DocumentStep):
 
     Args:
         min_line_words: a line with fewer words is dropped unless it ends like a sentence: a title, a caption, an item.
-        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
-            count as lines. One without any such place is dropped.
         min_line_letters: share of letters and spaces among a line's characters.
         min_document_characters: a document that keeps less is dropped as too short; one that lost more than half
             of its characters in lines of few letters is dropped for that.
+        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
+            count as lines. One without any such place is dropped.
+
+    Words and characters are counted as ``measures.py`` does, so that they fit the script.
     """
 
     name = "clean"
@@ -44,15 +47,13 @@ class CleanText(DocumentStep):
     def __init__(
         self,
         min_line_words: int = 5,
-        max_line_characters: int = 100_000,
         min_line_letters: float = 0.5,
         min_document_characters: int = 100,
+        max_line_characters: int = 100_000,
     ):
         super().__init__()
-        self.min_line_words = min_line_words
-        self.max_line_characters = max_line_characters
-        self.min_line_letters = min_line_letters
-        self.min_document_characters = min_document_characters
+        self.min_line_words, self.min_line_letters = min_line_words, min_line_letters
+        self.min_document_characters, self.max_line_characters = min_document_characters, max_line_characters
 
     def process(self, document: Document) -> Optional[str]:
         counts: Counter[str] = Counter()
@@ -74,7 +75,7 @@ class CleanText(DocumentStep):
             self.stat_update(label, value=number)
         if characters_of_few_letters > characters / 2:
             return "few letters"
-        return "too short" if len(document.text) < self.min_document_characters else None
+        return "too short" if length_in_letters(document.text) < self.min_document_characters else None
 
     def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
         """The clean line, and the reason to drop it or None."""
@@ -99,7 +100,7 @@ class CleanText(DocumentStep):
         others = len(line.encode().translate(None, LETTERS_AND_SPACE))
         if others > max(FEW, (1 - self.min_line_letters) * len(line)) or not LETTER.search(line):
             return "few letters"
-        if line.count(" ") < self.min_line_words - 1 and not ENDS_A_SENTENCE.search(line[-16:]):
+        if not has_words(line, self.min_line_words) and not ENDS_A_SENTENCE.search(line[-16:]):
             return "short, not a sentence"
         return None
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-KEEP, DUPLICATE, NEAR_DUPLICATE = 0, 1, 2
+KEEP, DUPLICATE, NEAR_DUPLICATE, HELD_OUT = range(4)
 REASONS = {DUPLICATE: "duplicate", NEAR_DUPLICATE: "near duplicate"}
 DOCUMENTS_PER_PARTITION = 4_000_000
 

@@ -1,4 +1,4 @@
-"""Tells equal documents by a hash of the text and, on request, similar ones by hashes that they share."""
+"""Tells equal documents by a hash of the text, and on request similar ones by hashes that they share."""
 
 import re
 

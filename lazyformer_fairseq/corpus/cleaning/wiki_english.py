@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Union
 
 # Links into these show a picture, or only sort the page; the text between the brackets is not part of the sentence.
 LEFT_OUT_NAMESPACES = frozenset("file image media category".split())
@@ -19,18 +20,11 @@ DISAMBIGUATION_OPENING = re.compile(
 FORMULA = "formula"  # stands for a formula, so that its sentence stays whole
 
 Arguments = list[str]  # those without a name, in order
-
-
-def _first(arguments: Arguments) -> str:
-    return arguments[0] if arguments else ""
+Text = Union[str, Callable[[Arguments], str]]  # with {} for the first argument, or a function of all
 
 
 def _second(arguments: Arguments) -> str:
-    return arguments[1] if len(arguments) > 1 else _first(arguments)
-
-
-def _paragraph(arguments: Arguments) -> str:
-    return f"\n\n{_first(arguments)}\n\n"
+    return arguments[min(1, len(arguments) - 1)] if arguments else ""
 
 
 BETWEEN_NUMBERS = frozenset(("to", "and", "or", "by", "x", "×", "-", "–", "to(-)", "+/-"))
@@ -50,44 +44,36 @@ def _fraction(arguments: Arguments) -> str:
     return " ".join([*whole, "/".join(parts if len(parts) != 1 else ["1", *parts])])
 
 
-def _always(text: str) -> Callable[[Arguments], str]:
-    return lambda arguments: text
-
-
-def _after(text: str) -> Callable[[Arguments], str]:
-    return lambda arguments: text + _first(arguments)
-
-
 # Templates whose text is part of a sentence, by their names in lower case; all others are dropped.
-INLINE_TEMPLATES: dict[str, Callable[[Arguments], str]] = {
+INLINE_TEMPLATES: dict[str, Text] = {
     **dict.fromkeys(
         "nowrap nobr nbr small smaller big larger em strong angbr vanchor sc sc2 smallcaps keypress key mvar math sic "
         "abbr tooltip nihongo nihongo2 ill val num gaps su sub sup flag flagcountry noitalic shy chem2".split(),
-        _first,
+        "{}",
     ),
-    **dict.fromkeys(("interlanguage link", "not a typo", "as written"), _first),
+    **dict.fromkeys(("interlanguage link", "not a typo", "as written"), "{}"),
     **dict.fromkeys("lang transl transliteration longitem rtl-lang script".split(), _second),
     **dict.fromkeys(("convert", "cvt"), _measure),
     **dict.fromkeys(("frac", "sfrac", "fraction"), _fraction),
-    **dict.fromkeys(("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"), _paragraph),
-    **dict.fromkeys(("snd", "spaced ndash", "spnd", "snds", "spaced en dash"), _always(" – ")),
-    **dict.fromkeys(("ndash", "en dash", "–"), _always("–")),
-    **dict.fromkeys(("mdash", "em dash", "—"), _always("—")),
-    **dict.fromkeys(("'", "-'", "'-"), _always("'")),
-    **dict.fromkeys(('"', '-"', '"-'), _always('"')),
-    **dict.fromkeys(("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"), _always(" ")),
-    **dict.fromkeys(("circa", "c."), _after("c. ")),
-    **dict.fromkeys(("us$", "usd"), _after("US$")),
-    **dict.fromkeys(("gbp", "£"), _after("£")),
-    **dict.fromkeys(("euro", "€"), _after("€")),
-    "inr": _after("₹"),
-    "as of": _after("As of "),
-    "floruit": _after("fl. "),
-    "'s": _always("'s"),
-    "=": _always("="),
-    "pi": _always("π"),
+    **dict.fromkeys(("quote", "cquote", "blockquote", "quotation", "block quote", "rquote"), "\n\n{}\n\n"),
+    **dict.fromkeys(("snd", "spaced ndash", "spnd", "snds", "spaced en dash"), " – "),
+    **dict.fromkeys(("ndash", "en dash", "–"), "–"),
+    **dict.fromkeys(("mdash", "em dash", "—"), "—"),
+    **dict.fromkeys(("'", "-'", "'-"), "'"),
+    **dict.fromkeys(('"', '-"', '"-'), '"'),
+    **dict.fromkeys(("nbsp", "space", "sp", "thinsp", "hair space", "·", "dot", "bull", "•"), " "),
+    **dict.fromkeys(("circa", "c."), "c. {}"),
+    **dict.fromkeys(("us$", "usd"), "US${}"),
+    **dict.fromkeys(("gbp", "£"), "£{}"),
+    **dict.fromkeys(("euro", "€"), "€{}"),
+    "inr": "₹{}",
+    "as of": "As of {}",
+    "floruit": "fl. {}",
+    "'s": "'s",
+    "=": "=",
+    "pi": "π",
     "chem": "".join,
     "ship": lambda arguments: " ".join(arguments[:2]),
-    **{prefix.lower(): _after(f"{prefix} ") for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()},
-    "lang-": _first,  # {{lang-fr|mot}}, {{lang-de|Wort}}, ...
+    **{prefix.lower(): f"{prefix} {{}}" for prefix in "USS HMS HMAS HMCS SS RMS MV USCGC".split()},
+    "lang-": "{}",  # {{lang-fr|mot}}, {{lang-de|Wort}}, ...
 }

@@ -150,7 +150,8 @@ def _template_text(match: re.Match) -> str:
         return ""
     arguments = PIPE_OUTSIDE_OF_LINKS.split(rest) if rest else []
     arguments = [NUMBERED_ARGUMENT.sub("", argument) for argument in arguments]
-    return render([argument.strip() for argument in arguments if not NAMED_ARGUMENT.match(argument)])
+    unnamed = [argument.strip() for argument in arguments if not NAMED_ARGUMENT.match(argument)]
+    return render(unnamed) if callable(render) else render.format(unnamed[0] if unnamed else "")
 
 
 def _link_text(match: re.Match) -> str:

@@ -12,6 +12,7 @@ from lazyformer_fairseq.corpus.readers.units import bytes_of
 from lazyformer_fairseq.corpus.step import CorpusStep
 
 PROGRESS_BYTES = 1 << 18
+NOT_UTF8 = "lines not UTF-8"
 
 
 def report_to_nobody(rank: int, bytes_done: int) -> None:
@@ -77,4 +78,5 @@ class ReadDocuments(CorpusStep):
                 yield Document(raw.text, f"{piece.path}:{raw.number}", metadata={"format": piece.format} | raw.metadata)
         finally:
             if watch.lines_not_utf8:
-                self.stat_update("lines not UTF-8", value=watch.lines_not_utf8)
+                self.stat_update(NOT_UTF8, value=watch.lines_not_utf8)
+                self.notes.add_dropped(NOT_UTF8, piece.path)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -137,9 +138,21 @@ def gather_notes(
             examples[step] += pairs[: EXAMPLES - len(examples[step])]
         for reason, found in notes["dropped"].items():
             names[reason] += found[: max(0, NAMES_OF_DROPPED - len(names[reason]))]
-        for path, count in notes["documents"].items():
-            documents[origins.get(path, path)] += count
-    return dict(examples), dict(sorted(names.items())), documents
+        documents.update(notes["documents"])
+    first_of_part, of_file = {}, Counter()
+    for path, origin in origins.items():  # in the order of the file
+        first_of_part[path], of_file[origin] = of_file[origin], of_file[origin] + documents.pop(path, 0)
+    names = {reason: [_in_input(name, origins, first_of_part) for name in found] for reason, found in names.items()}
+    return dict(examples), dict(sorted(names.items())), documents + of_file
+
+
+def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str, int]) -> str:
+    """``FILE:NUMBER`` of a document, or another remark, in the input; its parts are gone by now."""
+    part, _, number = name.rpartition(":")
+    if part in origins and number.isdecimal():
+        return f"{origins[part]}:{first_of_part[part] + int(number)}"
+    part = next((part for part in origins if name.startswith(part)), None)
+    return f"{origins[part]}, a part of it{name.removeprefix(part)}" if part else name
 
 
 def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers: int) -> dict[str, Any]:
@@ -188,12 +201,12 @@ def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, An
     parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
     unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
     tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
-    share = unigrams[unigrams > 0] / unigrams.sum()
+    share = unigrams[unigrams > 0] / max(1, unigrams.sum())
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     return {
         "documents": sum(part["documents"] for part in parts),
         "sentences": sentences,
         "tokens": tokens,
-        "unknown_share": unknown / tokens,
-        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()),
+        "unknown_share": unknown / tokens if tokens else None,  # None: the split is empty
+        "unigram_entropy_bits": float(-(share * np.log2(share)).sum()) if tokens else None,
     }, lengths

@@ -146,9 +146,10 @@ def _vocabulary(manifest: Manifest) -> str:
     rows = []
     for name in ("train", "valid"):
         split = manifest[name]
-        entropy = split["unigram_entropy_bits"]
         numbers = (manifest["documents"][name], split["sentences"], split["tokens"])
-        rows.append((name, *map(count, numbers), percent(split["unknown_share"]), f"{entropy:.2f}" if entropy else "–"))
+        entropy = f"{split['unigram_entropy_bits']:.2f}" if split["tokens"] else "–"
+        label = name if split["tokens"] else f"{name}: empty"
+        rows.append((label, *map(count, numbers), percent(split["unknown_share"]), entropy))
     headers = ("split", "documents", "sentences", "tokens", "unknown", "unigram entropy, bits")
     return f"<p>{line}</p>\n{table(headers, rows, 'tnnnnn')}"
 

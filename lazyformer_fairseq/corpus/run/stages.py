@@ -24,9 +24,9 @@ from datatrove.data import Document, DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.corpus.cleaning.clean_text import CleanText
-from lazyformer_fairseq.corpus.cleaning.duplicates import KEEP, REASONS, find_duplicates
+from lazyformer_fairseq.corpus.cleaning.duplicates import HELD_OUT, KEEP, REASONS, find_duplicates
 from lazyformer_fairseq.corpus.cleaning.fingerprint import Fingerprint
-from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
+from lazyformer_fairseq.corpus.cleaning.held_out import draw, threshold
 from lazyformer_fairseq.corpus.cleaning.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.readers.blocks import Piece
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
@@ -95,7 +95,7 @@ def later_stages(paths: WorkPaths, units: list[tuple[Piece, ...]], settings: Cor
     words: list[CorpusStep] = [
         ReadDocuments(units, settings.bad_files, TaskProgress(paths.stage("words") / "progress")),
         ExtractWikiMarkup(),
-        CleanText(),
+        CleanText(settings.min_line_words, settings.min_line_letters, settings.min_document_characters),
         Fingerprint(settings.near_duplicates),
         SplitSentences(settings.spacy_model, settings.min_words),
         NormaliseWords(settings.text),
@@ -161,13 +161,17 @@ def cut_one(
 
 
 def mark_duplicates(step: StageStep, rank: int, tasks: int) -> None:
-    """Decides for every unit which of its documents to drop, and why."""
+    """Decides for every unit which of its documents to drop, and why, and which to hold out."""
     stores = [WordStore(step.paths.store(unit)) for unit in range(step.units)]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
-    for unit, (store, mark) in enumerate(zip(stores, marks, strict=True)):
+    draws = [draw(store.fingerprints, step.settings.seed) for store in stores]
+    kept = [of_unit[mark == KEEP] for of_unit, mark in zip(draws, marks, strict=True)]
+    highest = threshold(kept, step.settings.valid_share)
+    for unit, (of_unit, mark) in enumerate(zip(draws, marks, strict=True)):
+        mark[(mark == KEEP) & (of_unit < highest)] = HELD_OUT
         with whole_file(step.paths.duplicates(unit), durable=False) as file:
             np.save(file, mark, allow_pickle=False)
-        for split, documents in documents_of_splits(step, store, unit).items():
+        for split, documents in documents_of_splits(step, unit).items():
             step.stat_update(split, value=int(documents.sum()))
         for key, reason in REASONS.items():
             step.stat_update(f"dropped: {reason}", value=int((mark == key).sum()))
@@ -176,11 +180,11 @@ def mark_duplicates(step: StageStep, rank: int, tasks: int) -> None:
 def count_words_of_unit(step: StageStep, rank: int, tasks: int) -> None:
     """Counts the words of the unit's training documents."""
     store = WordStore(step.paths.store(rank))
-    count_words(store, documents_of_splits(step, store, rank)["train"], step.paths.counts(rank))
+    count_words(store, documents_of_splits(step, rank)["train"], step.paths.counts(rank))
 
 
 def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
-    """Words of all units -> those frequent enough -> the BPE."""
+    """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
     paths, settings = step.paths, step.settings
     merged = merge_counts(
         [paths.counts(unit) for unit in range(step.units)],
@@ -190,7 +194,10 @@ def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
         settings.text.special_tokens,
     )
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
-    Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
+    if settings.tokenizer:
+        Tokenizer.load(settings.tokenizer).save(paths.tokenizer)
+    else:
+        Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
     write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
 
 
@@ -198,7 +205,7 @@ def write_ids_of_unit(step: StageStep, rank: int, tasks: int) -> None:
     """The unit's words become ids, train and valid apart."""
     store = WordStore(step.paths.store(rank))
     kept_words = np.load(step.paths.kept_words, mmap_mode="r", allow_pickle=False)
-    keep = documents_of_splits(step, store, rank)
+    keep = documents_of_splits(step, rank)
     prefixes = {split: step.paths.ids(rank, split) for split in keep}
     counts = write_ids(store, keep, load_tokenizer(step.paths.tokenizer), kept_words, prefixes)
     write_json(step.paths.ids(rank, "json"), counts, durable=False)
@@ -217,8 +224,7 @@ def join_shard(step: StageStep, rank: int, tasks: int) -> None:
 load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)  # once per process, for any number of units
 
 
-def documents_of_splits(step: StageStep, store: WordStore, unit: int) -> dict[str, np.ndarray]:
+def documents_of_splits(step: StageStep, unit: int) -> dict[str, np.ndarray]:
     """For each split, the documents of a unit that are in it: bool (documents,)."""
-    kept = np.load(step.paths.duplicates(unit), allow_pickle=False) == KEEP
-    held_out = is_held_out(store.fingerprints, step.settings.valid_share, step.settings.seed)
-    return {"train": kept & ~held_out, "valid": kept & held_out}
+    marks = np.load(step.paths.duplicates(unit), allow_pickle=False)
+    return {"train": marks == KEEP, "valid": marks == HELD_OUT}

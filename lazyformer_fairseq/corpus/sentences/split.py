@@ -5,6 +5,7 @@ from typing import Optional
 
 from datatrove.data import Document
 
+from lazyformer_fairseq.corpus.measures import has_words
 from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
 from lazyformer_fairseq.corpus.step import DocumentStep
 
@@ -59,7 +60,7 @@ def join_short(paragraphs: list[list[str]], min_words: int) -> list[str]:
         for sentence in paragraph:
             sentence = f"{waiting} {sentence}" if waiting else sentence
             waiting = ""
-            if len(sentence.split(maxsplit=min_words)) >= min_words:
+            if has_words(sentence, min_words):
                 sentences.append(sentence)
                 has_sentence = True
             elif has_sentence:

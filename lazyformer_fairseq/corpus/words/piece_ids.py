@@ -29,27 +29,38 @@ def write_ids(
     store: WordStore,
     keep: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
-    kept_hashes: np.ndarray,
+    frequent: np.ndarray,
     prefixes: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
     """Writes a unit's part of each split, each file whole or not at all.
 
     Args:
         keep: by split, bool (documents,): those that are in it.
-        kept_hashes: uint64, sorted: of the words that are frequent enough (see ``vocabulary.py``); every other word
-            becomes one ``<unk>``.
+        frequent: uint64, sorted: the hashes of the words that are frequent enough (see ``vocabulary.py``). In the
+            training split every other word becomes one ``<unk>``. The validation split asks what a model in use is
+            asked, in GLUE and in ``fill_mask``: there pieces spell every word.
 
     Returns:
         by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
         ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and "sentences per
         document" the counts of the bins between ``LENGTH_EDGES``.
     """
-    pieces = WordPieces(store.vocabulary, tokenizer, kept_hashes)
-    return {split: _write_part(store.select(keep[split]), pieces, tokenizer, prefixes[split]) for split in keep}
+    hashes = word_hashes(store.vocabulary)
+    is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
+    counts = {}
+    for split, documents in keep.items():
+        selected = store.select(documents)
+        spelt = np.bincount(selected.words, minlength=len(hashes)) > 0
+        pieces = WordPieces(store.vocabulary, tokenizer, spelt & is_frequent if split == "train" else spelt)
+        counts[split] = _write_part(selected, pieces, tokenizer, prefixes[split])
+    return counts
 
 
 class WordPieces:
     """The ids of every word of a unit's vocabulary, with ``</s>`` as one more word at the end.
+
+    Args:
+        spelt: bool (words,): the words that become pieces; each other one becomes ``<unk>``.
 
     Attributes:
         ids: of all words, one word after the other, in the type that fairseq stores them in.
@@ -57,19 +68,18 @@ class WordPieces:
         starts: (words + 1,): place of each word's first id.
     """
 
-    def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, kept_hashes: np.ndarray):
+    def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, spelt: np.ndarray):
         # Only the task masks; a text about masks is text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
-        hashes = word_hashes(vocabulary)
-        kept = (place_of(hashes, kept_hashes) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
-        ids, lengths = tokenizer.encode_words([word for word, is_kept in zip(words, kept, strict=True) if is_kept])
-        kept[kept] = lengths > 0  # a word made of sentencepiece's space sign has none
+        ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
+        spelt = spelt.copy()
+        spelt[spelt] = lengths > 0  # a word made of sentencepiece's space sign has none
         dictionary = tokenizer.dictionary
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
-        self.lengths[:-1][kept] = lengths[lengths > 0]
+        self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.ids = np.full(self.lengths.sum(), dictionary.unk(), dtype=best_fitting_int_dtype(len(dictionary)))
-        self.ids[np.repeat(np.append(kept, False), self.lengths)] = ids
+        self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
         self.ids[-1] = dictionary.eos()
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:

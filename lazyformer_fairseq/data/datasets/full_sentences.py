@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 from fairseq.data import data_utils
-from torch import Tensor
 
 from lazyformer_fairseq.data.datasets.masking import Masking
-from lazyformer_fairseq.data.datasets.packing import Blocks, pack_full_sentences
-from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.packing import Blocks, kept_blocks
+from lazyformer_fairseq.data.datasets.sized import SizedDataset, collate_sources
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import read_items
 
@@ -20,14 +19,14 @@ class FullSentencesDataset(SizedDataset):
     """Packs an indexed dataset of sentences and masks what it packs.
 
     Args:
-        items: indexed dataset of sentences (each a LongTensor that ends in `eos`) and boundaries (`eos` alone).
+        items: indexed dataset of sentences (each an array or tensor that ends in `eos`) and boundaries (`eos` alone).
         item_sizes: tokens an item.
-        tokens_per_sample: longest block, see :func:`lazyformer_fairseq.data.datasets.packing.pack_full_sentences`.
+        tokens_per_sample: longest block, see :func:`~lazyformer_fairseq.data.datasets.packing.pack_full_sentences`.
         bos, eos: ids of ``<s>`` and ``</s>``.
         masking: chooses what to mask and how.
         seed: masks and order depend on it, the epoch and the block's number alone.
         shuffle: whether batches hold blocks in random order.
-        name: for messages, the path of the data.
+        name: path of the data without its ending; blocks of much data are kept beside it.
 
     Raises:
         UserError: where the items are not sentences.
@@ -52,7 +51,7 @@ class FullSentencesDataset(SizedDataset):
         self.items = items
         self.item_sizes = item_sizes
         self.tokens_per_sample = tokens_per_sample
-        self.blocks: Blocks = pack_full_sentences(item_sizes, tokens_per_sample)
+        self.blocks: Blocks = kept_blocks(name, item_sizes, tokens_per_sample)
         if not len(self.blocks):
             raise UserError(f"{name}: holds document boundaries but no sentence; was the corpus empty?")
         self.sizes = self.blocks.sizes
@@ -66,7 +65,7 @@ class FullSentencesDataset(SizedDataset):
         """Block `index` as ids (T,), before masking."""
         blocks = self.blocks
         first, last = int(blocks.first_item[index]), int(blocks.last_item[index])
-        tokens, sizes = read_items(self.items, self.item_sizes, first, last), self.item_sizes[first : last + 1]
+        tokens, sizes = read_items(self.items, first, last), self.item_sizes[first : last + 1]
         repeated = np.flatnonzero((sizes[1:] == 1) & (sizes[:-1] == 1)) + 1
         if len(repeated):  # one of several boundaries in a row
             tokens = np.delete(tokens, np.cumsum(sizes)[repeated] - 1)
@@ -88,26 +87,14 @@ class FullSentencesDataset(SizedDataset):
         """
         if not samples:
             return {}
-        lengths = torch.tensor([len(sample["source"]) for sample in samples])
-        longest = int(lengths.max())
+        longest = max(len(sample["source"]) for sample in samples)
         time = min(longest + -longest % WIDTH_MULTIPLE, self.tokens_per_sample)
-
-        def pad(key: str) -> Tensor:
-            rows = [sample[key] for sample in samples]
-            return data_utils.collate_tokens(rows, self.masking.pad_index, pad_to_length=time)
-
-        target = pad("target")
+        pad = self.masking.pad_index
+        target = data_utils.collate_tokens([sample["target"] for sample in samples], pad, pad_to_length=time)
         return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
-            "net_input": {
-                "src_tokens": pad("source"),
-                "src_lengths": lengths,
-                "has_padding": bool((lengths != time).any()),
-            },
+            **collate_sources(samples, pad, time),
             "target": target,
-            "masked_positions": target.flatten().ne(self.masking.pad_index).nonzero().squeeze(1),
+            "masked_positions": target.flatten().ne(pad).nonzero().squeeze(1),
         }
 
     def ordered_indices(self) -> np.ndarray:

@@ -5,10 +5,8 @@ from typing import Optional
 
 import numpy as np
 import torch
-from fairseq.data import data_utils
-from torch import Tensor
 
-from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.sized import SizedDataset, collate_sources
 
 # A training batch holds texts whose lengths differ by about this share: with no jitter, long texts would meet in
 # nearly the same batches in every epoch. Batches of 32 of CoLA, RTE, STS-B, SST-2 and MRPC are then 7 to 10% padding;
@@ -53,18 +51,7 @@ class LabelledTextsDataset(SizedDataset):
         """A batch: `id` (B,), `net_input` with `src_tokens` (B, T) padded on the right, `target` (B,) where known."""
         if not samples:
             return {}
-        sources: list[Tensor] = [sample["source"] for sample in samples]
-        lengths = torch.tensor([len(source) for source in sources])
-        batch = {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": int(lengths.sum()),
-            "net_input": {
-                "src_tokens": data_utils.collate_tokens(sources, self.pad),
-                "src_lengths": lengths,
-                "has_padding": bool((lengths != lengths[0]).any()),
-            },
-        }
+        batch = collate_sources(samples, self.pad)
         if self.targets is not None:
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch

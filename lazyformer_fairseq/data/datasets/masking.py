@@ -5,10 +5,12 @@ from functools import cached_property
 
 import numpy as np
 
+from lazyformer_fairseq.errors import UserError
+
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses what to mask and how.
+    """Chooses what to mask and how; UserError for impossible shares.
 
     Attributes:
         vocab_size: V; replacements are drawn from all of it but `special`.
@@ -29,7 +31,7 @@ class Masking:
 
     def __post_init__(self):
         if not 0 < self.probability <= 1 or self.keep < 0 or self.random < 0 or self.keep + self.random > 1:
-            raise ValueError(
+            raise UserError(
                 f"masking: mask_prob {self.probability} must lie in (0, 1], leave_unmasked_prob {self.keep} and "
                 f"random_token_prob {self.random} must be shares of at most 1 together"
             )

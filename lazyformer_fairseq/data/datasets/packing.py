@@ -5,14 +5,29 @@ alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``: th
 documents, so never at a block's start or end.
 """
 
-from dataclasses import dataclass
+import fcntl
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Optional, Union
 
 import numpy as np
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import remove_leftovers, whole_file
+
+logger = logging.getLogger(__name__)
+
+ITEMS_AT_ONCE = 1 << 20  # packed in one go; bounds the memory
+WORTH_KEEPING = 1 << 20  # items; fewer are packed in a fraction of a second
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where each block starts and ends: arrays of one number per block.
+    """Where each block starts and ends: arrays of one number per block, int32.
 
     Attributes:
         first_item, first_offset: item and token in it at which the block starts.
@@ -30,6 +45,61 @@ class Blocks:
         return len(self.sizes)
 
 
+def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
+    """:func:`pack_full_sentences` for PREFIX.bin; of a large one mapped from a file beside it, which is made once.
+
+    All processes share the file's memory. It is named after the sizes, so other data never reads it; processes that
+    start together wait for the first. Where the folder cannot be written, each packs for itself.
+    """
+    index = Path(f"{prefix}.idx")
+    if len(item_sizes) < WORTH_KEEPING or not index.is_file():
+        return pack_full_sentences(item_sizes, tokens_per_sample)
+    digest = hashlib.sha256(np.ascontiguousarray(item_sizes)).hexdigest()[:16]
+    path = Path(f"{prefix}.blocks{tokens_per_sample}-{digest}.npy")
+    if (kept := _mapped(path, len(item_sizes), tokens_per_sample)) is not None:
+        return kept
+    with _alone(index):
+        if (kept := _mapped(path, len(item_sizes), tokens_per_sample)) is not None:
+            return kept
+        blocks = pack_full_sentences(item_sizes, tokens_per_sample)
+        try:
+            remove_leftovers(path.parent, path.name)
+            with whole_file(path, durable=False) as file:
+                np.save(file, np.stack(astuple(blocks)))
+        except OSError as error:
+            logger.info("%s: cannot be written (%s), so each process packs for itself", path, error.strerror)
+            return blocks
+    return _mapped(path, len(item_sizes), tokens_per_sample) or blocks
+
+
+def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
+    """The blocks in a file; None where it is not there, or damaged."""
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # numpy may raise anything for a damaged header
+        logger.warning("%s: damaged, is written anew (%s)", path, error)
+        return None
+    if rows.dtype == np.int32 and rows.ndim == 2 and len(rows) == 5 and rows.size:
+        blocks = Blocks(*map(np.asarray, rows))
+        follow = (np.diff(blocks.first_item) >= 0).all() and (blocks.first_item <= blocks.last_item).all()
+        inside = rows.min() >= 0 and blocks.last_item[-1] < items and (np.diff(blocks.last_item) >= 0).all()
+        if follow and inside and blocks.sizes.max() <= tokens_per_sample:
+            return blocks
+    logger.warning("%s: damaged, is written anew", path)
+    return None
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """One process at a time; all at once on a file system without locks."""
+    with file.open("rb") as stream:
+        with suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
     """Fills blocks greedily with whole sentences.
 
@@ -42,20 +112,40 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
         tokens_per_sample: the longest block, ``<s>`` and ``</s>`` included; at least 3.
 
     Raises:
-        ValueError: for `tokens_per_sample` below 3.
+        UserError: for `tokens_per_sample` below 3.
     """
     if tokens_per_sample < 3:
-        raise ValueError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
-    pieces = _cut_pieces(np.asarray(item_sizes, dtype=np.int32), tokens_per_sample - 2)
-    end_of_tokens = np.cumsum(pieces.sizes, dtype=np.int64)
-    first, last = _greedy_runs(end_of_tokens, pieces.is_text, tokens_per_sample - 1)
-    return Blocks(
-        first_item=pieces.item[first],
-        first_offset=pieces.offset[first],
-        last_item=pieces.item[last],
-        last_end=pieces.offset[last] + pieces.sizes[last] - pieces.is_cut[last],
-        sizes=1 + end_of_tokens[last] - end_of_tokens[first] + pieces.sizes[first],
-    )
+        raise UserError(f"tokens_per_sample is {tokens_per_sample}; a block needs room for <s>, a token and </s>")
+    found, start, count = [np.empty((5, 0), np.int32)], 0, ITEMS_AT_ONCE
+    while start < len(item_sizes):
+        rows = _pack(np.asarray(item_sizes[start : start + count], dtype=np.int32), tokens_per_sample)
+        rows[[0, 2]] += start  # first_item, last_item
+        start_of_next = len(item_sizes)
+        if start + count < len(item_sizes):  # the last block may go on: start the next piece at an item that starts one
+            starts = np.flatnonzero(rows[1] == 0)  # first_offset
+            if not len(starts) or not starts[-1]:
+                count *= 2
+                continue
+            start_of_next, rows = int(rows[0, starts[-1]]), rows[:, : starts[-1]]
+        found.append(rows)
+        start = start_of_next
+    return Blocks(*np.concatenate(found, axis=1))
+
+
+def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
+    """The numbers of :class:`Blocks`, in its order, (5, blocks)."""
+    pieces = _cut_pieces(item_sizes, tokens_per_sample - 2)
+    ends = np.cumsum(pieces.sizes, dtype=np.int64)
+    first, last = _greedy_runs(ends, ends - pieces.sizes, pieces.is_text, tokens_per_sample - 1)
+    return np.stack(
+        [
+            pieces.item[first],
+            pieces.offset[first],
+            pieces.item[last],
+            pieces.offset[last] + pieces.sizes[last] - pieces.is_cut[last],
+            1 + ends[last] - ends[first] + pieces.sizes[first],
+        ]
+    ).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -84,22 +174,22 @@ def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
     return _Pieces(item, offset, sizes, is_cut, is_text[item])
 
 
-def _greedy_runs(end_of_tokens: np.ndarray, is_text: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+def _greedy_runs(
+    ends: np.ndarray, starts: np.ndarray, is_text: np.ndarray, capacity: int
+) -> tuple[np.ndarray, np.ndarray]:
     """First and last piece of each run of at most `capacity` tokens; both are text, boundaries at the ends drop out.
 
-    One Python step per run, and no array larger than the arguments: 16 GB of text have some 10^8 pieces and 10^7 runs.
+    Args:
+        ends, starts: tokens before the end and before the start of each piece.
     """
-    first, last = [], []
-    start = 0
-    while start < len(is_text):
-        if not is_text[start]:  # never two in a row
-            start += 1
-            continue
-        limit = (end_of_tokens[start - 1] if start else 0) + capacity
-        window = end_of_tokens[start : start + capacity + 1]  # a piece has a token at least
-        stop = start + int(window.searchsorted(limit, side="right"))
-        assert stop > start, "no piece is longer than a run"
-        first.append(start)
-        last.append(stop - 1 if is_text[stop - 1] else stop - 2)
-        start = stop
-    return np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+    stops = np.searchsorted(ends, starts + capacity, side="right")  # of a run that starts at each piece
+    assert (stops > np.arange(len(stops))).all(), "no piece is longer than a run"
+    is_boundary = np.append(~is_text, False)
+    next_text = (stops + is_boundary[stops]).tolist()  # never two boundaries in a row
+    first, piece = [], int(is_boundary[0])
+    while piece < len(next_text):
+        first.append(piece)
+        piece = next_text[piece]
+    first = np.array(first, dtype=np.int64)
+    last = stops[first] - 1
+    return first, last - is_boundary[last]

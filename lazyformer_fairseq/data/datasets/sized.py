@@ -1,7 +1,10 @@
 """What the datasets share: examples of known size, in batches that leave none out."""
 
+from typing import Any, Optional
+
 import numpy as np
-from fairseq.data import FairseqDataset
+import torch
+from fairseq.data import FairseqDataset, data_utils
 
 from lazyformer_fairseq.errors import UserError
 
@@ -58,3 +61,25 @@ class SizedDataset(FairseqDataset):
         training text, and a metric over the whole split must not miss them.
         """
         return super().batch_by_size(indices, max_tokens, max_sentences)
+
+
+def collate_sources(samples: list[dict[str, Any]], pad: int, width: Optional[int] = None) -> dict[str, Any]:
+    """A batch of all but targets: `id` (B,), `net_input` with `src_tokens` (B, T), padded on the right.
+
+    Args:
+        samples: each with its `id` and `source`, ids (T,).
+        pad: id of ``<pad>``.
+        width: T; by default that of the longest.
+    """
+    tokens = data_utils.collate_tokens([sample["source"] for sample in samples], pad, pad_to_length=width)
+    lengths = torch.tensor([len(sample["source"]) for sample in samples])
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        "nsentences": len(samples),
+        "ntokens": int(lengths.sum()),
+        "net_input": {
+            "src_tokens": tokens,
+            "src_lengths": lengths,
+            "has_padding": bool((lengths != tokens.size(1)).any()),
+        },
+    }

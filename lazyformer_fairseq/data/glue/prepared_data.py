@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
-from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
+from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
 from lazyformer_fairseq.data.text.tokenizer import cut_input
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import write_items
+from lazyformer_fairseq.files.indexed_format import MappedItems, write_items
 from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.files.json_files import read_json
 
@@ -46,7 +46,7 @@ class MappedInputs(Sequence):
         sizes: ids of each as it is read, (N,).
     """
 
-    def __init__(self, items: MMapIndexedDataset, longest: Optional[int], eos: int):
+    def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
         self._items = items
         self._longest = longest
         self._eos = eos
@@ -58,7 +58,7 @@ class MappedInputs(Sequence):
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        ids = self._items[index].numpy()
+        ids = self._items[index]
         return ids if self._longest is None else cut_input(ids, self._longest, self._eos)
 
 
@@ -123,7 +123,7 @@ class PreparedTask:
             raise self._damaged(split, f"{gone[0].name} is gone")
         try:
             check_items(self.folder / split, vocab_size=None, eos=None)
-            items = MMapIndexedDataset(str(self.folder / split))
+            items = MappedItems(self.folder / split)
             targets = None
             if self.task.splits[split].label is not None:
                 targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)

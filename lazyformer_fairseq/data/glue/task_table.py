@@ -45,7 +45,8 @@ class TaskDescription:
         labels: the words of the label column; a word's place is its class. Empty where scores are predicted.
         score_range: lowest and highest score where scores are predicted.
         epochs: of fine-tuning.
-        skips_short_rows: the official file is known to hold rows with too few fields, which are counted and skipped.
+        has_odd_rows: its official files are known to hold rows with too few fields, which are skipped, and two empty
+            sentences, which are kept; both are counted.
         model_of: the task whose model and labels it is predicted with, where it has no training data of its own.
         own_folder: of the official download, where it is not called as the task.
     """
@@ -56,7 +57,7 @@ class TaskDescription:
     labels: tuple[str, ...] = ()
     score_range: Optional[tuple[float, float]] = None
     epochs: int = 10
-    skips_short_rows: bool = False
+    has_odd_rows: bool = False
     model_of: Optional[str] = None
     own_folder: str = ""
 
@@ -145,7 +146,7 @@ _TABLE = (
     TaskDescription(
         "STS-B", _splits(_SENTENCES, "score", (5749, 1500, 1379)), ("pearson", "spearman"), score_range=(0.0, 5.0)
     ),
-    TaskDescription("QQP", _QQP, ("accuracy", "f1"), _BINARY, skips_short_rows=True),
+    TaskDescription("QQP", _QQP, ("accuracy", "f1"), _BINARY, has_odd_rows=True),
     TaskDescription("MNLI", _MNLI, ("accuracy",), _INFERENCE),
     TaskDescription(
         "QNLI", _splits(("question", "sentence"), "label", (104743, 5463, 5463)), ("accuracy",), _ENTAILMENT

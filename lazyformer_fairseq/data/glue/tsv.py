@@ -5,8 +5,8 @@ the row; only a line feed ends it, for texts hold other characters that Unicode 
 """
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Union
 
@@ -25,11 +25,34 @@ class Example:
 
 @dataclass(frozen=True)
 class SplitFile:
-    """What a file holds: examples in its order, and the lines with too few fields that were skipped."""
+    """What a file holds: examples in its order, and the lines of :data:`ODDITIES`."""
 
     path: Path
     examples: list[Example]
     short_lines: list[int]
+    mended_lines: list[int] = field(default_factory=list)
+    empty_lines: list[int] = field(default_factory=list)
+
+    def oddities(self) -> list[str]:
+        """A sentence for the user on each kind of odd row."""
+        return describe_oddities(self.path, {name: getattr(self, name) for name in ODDITIES})
+
+
+ODDITIES = {
+    "short_lines": "with too few fields left out",
+    "mended_lines": "with a tab in the sentence or at the end, mended",
+    "empty_lines": "with an empty sentence, kept",
+}
+
+
+def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
+    """:meth:`SplitFile.oddities` of the lines of each kind, as a manifest has them."""
+    found = [(what, lines[name]) for name, what in ODDITIES.items() if lines.get(name)]
+    return [
+        f"{file}: {len(numbers):,} row{'s' * (len(numbers) != 1)} {what} (line {', '.join(map(str, numbers[:5]))}"
+        f"{', ...' * (len(numbers) > 5)})"
+        for what, numbers in found
+    ]
 
 
 def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> SplitFile:
@@ -40,7 +63,8 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
         split: a name in `task.splits`.
 
     Raises:
-        UserError: no such split, file, column, label or score; a row with too few fields; text that is not UTF-8.
+        UserError: no such split, file, column, label or score; a row with too few or too many fields, or an empty
+            sentence; text that is not UTF-8.
     """
     if split not in task.splits:
         raise UserError(f"{task.name} has no split {split!r}; it has {', '.join(task.splits)}")
@@ -51,14 +75,14 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     if first is None:
         raise UserError(f"{path}: is empty; download the task's data again")
     if layout.has_header:
-        columns = _find_columns(path, layout, header=first[1])
+        columns, width = _find_columns(path, layout, header=first[1]), len(first[1])
     else:
-        columns = [*layout.texts, layout.label]
+        columns, width = [*layout.texts, layout.label], 1 + max(*layout.texts, layout.label)
         rows = itertools.chain([first], rows)
-    examples, short_lines = _examples(task, path, rows, columns)
-    if not examples:
+    file = _read_rows(task, path, rows, columns, width)
+    if not file.examples:
         raise UserError(f"{path}: has no row of data; download the task's data again")
-    return SplitFile(path, examples, short_lines)
+    return file
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -93,28 +117,44 @@ def _find_columns(path: Path, layout: Split, header: list[str]) -> list[Optional
     return columns if layout.label is not None else [*columns, None]
 
 
-def _examples(
-    task: TaskDescription, path: Path, rows: Iterator[tuple[int, list[str]]], columns: list[Optional[int]]
-) -> tuple[list[Example], list[int]]:
+def _read_rows(
+    task: TaskDescription, path: Path, rows: Iterator[tuple[int, list[str]]], columns: list[Optional[int]], width: int
+) -> SplitFile:
     *text_columns, label_column = columns
-    needed = 1 + max(column for column in columns if column is not None)
-    examples: list[Example] = []
-    short_lines: list[int] = []
+    file = SplitFile(path, [], [])
     for number, fields in rows:
-        if len(fields) < needed:
-            if not task.skips_short_rows:
-                raise UserError(
-                    f"{path}, line {number}: found {len(fields)} field{'s' * (len(fields) != 1)}, needed {needed}; "
-                    "is the file cut off, or are its columns not divided by tabs?"
-                )
-            short_lines.append(number)
+        if len(fields) > width and (mended := _mend(fields, width, text_columns)):
+            file.mended_lines.append(number)
+            fields = mended
+        if len(fields) < width and task.has_odd_rows:
+            file.short_lines.append(number)
             continue
+        if len(fields) != width:
+            raise UserError(
+                f"{path}, line {number}: found {len(fields)} field{'s' * (len(fields) != 1)}, needed {width}; is the "
+                "file cut off, are its columns not divided by tabs, or is there a tab in a sentence? Make it a space"
+            )
+        texts = tuple(fields[column] for column in text_columns)
+        if not all(text.strip() for text in texts):
+            if label_column is not None and not task.has_odd_rows:  # each row of a test set needs an answer
+                raise UserError(f"{path}, line {number}: a sentence is empty; mend the row, or remove it")
+            file.empty_lines.append(number)
         try:
             target = None if label_column is None else task.target(fields[label_column])
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}; download the task's data again, or mend it") from None
-        examples.append(Example(tuple(fields[column] for column in text_columns), target, number))
-    return examples, short_lines
+        file.examples.append(Example(texts, target, number))
+    return file
+
+
+def _mend(fields: list[str], width: int, text_columns: list[int]) -> Optional[list[str]]:
+    """A row with too many fields, where it is certain how it is meant; None where it is not."""
+    if not any(fields[width:]):
+        return fields[:width]
+    if len(text_columns) > 1:
+        return None
+    start, end = text_columns[0], text_columns[0] + 1 + len(fields) - width  # no other column holds words
+    return [*fields[:start], " ".join(fields[start:end]), *fields[end:]]
 
 
 def _list(columns: list[Column]) -> str:

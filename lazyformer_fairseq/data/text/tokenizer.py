@@ -23,7 +23,7 @@ import sentencepiece
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
-from lazyformer_fairseq.data.text.train_tokenizer import count_words, train_model
+from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
@@ -32,12 +32,13 @@ FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
+SPACE = "\u2581"  # sentencepiece's own sign for it
 WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
 FolderName = Union[str, Path]
 
 
 class Tokenizer:
-    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train`.
+    """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train_on_counts`.
 
     Attributes:
         settings: the :class:`TextSettings` it was trained with.
@@ -54,9 +55,11 @@ class Tokenizer:
         self.dictionary = build_dictionary(model, settings)
         self.mask_index = self.dictionary.index(MASK)
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
-        # Both ways by table; sentencepiece's own <unk> is piece 0 and has fairseq's index of it.
+        # Both ways by table; sentencepiece's own <unk> has fairseq's index of it.
         self._id_of_piece = np.array([self.dictionary.index(piece) for piece in pieces], dtype=np.int64)
-        self._piece_of_id = {int(index): piece_id for piece_id, index in enumerate(self._id_of_piece)}
+        self._piece_of_id = {
+            int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
+        }
         self._symbol = symbol_pattern(settings)
 
     @classmethod
@@ -88,25 +91,6 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def train(
-        cls,
-        sentences: Iterable[str],
-        folder: FolderName,
-        vocab_size: int,
-        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
-        already_normalised: bool = False,
-    ) -> "Tokenizer":
-        """:meth:`train_on_counts` of the words of ``sentences``: raw text, read once, as a stream.
-
-        Args:
-            already_normalised: the sentences come from ``TextNormaliser(settings)``; do not normalise them again.
-        """
-        refuse_filled_folder(Path(folder))
-        if not already_normalised:
-            sentences = map(TextNormaliser(settings), sentences)
-        return cls.train_on_counts(count_words(sentences), folder, vocab_size, settings)
-
-    @classmethod
     def train_on_counts(
         cls,
         word_counts: Iterable[tuple[str, int]],
@@ -125,9 +109,31 @@ class Tokenizer:
             UserError: no word, a vocabulary too large or too small for the words, a folder that exists.
         """
         refuse_filled_folder(Path(folder))
-        model_bytes = train_model(word_counts, vocab_size, settings)
-        dictionary = build_dictionary(_load_model(model_bytes, "the trained model"), settings)
-        assert len(dictionary) == vocab_size, (len(dictionary), vocab_size)
+        tokenizer = cls._write(train_model(word_counts, vocab_size, settings), "the trained model", folder, settings)
+        assert len(tokenizer.dictionary) == vocab_size, (len(tokenizer.dictionary), vocab_size)
+        return tokenizer
+
+    @classmethod
+    def from_model(cls, model_file: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
+        """Writes ``folder`` around a SentencePiece model of the user's own, BPE or unigram; see docs/your_tokenizer.md.
+
+        Args:
+            folder: must not exist yet, or be empty.
+            settings: what is done with a text before the model sees it; as where the model was trained.
+
+        Raises:
+            UserError: not a model, one whose pieces depend on more than the word, a folder that exists.
+        """
+        try:
+            content = Path(model_file).read_bytes()
+        except OSError as error:
+            raise UserError(f"{model_file}: cannot be read ({error.strerror})") from None
+        _refuse_pieces_beyond_words(_load_model(content, model_file), model_file)
+        return cls._write(content, model_file, folder, settings)
+
+    @classmethod
+    def _write(cls, model_bytes: bytes, name: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
+        dictionary = build_dictionary(_load_model(model_bytes, name), settings)
         contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(dictionary)}
         description = {
             "format_version": FORMAT_VERSION,
@@ -247,11 +253,13 @@ def build_dictionary(model: sentencepiece.SentencePieceProcessor, settings: Text
         UserError: a piece reads like one of the symbols (possible only without Moses tokens).
     """
     dictionary = Dictionary()
-    pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
-    for symbol in (*pieces[1:], *settings.special_tokens, MASK):
+    number_of_pieces = range(model.get_piece_size())
+    pieces = [model.id_to_piece(i) for i in number_of_pieces if not (model.is_unknown(i) or model.is_control(i))]
+    for symbol in (*pieces, *settings.special_tokens, MASK):
         if symbol in dictionary:
             raise UserError(
-                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise, or clean the text"
+                f"{symbol!r} would be twice in the dictionary; train with moses_tokenise, or clean the text (a model "
+                "of yours must not have it as a piece)"
             )
         dictionary.add_symbol(symbol)
     return dictionary
@@ -262,6 +270,18 @@ def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePiece
         return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
         raise UserError(f"{name}: not a sentencepiece model") from error
+
+
+def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, name: FolderName) -> None:
+    """Words are encoded one by one, so a word's pieces must not depend on its neighbours."""
+    pieces = (model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size()))
+    if over_spaces := next((piece for piece in pieces if SPACE in piece.strip(SPACE)), None):
+        raise UserError(f"{name}: its piece {over_spaces!r} reaches over a space; train with split_by_whitespace=true")
+    if model.encode("a a") != 2 * model.encode("a"):
+        raise UserError(
+            f"{name}: a word has other pieces where a text begins; train with add_dummy_prefix=true and "
+            "remove_extra_whitespaces=true"
+        )
 
 
 def _read_description(path: Path) -> dict:

@@ -6,7 +6,6 @@ fraction of the time and memory: the 2 million running words of WikiText-2 are 2
 
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
@@ -20,14 +19,6 @@ from lazyformer_fairseq.errors import UserError
 LONGEST_TRAINING_WORD = 60_000
 LONGEST_TRAINING_LINE = 1 << 20  # bytes; sentencepiece skips what is longer, by default 4192
 THREADS = 1  # their number is recorded in the model, whose bytes must be the same on every machine
-
-
-def count_words(sentences: Iterable[str]) -> list[tuple[str, int]]:
-    """The distinct words of normalised sentences, and how often each occurs."""
-    counts: Counter[str] = Counter()
-    for sentence in sentences:
-        counts.update(sentence.split())
-    return list(counts.items())
 
 
 def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, settings: TextSettings) -> bytes:
@@ -85,8 +76,7 @@ def _explain(error: RuntimeError, vocab_size: int, symbols_beside_pieces: int) -
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         smallest = int(found[1]) + symbols_beside_pieces
         return UserError(
-            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}, "
-            "or a lower character_coverage"
+            f"vocabulary of {vocab_size}: too small for the characters of this text; give at least {smallest}"
         )
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return UserError("no text to train the tokenizer on: every sentence is empty")

@@ -83,10 +83,7 @@ def _deviations(results: Results) -> Iterator[str]:
     for key, run in results.runs.items():
         of_task[key.task].append(run)
     of_task = {task: runs for task, runs in of_task.items() if runs}
-    rows = {task: _either({f"{run.train_rows:,}" for run in runs}) for task, runs in of_task.items()}
-    whole = {task: f"{TASKS[task].splits['train'].rows:,}" for task in rows}
-    shown = [f"{task} {rows[task]}" + (f" of {whole[task]}" * (rows[task] != whole[task])) for task in rows]
-    yield f"Training rows: {', '.join(shown)}."
+    yield f"Training rows: {', '.join(_training_rows(task, runs) for task, runs in of_task.items())}."
     epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(TASKS[task].epochs)]:
         yield f"Epochs: {', '.join(changed)}; the paper has {TASKS['MNLI'].epochs}."
@@ -95,6 +92,15 @@ def _deviations(results: Results) -> Iterator[str]:
         if started:
             which = "all" if all(run.started_from for run in runs) else "some"
             yield f"{task}: {which} runs started from the {_either(started)} checkpoint, which the paper does not do."
+
+
+def _training_rows(task: str, runs: list[Run]) -> str:
+    """As "RTE 100 of 640 (the official file has 2,490)", where these numbers differ."""
+    official = TASKS[task].splits["train"].rows
+    trained_on = _either({f"{run.train_rows:,}" for run in runs})
+    in_file = _either({f"{run.rows_in_file or run.train_rows:,}" for run in runs})
+    of_file = f" of {in_file}" if in_file != trained_on else ""
+    return f"{task} {trained_on}{of_file}" + (f" (the official file has {official:,})" * (in_file != f"{official:,}"))
 
 
 def _either(values: set[str]) -> str:

@@ -29,6 +29,7 @@ _RESULT_FIELDS = {
     "metrics": (dict,),
     "baseline": (dict,),
     "train_rows": (int,),
+    "rows_in_file": (int, _OPTIONAL),
     "seconds": _NUMBER,
     "started_from": (str, _OPTIONAL),
 }

@@ -46,6 +46,7 @@ class Run:
         updates: of its checkpoint's pre-training, where known.
         metrics: split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction.
         baseline: as `metrics`, for the majority class or a constant score.
+        rows_in_file: that it could have been trained on; None in results older than this field.
         seconds: it took.
         started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
     """
@@ -58,6 +59,7 @@ class Run:
     metrics: Mapping[str, Mapping[str, float]]
     baseline: Mapping[str, Mapping[str, float]]
     train_rows: int
+    rows_in_file: Optional[int]
     seconds: float
     started_from: Optional[str]
 

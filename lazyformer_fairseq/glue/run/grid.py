@@ -37,6 +37,7 @@ class Run:
         tokens_per_sample: longest input in ids.
         precision: fp32, fp16 or bf16.
         started_from: MNLI where the model was fine-tuned on it first, else None.
+        rows_in_file: of the training split as it was prepared.
         train_rows, train_tokens: of an epoch.
     """
 
@@ -52,6 +53,7 @@ class Run:
     precision: str
     max_train_rows: Optional[int]
     started_from: Optional[str]
+    rows_in_file: int
     train_rows: int
     train_tokens: int
 
@@ -167,6 +169,7 @@ class Grid:
             self.precision,
             self.max_train_rows,
             "MNLI" if self.from_mnli and name in FROM_MNLI else None,
+            counts["rows"],
             rows,
             round(counts["kept_tokens"] * rows / counts["rows"]),
         )

@@ -85,6 +85,7 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "metrics": scores,
         "baseline": baseline,
         "train_rows": run.train_rows,
+        "rows_in_file": run.rows_in_file,
         "max_train_rows": run.max_train_rows,
         "seconds": time.perf_counter() - began,
         "train_seconds": train_seconds,

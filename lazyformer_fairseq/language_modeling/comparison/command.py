@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.arguments import named_patterns, numbers
 from lazyformer_fairseq.language_modeling.commands import PREPARED
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
-from lazyformer_fairseq.several_values import named_patterns, numbers
 
 DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}
 

@@ -20,14 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import write_items
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
-from lazyformer_fairseq.language_modeling.text.sources import (
-    END_OF_LINE,
-    SPLITS,
-    Characters,
-    CharacterSplits,
-    TextSource,
-    WordsOfLines,
-)
+from lazyformer_fairseq.language_modeling.text.sources import END_OF_LINE, SPLITS, Characters, TextSource, WordsOfLines
 
 MANIFEST = "manifest.json"
 
@@ -40,13 +33,7 @@ OFFICIAL_COUNTS = {
 OFFICIAL_MD5 = {"enwik8": "a1fa5ffddb56f4953e226637dabbb36a", "text8": "3bea1919949baf155f99411df5fada7e"}
 
 
-def prepare(
-    corpus: str,
-    source: Path,
-    out: Path,
-    official: Optional[str] = None,
-    splits: CharacterSplits = CharacterSplits(),  # noqa: B008  frozen
-) -> dict[str, Any]:
+def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
     """Writes the folder `out`, whole or not at all.
 
     Args:
@@ -54,7 +41,6 @@ def prepare(
         source: the folder of WikiText's three files; the file of the others, or its folder.
         out: must not hold anything yet.
         official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse any other text.
-        splits: of characters.
 
     Returns:
         The manifest, as written.
@@ -65,7 +51,7 @@ def prepare(
     refuse_filled_folder(out)
     if official is not None and not official.startswith(corpus):
         raise UserError(f"--official {official}: is no {corpus}")
-    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus, splits)
+    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
     with whole_folder(out) as folder, _progress_bar(text) as bar:
         counts = text.count("train", bar.update)
         dictionary = _dictionary(counts)

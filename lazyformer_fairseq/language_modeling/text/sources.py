@@ -4,9 +4,9 @@ A source counts its symbols and turns its splits into ids; :mod:`prepare` writes
 """
 
 import itertools
+import string
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
@@ -16,6 +16,7 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.errors import UserError
 
 SPLITS = ("train", "valid", "test")
+CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # the standard splits, in the file's order
 BLOCK = 1 << 22  # bytes read at a time
 END_OF_LINE = "</s>"
 Progress = Callable[[int], object]  # told how many more bytes have been read
@@ -87,51 +88,35 @@ class WordsOfLines:
         return text
 
 
-@dataclass(frozen=True)
-class CharacterSplits:
-    """The cuts of a file of characters: the standard 90, 5 and 5 million, in the file's order."""
-
-    train: int = 90_000_000
-    valid: int = 5_000_000
-    test: int = 5_000_000
-
-    def bounds(self, split: str) -> tuple[int, int]:
-        start = {"train": 0, "valid": self.train, "test": self.train + self.valid}[split]
-        return start, start + getattr(self, split)
-
-    @property
-    def total(self) -> int:
-        return self.train + self.valid + self.test
-
-
 class Characters:
     """enwik8 or text8: one file, a byte a symbol; in enwik8 the byte's number, in text8 the letter, ``_`` for a space.
 
     Args:
         file: the file, or the folder that holds it under the corpus' name.
         name: ``enwik8`` or ``text8``.
-        splits: how it is cut.
 
     Raises:
-        UserError: there is no such file, or its size is not what `splits` needs.
+        UserError: there is no such file, or its size is not what the splits need.
     """
 
     unit = "character"
 
-    def __init__(self, file: Path, name: str, splits: CharacterSplits):
+    def __init__(self, file: Path, name: str):
         self.file = Path(file) / name if Path(file).is_dir() else Path(file)
         self.name = name
-        self.splits = splits
+        of_text8 = {ord(letter): letter for letter in string.ascii_lowercase} | {ord(" "): "_"}
+        self.symbols = of_text8 if name == "text8" else {byte: str(byte) for byte in range(256)}
         if not self.file.is_file():
             raise UserError(f"{self.file}: no such file; give {name} itself, unpacked, or the folder that it is in")
-        if (size := self.file.stat().st_size) != splits.total:
+        if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
+            train, valid, test = CHARACTERS.values()
             raise UserError(
-                f"{self.file}: has {size:,} bytes, {name} has {splits.total:,}: the splits need {splits.train:,}, "
-                f"{splits.valid:,} and {splits.test:,}; unpack or download it again"
+                f"{self.file}: has {size:,} bytes, {name} has {total:,}: the splits need {train:,}, {valid:,} and "
+                f"{test:,}; unpack or download it again"
             )
 
     def size(self, split: str) -> int:
-        return getattr(self.splits, split)
+        return CHARACTERS[split]
 
     def count(self, split: str, progress: Progress) -> Counter:
         """Raises a UserError where text8 has other characters than its own."""
@@ -139,14 +124,16 @@ class Characters:
         for block in self._blocks(split):
             numbers += np.bincount(block, minlength=256)
             progress(len(block))
-        return Counter({self._symbol(byte): int(number) for byte, number in enumerate(numbers) if number})
+        for byte in np.flatnonzero(numbers).tolist():
+            if byte not in self.symbols:
+                raise UserError(f"{self.file}: has the byte {byte}, but text8 is a to z and spaces; download it again")
+        return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
         table = np.full(256, dictionary.unk(), dtype=np.int32)
-        for byte in range(256):
-            if self.name == "enwik8" or self._is_of_text8(byte):
-                table[byte] = dictionary.index(self._symbol(byte))
+        for byte, symbol in self.symbols.items():
+            table[byte] = dictionary.index(symbol)
         remaining = self.size(split)
         for block in self._blocks(split):
             remaining -= len(block)
@@ -154,21 +141,11 @@ class Characters:
             progress(len(block))
 
     def _blocks(self, split: str) -> Iterator[np.ndarray]:
-        start, end = self.splits.bounds(split)
+        start = sum(CHARACTERS[before] for before in SPLITS[: SPLITS.index(split)])
+        end = start + CHARACTERS[split]
         text = np.memmap(self.file, dtype=np.uint8, mode="r")
         for first in range(start, end, BLOCK):
             yield text[first : min(first + BLOCK, end)]
-
-    def _symbol(self, byte: int) -> str:
-        if self.name == "enwik8":
-            return str(byte)
-        if not self._is_of_text8(byte):
-            raise UserError(f"{self.file}: has the byte {byte}, but text8 is a to z and spaces; download it again")
-        return "_" if byte == ord(" ") else chr(byte)
-
-    @staticmethod
-    def _is_of_text8(byte: int) -> bool:
-        return byte == ord(" ") or ord("a") <= byte <= ord("z")
 
 
 TextSource = Union[WordsOfLines, Characters]

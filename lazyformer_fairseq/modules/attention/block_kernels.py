@@ -1,10 +1,12 @@
 """The kernels that a lazy block needs, as operators that torch.compile takes as they are."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 
@@ -30,7 +32,9 @@ class BlockKernels(NamedTuple):
     block_gradient: Callable[[Tensor, Tensor, list[Tensor], list[Tensor], Tensor, Tensor, Scores], list[Tensor]]
 
 
-def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor, Tensor], Tensor]) -> BlockKernels:
+def as_operators(
+    name: str, kernels: BlockKernels, saved_like: Callable[[Tensor, Tensor], Tensor], keeps_distribution: bool
+) -> BlockKernels:
     """The same functions as operators ``lazyformer::NAME_attend_forward`` and so on, which take flat scores.
 
     `saved_like` makes from (q, k) an empty tensor like `saved`.
@@ -50,6 +54,9 @@ def as_operators(name: str, kernels: BlockKernels, saved_like: Callable[[Tensor,
             schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
         )
         made.register_fake(fake)
+        register_flop_formula(getattr(torch.ops.lazyformer, f"{name}_{function}"))(
+            partial(_count_flops, function, keeps_distribution)
+        )
         return lambda *args: made(*args[:-1], *args[-1].flat())
 
     return BlockKernels(
@@ -86,3 +93,14 @@ def empty_gradients(scores: Scores, q: Tensor) -> list[Tensor]:
 def _fake_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):
     learned = empty_gradients(FlatScores(tensors, numbers).scores(), q)
     return [empty_heads(q), empty_heads(k), empty_heads(k), *learned]
+
+
+def _count_flops(function: str, keeps_distribution: bool, q, k, *others, out_shape=None) -> int:
+    """For torch's FlopCounterMode, which hands shapes: products of T x K with D, and of T x distances with D."""
+    *others, tensors, _numbers = others
+    is_block = function == "block_gradient"
+    by_key, by_distance = (3 + len(others[0]), 2) if is_block else (1, 0)
+    if function == "attend_forward" or not keeps_distribution:  # it computes P
+        by_key, by_distance = by_key + 1, by_distance + 1
+    distances = 0 if tensors[2] is None else tensors[2][1]
+    return 2 * q.numel() * (by_key * k[2] + by_distance * distances)

@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack: there the piecewise ones compute.
-NOT_IN_TRITON = frozenset({"causal", "positions"})
+NOT_IN_TRITON = frozenset({"causal", "positions", "holes"})
 LARGEST_HEAD = 128  # of the Triton kernels
 
 
@@ -58,6 +58,7 @@ def _triton_kernels() -> BlockKernels:
         "triton",
         BlockKernels(*(getattr(kernels, name) for name in BlockKernels._fields)),
         saved_like=lambda q, k: q.new_empty(q.shape[:-1], dtype=torch.float32),
+        keeps_distribution=False,
     )
 
 

@@ -1,60 +1,69 @@
 """What shapes scores besides queries and keys, in one object: bias, padding, causality, relative positions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 
+@dataclass(eq=False)
 class Scores:
     """One attention's, over T queries and K keys: the queries are the last T of the K positions.
 
     Back ends read its parts, none of which grows with T x K; :meth:`dense` writes it out for those that cannot.
 
-    Args:
+    Attributes:
         table_KN: learned bias by bucket and head; None where there is none.
         bucket_by_distance: (K + T - 1,) integers: entry K - 1 + (key - query) is the bucket; None without a table.
         far: from this distance on, on either side, all share a bucket.
-        lengths_B: keys from there on are padding, always on the right; None where nothing is padded.
+        lengths_B: keys from there on are padding; None where nothing is padded.
         is_causal: a query sees no key after itself.
-
-    Attributes:
+        hidden_BK: True at padding that stands elsewhere too, then `lengths_B` is None.
         position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
         distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
             future, which no query may look at: with it, :func:`relative_shift` is a view.
     """
 
-    def __init__(
-        self,
-        table_KN: Optional[Tensor] = None,
-        bucket_by_distance: Optional[Tensor] = None,
-        far: int = 0,
-        lengths_B: Optional[Tensor] = None,
-        is_causal: bool = False,
-    ):
-        self.table_KN = table_KN
-        self.bucket_by_distance = bucket_by_distance
-        self.far = far
-        self.lengths_B = lengths_B
-        self.is_causal = is_causal
-        self.position_queries_BNTD: Optional[Tensor] = None
-        self.distances_NKD: Optional[Tensor] = None
+    table_KN: Optional[Tensor] = None
+    bucket_by_distance: Optional[Tensor] = None
+    far: int = 0
+    lengths_B: Optional[Tensor] = None
+    is_causal: bool = False
+    hidden_BK: Optional[Tensor] = None
+    position_queries_BNTD: Optional[Tensor] = None
+    distances_NKD: Optional[Tensor] = None
+
+    def __post_init__(self) -> None:
         self._shared = self
         self._dense: Optional[Tensor] = None
 
+    def with_padding(self, padding_mask_BK: Tensor, is_on_right: bool) -> "Scores":
+        """The same over sequences with padding, True in the mask, on the right of each or anywhere.
+
+        A row of padding alone sees its first key: a distribution over no keys, and every gradient, would be NaN.
+        """
+        if is_on_right:
+            lengths, hidden = (padding_mask_BK.size(1) - padding_mask_BK.sum(-1)).clamp(min=1), None
+        else:
+            lengths, hidden = None, padding_mask_BK.clone()
+            hidden[:, 0] &= ~padding_mask_BK.all(-1)
+        return replace(self, lengths_B=lengths, hidden_BK=hidden)
+
     def with_positions(self, position_queries_BNTD: Tensor, distances_NKD: Tensor) -> "Scores":
         """The same with a sublayer's own positions; all sublayers of a forward pass share the rest."""
-        own = Scores(self.table_KN, self.bucket_by_distance, self.far, self.lengths_B, self.is_causal)
-        own.position_queries_BNTD, own.distances_NKD, own._shared = position_queries_BNTD, distances_NKD, self
+        own = replace(self, position_queries_BNTD=position_queries_BNTD, distances_NKD=distances_NKD)
+        own._shared = self
         return own
 
     @property
     def features(self) -> frozenset[str]:
-        """What a back end must support to compute these: some of "bias", "padding", "causal" and "positions"."""
+        """What a back end must support to compute these; "holes" is padding that is not on the right alone."""
         parts = {
             "bias": self.table_KN is not None,
-            "padding": self.lengths_B is not None,
+            "padding": self.lengths_B is not None or self.hidden_BK is not None,
+            "holes": self.hidden_BK is not None,
             "causal": self.is_causal,
             "positions": self.position_queries_BNTD is not None,
         }
@@ -72,7 +81,14 @@ class Scores:
 
     def flat(self) -> "FlatScores":
         """For torch operators, whose arguments are tensors and numbers."""
-        return FlatScores([*self.learned, self.bucket_by_distance, self.lengths_B], [self.far, int(self.is_causal)])
+        fixed = (self.bucket_by_distance, self.lengths_B, self.hidden_BK)
+        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal)])
+
+    def is_padding(self, keys: int) -> Optional[Tensor]:
+        """(B, K): True at keys that are padding; None where none is."""
+        if self.lengths_B is None:
+            return self.hidden_BK
+        return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
 
     def dense(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
         """Additions to scores, broadcastable to (B, N, T, K); None if there are none.
@@ -96,8 +112,7 @@ class Scores:
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
         """Bias by distance, -inf at padding, -inf at the future."""
         added = None if self.table_KN is None else self._by_distance(time, keys).to(like.dtype)
-        if self.lengths_B is not None:
-            is_padding = torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
+        if (is_padding := self.is_padding(keys)) is not None:
             at_padding = torch.zeros_like(is_padding, dtype=like.dtype).masked_fill(is_padding, float("-inf"))
             at_padding = at_padding[:, None, None, :]
             added = at_padding if added is None else added + at_padding
@@ -128,10 +143,14 @@ class FlatScores(NamedTuple):
 
     def scores(self) -> Scores:
         """The object it came from."""
-        table, position_queries, distances, bucket_by_distance, lengths = self.tensors
+        table, position_queries, distances, bucket_by_distance, lengths, hidden = self.tensors
         far, is_causal = self.numbers
-        scores = Scores(table, bucket_by_distance, far, lengths, bool(is_causal))
-        return scores if position_queries is None else scores.with_positions(position_queries, distances)
+        return Scores(table, bucket_by_distance, far, lengths, bool(is_causal), hidden, position_queries, distances)
+
+
+def is_padded_on_right(padding_mask_BK: Tensor) -> bool:
+    """Whether text comes first in every row; waits for a GPU."""
+    return bool((padding_mask_BK[:, 1:] >= padding_mask_BK[:, :-1]).all())
 
 
 def relative_shift(by_distance: Tensor) -> Tensor:

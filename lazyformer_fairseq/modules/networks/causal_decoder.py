@@ -87,7 +87,7 @@ class CausalDecoder(Stack):
             self.normalize_before,
         )
 
-    def context(self, x_BTC: Tensor, memory_length: int = 0, padding_mask_BT: Optional[Tensor] = None) -> Context:
+    def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
         """T queries over M remembered tokens and themselves; streams have no padding."""
         encoded = encode_distances(
             memory_length + x_BTC.size(1), self.embed_dim, max(self.clamp_len, 0), self.content_bias

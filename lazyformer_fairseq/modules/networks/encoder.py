@@ -2,10 +2,11 @@
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention import scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.modules.networks.stack import Stack
@@ -21,7 +22,7 @@ class Encoder(Stack):
 
     Args:
         pattern, embed_dim, ffn_embed_dim, num_heads, options: of the :class:`Stack`; dropout acts on embeddings too.
-        vocab_size: V.
+        vocab_size: V; None for the blocks alone, which take embeddings and add no positions to them.
         max_positions: longest sequence.
         padding_idx: id of the padding symbol.
         relative_position_buckets: buckets of the relative bias; 0 for none.
@@ -36,7 +37,7 @@ class Encoder(Stack):
     def __init__(
         self,
         pattern: str,
-        vocab_size: int,
+        vocab_size: Optional[int],
         embed_dim: int,
         ffn_embed_dim: int,
         num_heads: int,
@@ -49,22 +50,24 @@ class Encoder(Stack):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, **options)
         self.padding_idx = padding_idx
         self.max_positions = max_positions
-        self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
-        self.embed_positions = nn.Embedding(max_positions, embed_dim)
+        self.embed_tokens: Optional[nn.Embedding] = None
+        if vocab_size is not None:
+            self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
+            self.embed_positions = nn.Embedding(max_positions, embed_dim)
         self.relative_position_bias = (
             RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
             if relative_position_buckets
             else None
         )
         self.sublayers = self.build_sublayers()
-        self.embedding_layer_norm = None if self.normalize_before else layer_norm(embed_dim)
+        self.embedding_layer_norm = layer_norm(embed_dim) if vocab_size and not self.normalize_before else None
         self.final_layer_norm = layer_norm(embed_dim) if self.normalize_before else None
 
     @property
     def sizes(self) -> EncoderSizes:
         bias = self.relative_position_bias
         return EncoderSizes(
-            self.embed_tokens.num_embeddings,
+            0 if self.embed_tokens is None else self.embed_tokens.num_embeddings,
             self.embed_dim,
             self.options.ffn_embed_dim,
             self.num_heads,
@@ -73,17 +76,39 @@ class Encoder(Stack):
         )
 
     def forward(
-        self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None, return_all: bool = False
+        self,
+        tokens_BT: Tensor,
+        padding_mask_BT: Optional[Tensor] = None,
+        return_all: bool = False,
+        is_padded_on_right: Optional[bool] = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Encodes.
 
         Args:
-            tokens_BT: ids, padded on the right.
+            tokens_BT: ids; for the blocks alone embeddings (B, T, C), of any length. Padding may stand anywhere: on the
+                left it takes no position, in between it does.
             padding_mask_BT: True at padding; None where there is none, which is cheaper.
             return_all: also return the embeddings and the output of each sublayer.
+            is_padded_on_right: whether all padding comes after the text, for which attention is faster; None to look,
+                for which a GPU is waited for.
 
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
+
+        Raises:
+            ValueError: as :meth:`embed`.
+        """
+        if padding_mask_BT is not None and is_padded_on_right is None:
+            is_padded_on_right = scores.is_padded_on_right(padding_mask_BT)
+        x = tokens_BT
+        if self.embed_tokens is not None:
+            x = self.embed(tokens_BT, None if is_padded_on_right else padding_mask_BT)
+        shared = self.context(x, 0, padding_mask_BT, bool(is_padded_on_right))
+        x, all_states, _ = self.run(x, shared, return_all)
+        return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
+
+    def embed(self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
+        """What the first sublayer reads (B, T, C). Positions count from the first text that the mask leaves, if given.
 
         Raises:
             ValueError: where T exceeds `max_positions`.
@@ -91,20 +116,26 @@ class Encoder(Stack):
         time = tokens_BT.size(1)
         if time > self.max_positions:
             raise ValueError(f"a sequence of {time} tokens is longer than the model's {self.max_positions} positions")
-        x = self.embed_tokens(tokens_BT) + self.embed_positions.weight[:time]
-        if self.embedding_layer_norm is not None:
-            x = self.embedding_layer_norm(x)
-        x = F.dropout(x, self.dropout, self.training)
+        positions = self.embed_positions.weight[:time]
+        if padding_mask_BT is not None:
+            first = padding_mask_BT.int().argmin(-1, keepdim=True)
+            positions = positions[(torch.arange(time, device=first.device) - first).clamp(min=0)]
+        x = self.embed_tokens(tokens_BT) + positions
+        x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
+        return F.dropout(x, self.dropout, self.training)
 
-        shared = self.context(x, padding_mask_BT=padding_mask_BT)
-        x, all_states, _ = self.run(x, shared, return_all)
-        return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
-
-    def context(self, x_BTC: Tensor, memory_length: int = 0, padding_mask_BT: Optional[Tensor] = None) -> Context:
-        lengths = None if padding_mask_BT is None else padding_mask_BT.size(1) - padding_mask_BT.sum(-1)
+    def context(
+        self,
+        x_BTC: Tensor,
+        memory_length: int = 0,
+        padding_mask_BT: Optional[Tensor] = None,
+        is_padded_on_right: bool = False,
+    ) -> Context:
         bias = self.relative_position_bias
-        scores = Scores(lengths_B=lengths) if bias is None else bias(x_BTC.size(1), lengths)
-        return Context(scores, self.back_end(x_BTC, scores))
+        shape = scores.Scores() if bias is None else bias(x_BTC.size(1))
+        if padding_mask_BT is not None:
+            shape = shape.with_padding(padding_mask_BT, is_padded_on_right)
+        return Context(shape, self.back_end(x_BTC, shape))
 
 
 def init_bert_weights(module: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """T5's relative position bias (Raffel et al., 2019), which LazyFormer adds to absolute positions (section 3)."""
 
 import math
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +48,8 @@ class RelativePositionBias(nn.Module):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
 
-    def forward(self, time: int, lengths_B: Optional[Tensor] = None) -> Scores:
-        """The bias for sequences of `time` tokens, the first `lengths_B` of which are text; None where all are."""
+    def forward(self, time: int) -> Scores:
+        """The bias for sequences of `time` tokens."""
         distance = torch.arange(1 - time, time, device=self.table.device)
         bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
-        return Scores(self.table, bucket_by_distance, self.max_distance, lengths_B)
+        return Scores(self.table, bucket_by_distance, self.max_distance)

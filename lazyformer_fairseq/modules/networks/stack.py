@@ -95,8 +95,8 @@ class Stack(nn.Module):
         """What the formulas of :mod:`lazyformer_fairseq.costs` need."""
         raise NotImplementedError
 
-    def context(self, x_BTC: Tensor, memory_length: int = 0, padding_mask_BT: Optional[Tensor] = None) -> Context:
-        """What the sublayers share in a forward pass over `x_BTC`; the mask is True at padding."""
+    def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
+        """What the sublayers share in a forward pass over `x_BTC`."""
         raise NotImplementedError
 
     @property

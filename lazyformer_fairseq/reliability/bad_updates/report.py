@@ -32,7 +32,7 @@ def write_report(guard) -> Path:
 
 
 def _report(guard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
-    """Loss: per unit of sample size, such as nats per masked token. Samples: dataset indices, by process and batch."""
+    """Losses: per unit of sample size, as bits per masked token. Samples: dataset indices, by process and batch."""
     updates = [
         {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
         for same_update in zip(*bad_of_processes, strict=True)
@@ -47,7 +47,8 @@ def _report(guard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
         "max_rollbacks": guard.max_rollbacks,
         "loss_spike": guard.history.spike,
         "bad_updates": updates,
-        "losses_of_last_good_updates": list(guard.history.losses),
+        "unit_of_losses": guard.unit,
+        "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.history.losses],
         "what_to_try": WHAT_TO_TRY,
     }
 

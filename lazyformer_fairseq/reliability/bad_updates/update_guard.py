@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from fairseq.logging import metrics
@@ -130,6 +130,14 @@ class UpdateGuard:
         self.loss = (loss / sample_size).item() if losses and sample_size else None
         return norm.float()
 
+    @property
+    def unit(self) -> str:
+        """Of losses for the user, as in the training log."""
+        return "squared error" if getattr(self.trainer.get_criterion(), "is_regression", False) else "bits"
+
+    def in_unit(self, loss: Optional[float]) -> Optional[float]:
+        return loss / math.log(2) if loss is not None and self.unit == "bits" else loss
+
     def note_good_update(self) -> None:
         self.skipped_in_a_row = 0
         if self.loss is not None:
@@ -150,7 +158,8 @@ class UpdateGuard:
         self.skipped_in_a_row += 1
         self.bad.append(self._describe(reason, update + 1, samples))
         self._warn(
-            f"update {update + 1} is skipped: {reason} (loss {self.loss}, gradient norm {self.gradient_norm}); "
+            f"update {update + 1} is skipped: {reason} (loss {self.in_unit(self.loss)} {self.unit}, gradient norm "
+            f"{self.gradient_norm}); "
             f"{self.skipped_in_a_row} in a row, {self.skipped} in all"
         )
         _drop_gradients(trainer)
@@ -195,7 +204,7 @@ class UpdateGuard:
             "update": update,
             "epoch": iterator.epoch if iterator is not None else None,
             "reason": str(reason),
-            "loss": self.loss,
+            "loss": self.in_unit(self.loss),
             "gradient_norm": self.gradient_norm,
             "learning_rate": trainer.get_lr(),
             "samples": [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],

@@ -85,10 +85,11 @@ def named_errors(path: Union[str, Path]) -> Iterator[None]:
 
 
 def _refusal(path: Any, error: Exception) -> str:
-    """torch's own message recommends switching the protection off; this one does not."""
+    """torch's own message recommends to allow what it found, or to switch the protection off; this one does not."""
+    found = _first_line(error.__context__ or error).split(" Please use")[0].rstrip(".")
     return (
         f"{path}: refused, nothing of it was run. It holds Python objects beyond weights and settings, which could "
-        f"run code when loaded ({_first_line(error.__context__ or error)}). Do not use it if you do not trust "
+        f"run code when loaded ({found}). Do not use it if you do not trust "
         "where it comes from; save weights and plain settings alone if it is yours"
     )
 

@@ -63,6 +63,16 @@ def keep_between_epochs(
     return extra_state
 
 
+def keep_the_clock_running(load_checkpoint, self, filename, *args, **kwargs):
+    """For ``Trainer.load_checkpoint``: ``wall`` in the log is the time since this process began to train."""
+    before = metrics.get_meter("default", "wall")
+    extra_state = load_checkpoint(self, filename, *args, **kwargs)
+    loaded = metrics.get_meter("default", "wall")
+    if before is not None and loaded is not None:
+        loaded.start_time = before.start_time
+    return extra_state
+
+
 def gather_memory(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
     """For ``checkpoint_utils.save_checkpoint``, which all processes call, though only the first one writes.
 

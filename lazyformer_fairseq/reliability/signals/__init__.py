@@ -5,7 +5,9 @@ import os
 import signal
 
 EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that Ctrl-C ended
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
 USER_ERROR = "the user has to mend something"
 
 

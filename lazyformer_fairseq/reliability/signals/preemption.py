@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1: the run saves after the update under way and ends with exit code 75, so that it can resume.
+"""SIGTERM, SIGUSR1, Ctrl-C: the run saves after the update under way and ends with exit code 75 (130 for Ctrl-C).
 
 What a signal meets:
 
@@ -8,7 +8,7 @@ What a signal meets:
 - A checkpoint being written: the handler only takes a note, so the write finishes, and then the run ends.
 - Time before the first update, data being read: the run makes the first update and saves it. Time before fairseq looks
   for a checkpoint: the process dies of the signal, as it has nothing to lose.
-- Another signal: nothing, the note is there already.
+- Another signal: nothing, the note is there already. A Ctrl-C after any other signal ends the process at once.
 """
 
 import gc
@@ -27,11 +27,12 @@ from fairseq.data.iterators import BufferedIterator
 from fairseq.distributed import utils as distributed_utils
 
 from lazyformer_fairseq.reliability.checkpoints.saving import save_or_raise
-from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
 
 logger = logging.getLogger(__name__)
 
 WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
+MANY = 2.0**20  # a Ctrl-C in the sum of signals: more than there are processes
 
 
 class Preemption:
@@ -54,8 +55,12 @@ class Preemption:
     def listen(self) -> None:
         """Takes the signals over, from the main thread; Python delivers them to no other."""
         if threading.current_thread() is threading.main_thread():
+            if os.environ.get(FORWARDED) == str(os.getppid()):
+                os.setpgid(0, 0)  # else a terminal's Ctrl-C comes twice
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
             for number in SIGNALS:
+                if signal.getsignal(number) == signal.SIG_IGN:  # as whoever started this process wants it
+                    continue
                 before = signal.signal(number, self._hear)
                 earlier = getattr(before, "__self__", None)  # of an earlier run in the same process
                 self._before[number] = earlier._before[number] if isinstance(earlier, Preemption) else before
@@ -68,6 +73,10 @@ class Preemption:
             signal.raise_signal(number)
         elif self.signal is None:
             self.signal = signal.Signals(number)
+            if signal.SIGINT in self._before:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C need not wait for Python
+            if number == signal.SIGINT:
+                os.write(2, b"\nCtrl-C: the run saves after this update and ends; once more ends it at once\n")
 
     @contextmanager
     def busy(self):
@@ -79,7 +88,7 @@ class Preemption:
             self._busy = before
 
     def agree(self, asked) -> None:
-        """Takes the number of processes that received a signal, the same for all.
+        """Takes how many processes received a signal, those of a Ctrl-C as :data:`MANY` each; the same for all.
 
         From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
         """
@@ -88,17 +97,22 @@ class Preemption:
             self._asked = asked.to("cpu", non_blocking=True)
             self._arrived = torch.cuda.current_stream().record_event()
 
-    def is_agreed(self) -> bool:
+    def note(self) -> float:
+        """This process's part of the sum that :meth:`agree` takes."""
+        return {None: 0.0, signal.SIGINT: MANY}.get(self.signal, 1.0)
+
+    def agreed_code(self) -> int:
+        """The exit code that all processes end with; 0 as long as none was sent a signal."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return bool(self._asked)
+        return 0 if not self._asked else INTERRUPTED if self._asked >= MANY else EXIT_CODE
 
     def save_if_asked(self) -> None:
         """Writes the checkpoint, once; between updates, in all processes at the same time."""
         trainer = self._trainer()
         if trainer.data_parallel_world_size == 1:
-            self.agree(self.signal is not None)
-        if self.saved or self._busy or not self.is_agreed():
+            self.agree(self.note())
+        if self.saved or self._busy or not self.agreed_code():
             return
         self.saved = True
         with self.busy():
@@ -109,15 +123,15 @@ class Preemption:
             self.signal.name if self.signal else "another process was sent a signal",
             "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
             trainer.get_num_updates(),
-            EXIT_CODE,
-            "there" if path else "the checkpoint before, if there is one",
+            self.agreed_code(),
+            path or "what was saved before, if anything was",
         )
 
     def end_if_saved(self) -> None:
         """Ends the process if its checkpoint is written, once all have come here.
 
         Raises:
-            SystemExit: with code 75.
+            SystemExit: with code 75, or 130 after Ctrl-C.
         """
         if not self.saved:
             return
@@ -125,8 +139,10 @@ class Preemption:
         if trainer.data_parallel_world_size > 1:  # the first one to go would have torchrun end the one that writes
             torch.distributed.barrier(distributed_utils.get_global_group())
         end_reader(trainer.epoch_iterator)
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         sys.stdout.flush()
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(self.agreed_code())
 
 
 def end_reader(epoch_iterator) -> None:
@@ -154,7 +170,7 @@ def share_signals(aggregate_logging_outputs, self, logging_outputs, *sums, ignor
     preemption = getattr(self, "preemption", None)
     if preemption is None:
         return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
-    mine = float(preemption.signal is not None)
+    mine = preemption.note()
     logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
     preemption.agree(asked)
     return logging_outputs, sums
@@ -198,6 +214,7 @@ def leave_signals_to_the_run(set_worker_signal_handlers):
     inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     set_worker_signal_handlers()
     if isinstance(inherited, Preemption):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for number in (signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS))

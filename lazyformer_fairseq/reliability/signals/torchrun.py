@@ -2,8 +2,8 @@
 
 torchrun itself dies of SIGUSR1 and leaves its processes behind; gives them 30 s after a SIGTERM, then exits with 1
 whatever their exit codes; restarts them though they meant to stop, or though the user must first fix something; and
-prints a page after their one line. This one forwards both signals and exits as the processes did: with 75 for a
-preempted run (see ``preemption``), with 1 for a user's mistake, without another try.
+prints a page after their one line. This one forwards signals and exits as the processes did: with 75 for a preempted
+run (see ``preemption``), with 130 after Ctrl-C, with 1 for a user's mistake, without another try.
 
 Use it with ``--rdzv-backend c10d``: with the static one, processes that are started again find the addresses of those
 that died (pytorch issue 135712).
@@ -22,14 +22,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-from lazyformer_fairseq.reliability.signals import EXIT_CODE, SIGNALS, USER_ERROR
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS, USER_ERROR
 
 
 class Agent(LocalElasticAgent):
     """The agent of one node: starts its processes, and restarts all if one dies.
 
     Attributes:
-        signalled: SIGTERM or SIGUSR1, when it has come; 0 until then.
+        signalled: one of SIGNALS, when it has come; 0 until then.
     """
 
     signalled = 0
@@ -53,7 +53,9 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             failures = result.failures.values()
-            if any(failure.exitcode == EXIT_CODE or failure.message == USER_ERROR for failure in failures):
+            if any(
+                failure.exitcode in (EXIT_CODE, INTERRUPTED) or failure.message == USER_ERROR for failure in failures
+            ):
                 self._remaining_restarts = 0
             if self._remaining_restarts:
                 rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
@@ -73,21 +75,26 @@ def ending(failure: ProcessFailure) -> str:
 def main(arguments: list[str]) -> int:
     """Runs; returns the exit code."""
     api.LocalElasticAgent = Agent
+    os.environ[FORWARDED] = str(os.getpid())
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see above: the same with c10d, if it is shared
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # how each one ended
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
         failures = error.failures.values()
-        preempted = {EXIT_CODE, *(-number for number in SIGNALS)} if Agent.signalled else {EXIT_CODE}
-        if any(failure.exitcode in preempted for failure in failures):  # by a signal, before there was anything to save
-            return EXIT_CODE
+        codes = {failure.exitcode for failure in failures}
+        if Agent.signalled:  # it ends a process that has nothing to save yet, and the second Ctrl-C any
+            codes |= {INTERRUPTED if -code == signal.SIGINT else EXIT_CODE for code in codes if -code in SIGNALS}
+        if preempted := codes & {INTERRUPTED, EXIT_CODE}:
+            return max(preempted)
         if not any(failure.message == USER_ERROR for failure in failures):
             rank, first = error.get_first_failure()
             print(f"error: process {rank} ended with {ending(first)}; its own output says why", file=sys.stderr)
         return 1
     except SignalException as error:
         return 128 + error.sigval
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

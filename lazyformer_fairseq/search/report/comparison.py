@@ -7,7 +7,7 @@ from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.latency import Timing, with_spread
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.grammar import count_kinds
-from lazyformer_fairseq.search.latency.measure import measure_models
+from lazyformer_fairseq.search.measure import measure_models
 from lazyformer_fairseq.search.report.found_pattern import compact, letters
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
 

@@ -1,20 +1,19 @@
 """One update: of the supernet's weights, or of its architecture (PAR Transformer, equation 5)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.search.price import Prices, expected_latency, latency_of
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.mixture import Supernet
 
 # (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
 Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
-# (probabilities (L, K), candidates) -> nats to add to the architecture's loss, or None
-Price = Callable[[Tensor, Sequence[str]], Optional[Tensor]]
 
 
 def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
@@ -48,13 +47,13 @@ def update_weights(
 
 
 class SupernetTraining:
-    """A supernet with both of its optimizers: LAMB for the weights, Adam for the architecture."""
+    """A supernet with both of its optimizers: LAMB for the weights, Adam for the architecture, which pays `prices`."""
 
-    def __init__(self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, price: Optional[Price] = None):
+    def __init__(self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, prices: Optional[Prices] = None):
         self.supernet = supernet.train()
         self.settings = settings
         self.loss_of = loss_of
-        self.price = price
+        self.prices = prices
         self.weights = weights_optimizer(supernet.model, settings)
         self.architecture = torch.optim.Adam(
             [supernet.choices.logits], lr=settings.architecture_lr, weight_decay=settings.architecture_decay
@@ -66,10 +65,11 @@ class SupernetTraining:
         if not architecture:
             return update_weights(self.supernet, self.weights, batch, self.loss_of, self.settings.clip_norm)
         loss, count = self.loss_of(self.supernet, batch)
-        choices = self.supernet.choices
-        to_pay = self.price(choices.probabilities(), choices.candidates) if self.price else None
         mean = loss / count
-        (mean if to_pay is None else mean + to_pay).backward()
+        if self.prices and self.settings.latency_price:
+            choices = self.supernet.choices
+            mean = mean + latency_nats(self.prices, self.settings, choices.probabilities(), choices.candidates)
+        mean.backward()
         self.architecture.step()
         self.architecture.zero_grad()
         return loss.detach(), torch.as_tensor(count).detach()
@@ -85,6 +85,14 @@ class SupernetTraining:
         self.supernet.load_state_dict(state["supernet"])
         self.weights.load_state_dict(state["weights"])
         self.architecture.load_state_dict(state["architecture"])
+
+
+def latency_nats(
+    prices: Prices, settings: SearchSettings, probabilities_LK: Tensor, candidates: tuple[str, ...]
+) -> Tensor:
+    """Nats that the architecture's loss pays for expected latency beyond the baseline's free share."""
+    share = expected_latency(prices, probabilities_LK, candidates) / latency_of(prices, settings.baseline)
+    return settings.latency_price * (share - settings.latency_budget).clamp(min=0)
 
 
 class RunningLoss:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
+from lazyformer_fairseq.corpus.cleaning.held_out import draw, is_held_out, threshold
 
 U64 = st.integers(0, 2**64 - 1)
 COUNTING = np.stack([np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64)], axis=1)
@@ -43,3 +43,14 @@ def test_limits_and_seeds():
     assert is_held_out(COUNTING, 1, 1).all()
     both = is_held_out(COUNTING, 0.5, 1) & is_held_out(COUNTING, 0.5, 2)
     assert abs(both.mean() - 0.25) < 0.01
+
+
+@given(st.lists(st.lists(st.tuples(U64, U64), max_size=5), max_size=3), st.sampled_from([0.0, 1e-9, 0.3, 1.0]))
+def test_one_document_is_held_out_where_the_rule_holds_out_none(units, valid_share):
+    draws = [draw(np.array(unit, dtype=np.uint64).reshape(-1, 2), 1) for unit in units]
+    every = np.concatenate([np.array([]), *draws])
+    held_out = every[every < threshold(draws, valid_share)]
+    if (every < valid_share).any() or not valid_share or len(every) < 2:
+        assert held_out.tolist() == every[every < valid_share].tolist()
+    else:
+        assert set(held_out) == {every.min()}

@@ -169,6 +169,8 @@ def test_a_truncated_file_is_left_to_who_reads_it(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="missing: there is no such file or folder"):
         formats(tmp_path / "missing")
+    with pytest.raises(UserError, match=r"x: cannot be read \(File name too long"):
+        formats(tmp_path / ("x" * 300))
     with pytest.raises(UserError, match=r"holds no \.txt"):
         formats(tmp_path)
     with pytest.raises(UserError, match="no input"):

@@ -114,7 +114,7 @@ def test_it_says_what_the_manifest_knows(report):
         "bad file – raw/b.txt: ends early",
         "The 200 of them (20%) that occur fewer than 3 times become <unk>: 0.4% of all words",
         "train 80 120,000 2,345,678 1.2% 9.50",
-        "valid 5 0 0 – –",
+        "valid: empty 5 0 0 – –",
         "words 8 60 s 2 min 400 MB",
         "split sentences 90 s 75%",
         "see http://a.org now see <url> now",

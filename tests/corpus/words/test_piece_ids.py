@@ -74,7 +74,12 @@ def ids_of_sentence(sentence, tokenizer):
     return ids
 
 
-def items_of(texts, tokenizer):
+def ids_in_use(sentence, tokenizer):
+    """As GLUE and ``fill_mask`` do, but for a literal mask."""
+    return tokenizer.encode_normalised(sentence.replace("<mask>", "< mask >"))
+
+
+def items_of(texts, tokenizer, ids_of_sentence=ids_of_sentence):
     return [
         item
         for text in texts
@@ -84,8 +89,8 @@ def items_of(texts, tokenizer):
 
 def test_items_are_encoded_sentences_and_boundaries(tokenizer, tmp_path):
     write(tmp_path, TEXTS, tokenizer)
-    for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
-        assert read(tmp_path / f"0.{split}") == items_of(texts, tokenizer)
+    assert read(tmp_path / "0.valid") == items_of(TEXTS[4::5], tokenizer, ids_in_use)
+    assert read(tmp_path / "0.train") == items_of([t for n, t in enumerate(TEXTS) if n % 5 != 4], tokenizer)
     assert tokenizer.dictionary.index("<url>") in read(tmp_path / "0.train")[1]
     assert read(tmp_path / "0.train")[4].count(UNK) == 1  # the document of the rare word
 
@@ -104,6 +109,12 @@ def test_every_word_is_as_encode_normalised(tokenizer, tmp_path_factory, documen
         if RARE not in text and "<mask>" not in text:
             for sentence in text.split("\n"):  # the words of a sentence do not influence each other
                 assert ids_of_sentence(sentence, tokenizer) == tokenizer.encode_normalised(sentence)
+
+
+def test_pieces_spell_the_validation_splits_words_whether_training_has_them_or_not(tokenizer, tmp_path):
+    counts = write(tmp_path, [*["the house"] * 4, "houses of the old kings"], tokenizer, kept={"the"})
+    assert read(tmp_path / "0.valid") == [[*tokenizer.encode("houses of the old kings"), EOS], [EOS]]
+    assert (counts["valid"]["unknown"], counts["train"]["unknown"]) == (0, 4)
 
 
 def test_special_tokens_are_never_rare_and_no_word_vanishes(tokenizer, tmp_path):

@@ -1,13 +1,16 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import MappedItems
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 99
 MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, 99))
@@ -100,7 +103,7 @@ def test_blocks_of_a_file_are_those_of_its_items(tmp_path_factory, sentences, to
     for item in expected.items:
         builder.add_item(item)
     builder.finalize(f"{path}.idx")
-    items = MMapIndexedDataset(str(path))
+    items = pickle.loads(pickle.dumps(MappedItems(path)))
     dataset = FullSentencesDataset(items, items.sizes, tokens_per_sample, BOS, EOS, MASKING)
     for number in range(len(expected)):
         block, same = dataset.block(number), expected.block(number)

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.errors import UserError
 
 SPECIAL = (0, 1, 2, 3, 99)
 MASK, PAD = 99, 1
@@ -63,5 +64,5 @@ def test_short_blocks_still_have_the_expected_share():
     "shares", [{"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}]
 )
 def test_impossible_shares_are_refused(shares):
-    with pytest.raises(ValueError, match="mask_prob"):
+    with pytest.raises(UserError, match="mask_prob"):
         Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)

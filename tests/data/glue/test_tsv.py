@@ -31,7 +31,7 @@ def test_every_row_of_the_official_files(real_data, task):
     for name in there:
         file = read_split(task, folder, name)
         assert len(file.examples) == OFFICIAL_ROWS[task.name][name]
-        assert not file.short_lines
+        assert not file.oddities()
         assert all(text.strip() for example in file.examples for text in example.texts)
         if task.labels and task.splits[name].label is not None:
             assert {example.target for example in file.examples} == set(range(task.num_classes))
@@ -46,7 +46,7 @@ def write(folder, name, content):
 line_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n"))
 
 
-@given(texts=st.lists(st.tuples(line_texts, line_texts), min_size=1))
+@given(texts=st.lists(st.tuples(line_texts.filter(str.strip), line_texts.filter(str.strip)), min_size=1))
 def test_any_text_without_tab_and_newline_comes_back(tmp_path_factory, texts):
     rows = "".join(f"7\t{first}\t{second}\tentailment\n" for first, second in texts)
     folder = write(tmp_path_factory.mktemp("RTE"), "train.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
@@ -102,6 +102,31 @@ def test_short_rows_of_qqp_are_counted(tmp_path):
     assert file.short_lines == [3]
 
 
+@pytest.mark.parametrize(
+    ("task", "split", "content", "example"),
+    [
+        ("SST-2", "train", "sentence\tlabel\ngood\tor bad\t1\n", Example(("good or bad",), 1, 2)),
+        ("CoLA", "train", "gj04\t1\t\tgood\tor\tbad\n", Example(("good or bad",), 1, 1)),
+        ("CoLA", "test", "index\tsentence\n0\tgood\tor bad\n", Example(("good or bad",), None, 2)),
+        ("RTE", "train", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\t\t\n", Example(("a", "b"), 0, 2)),
+    ],
+)
+def test_a_row_with_too_many_fields_is_mended_where_that_is_certain(tmp_path, task, split, content, example):
+    write(tmp_path, TASKS[task].splits[split].file, content)
+    file = read_split(TASKS[task], tmp_path, split)
+    assert file.examples == [example]
+    assert file.mended_lines == [example.line]
+    assert file.oddities()[0].endswith(f"1 row with a tab in the sentence or at the end, mended (line {example.line})")
+
+
+def test_empty_sentences_stay_in_qqp_and_where_a_row_needs_an_answer(tmp_path):
+    write(tmp_path, "train.tsv", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\ta\t\t1\n")
+    write(tmp_path, "test.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n1\t\tb\n")
+    assert read_split(TASKS["QQP"], tmp_path, "train").empty_lines == [2]
+    file = read_split(TASKS["RTE"], tmp_path, "test")
+    assert (len(file.examples), file.empty_lines) == (2, [3])
+
+
 HEADER = "index\tsentence1\tsentence2\tlabel\n"
 
 
@@ -111,6 +136,8 @@ HEADER = "index\tsentence1\tsentence2\tlabel\n"
         (HEADER + "0\ta\tb\tentailment\n1\ta\tb\n", "line 3: found 3 fields, needed 4"),
         (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is none of RTE's labels entailment, not_entailment"),
         (HEADER + "0\ta\tb\tentailment\n\n", "line 3: found 1 field, needed 4"),
+        (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, needed 4.* a tab in a sentence"),
+        (HEADER + "0\ta\t \tentailment\n", "line 2: a sentence is empty"),
         (HEADER, "has no row of data"),
         ("", "is empty"),
         ("0\ta\tb\tentailment\n", "line 1: the header lacks 'sentence1', 'sentence2', 'label'; found '0', 'a'"),

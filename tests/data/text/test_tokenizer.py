@@ -3,11 +3,12 @@
 import hashlib
 import json
 import string
-from collections import Counter
 from itertools import pairwise
 
 import pytest
+import sentencepiece
 import torch
+from helpers import train_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
@@ -29,8 +30,8 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 MIXED_TEXT = st.lists(st.one_of(st.sampled_from(SYMBOLS), ANY_TEXT), max_size=6).map("".join)
 
 
-def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS, **options):
-    return Tokenizer.train(sentences, folder, vocab_size, settings, **options)
+def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS):
+    return train_tokenizer(folder, sentences, vocab_size, settings)
 
 
 @pytest.fixture(scope="module")
@@ -184,21 +185,6 @@ def test_same_text_same_bytes(tmp_path):
     assert contents(tmp_path / "once") == contents(tmp_path / "again")
 
 
-def test_counts_give_what_sentences_give(tmp_path):
-    normalise = TextNormaliser(ALL_CHARACTERS)
-    counts = Counter(word for sentence in SENTENCES * 20 for word in normalise(sentence).split())
-    train(tmp_path / "sentences")
-    Tokenizer.train_on_counts(counts.items(), tmp_path / "counts", 160, ALL_CHARACTERS)
-    assert contents(tmp_path / "sentences") == contents(tmp_path / "counts")
-
-
-def test_already_normalised_text_gives_the_same_model(tmp_path):
-    words = map(TextNormaliser(ALL_CHARACTERS), SENTENCES * 20)
-    train(tmp_path / "raw")
-    train(tmp_path / "normalised", words, already_normalised=True)
-    assert contents(tmp_path / "raw") == contents(tmp_path / "normalised")
-
-
 def test_largest_vocabulary_of_the_error_is_possible(tmp_path):
     with pytest.raises(UserError, match=r"vocabulary of 9000: too large.*at most") as caught:
         train(tmp_path / "t", vocab_size=9000)
@@ -340,3 +326,70 @@ def test_missing_setting(copy):
     describe(copy, settings={"lower_case": True})
     with pytest.raises(UserError, match=r"byte_fallback.* is missing"):
         Tokenizer.load(copy)
+
+
+# A SentencePiece model of the user's own
+
+
+def own_model(folder, **options):
+    text = folder / "text.txt"
+    text.write_text("\n".join(["The house of the old king is red.", "A cat sat on the mat; it was good."] * 20))
+    options = {"model_type": "unigram", "vocab_size": 40, "hard_vocab_limit": False, **options}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "own"), minloglevel=2, **options
+    )
+    return folder / "own.model"
+
+
+PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"model_type": "bpe", "vocab_size": 60, "hard_vocab_limit": True},
+        {
+            "unk_id": 2,
+            "pad_id": 0,
+            "eos_id": 1,
+            "bos_id": -1,
+            "unk_piece": "[UNK]",
+            "control_symbols": "<cls>",
+        },  # as T5
+    ],
+)
+def test_a_model_of_ones_own(tmp_path, options):
+    model = sentencepiece.SentencePieceProcessor(str(own_model(tmp_path, **options)))
+    tokenizer = Tokenizer.from_model(tmp_path / "own.model", tmp_path / "own", PLAIN)
+    text = "The cat <url> sat on the red house."
+    pieces = [*model.encode("The cat", out_type=str), "<url>", *model.encode("sat on the red house.", out_type=str)]
+    assert symbols(tokenizer, tokenizer.encode(text)) == pieces
+    assert tokenizer.decode([0, *tokenizer.encode(text), 2]) == text
+    assert tokenizer.encode("猫").count(tokenizer.dictionary.unk()) == 1
+    ids, lengths = tokenizer.encode_words(text.split())
+    assert ids.tolist() == tokenizer.encode(text) and len(lengths) == 8
+    names = tokenizer.dictionary.symbols
+    assert len(names) == len(set(names)) and names[-1] == "<mask>" and "[UNK]" not in names and "<cls>" not in names
+    Tokenizer.load(tmp_path / "own").save(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_by_whitespace": False, "model_type": "bpe", "vocab_size": 80}, "own.model: its piece .* over a space"),
+        ({"add_dummy_prefix": False}, "own.model: a word has other pieces where a text begins"),
+        ({"user_defined_symbols": "<mask>"}, "'<mask>' would be twice"),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        Tokenizer.from_model(own_model(tmp_path, **options), tmp_path / "own", PLAIN)
+    assert not (tmp_path / "own").exists()
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    (tmp_path / "own.model").write_text("no model")
+    for name, message in (("own.model", "not a sentencepiece model"), ("missing", "cannot be read")):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            Tokenizer.from_model(tmp_path / name, tmp_path / "own", PLAIN)

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 import sentencepiece
+from helpers import count_words
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.data.text.train_tokenizer import LONGEST_TRAINING_WORD, count_words, train_model
+from lazyformer_fairseq.data.text.train_tokenizer import LONGEST_TRAINING_WORD, train_model
 from lazyformer_fairseq.errors import UserError
 
 ALL_CHARACTERS = TextSettings(character_coverage=1.0)

@@ -121,7 +121,20 @@ def test_what_is_not_the_paper_s_protocol_is_said(tmp_path):
     assert "Epochs: MNLI 3, RTE 3; the paper has 10." in markdown
     assert "RTE: all runs started from the MNLI checkpoint" in markdown
     assert "12 runs took 0.12 hours" in markdown
-    assert "Training rows: MNLI 100 of 392,702, RTE 100 of 2,490." in markdown
+    assert "Training rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490)." in markdown
+
+
+@pytest.mark.parametrize(
+    ("in_file", "words"),
+    [
+        (640, "RTE 100 of 640 (the official file has 2,490)."),
+        (2490, "RTE 100 of 2,490."),
+        (None, "RTE 100 (the official file has 2,490)."),  # results of older versions
+    ],
+)
+def test_training_rows_are_those_of_the_files_that_were_prepared(tmp_path, in_file, words):
+    markdown = write_report(make_grid(tmp_path, tasks=["RTE"], rows_in_file=in_file), tmp_path / "report")
+    assert f"Training rows: {words}" in markdown
 
 
 def test_no_run_at_all_is_an_error(tmp_path):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from helpers import ROOT, toy_texts
+from helpers import ROOT, toy_texts, train_tokenizer
 from hydra import compose, initialize_config_dir
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.commands import name_checkpoints
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
@@ -110,6 +110,7 @@ def test_from_mnli(grid):
 
 def test_a_model_is_described(prepared, start_checkpoint):
     checkpoints = name_checkpoints(None, None, (str(start_checkpoint),))
+    assert checkpoints == name_checkpoints(None, None, (str(start_checkpoint.parent),)) == {"model": start_checkpoint}
     (model,) = load_start_models(checkpoints, prepared["CoLA"].tokenizer_folder)
     assert (model.name, model.updates, model.max_positions) == ("model", 1, 64)
     assert model.parameters > 10_000
@@ -129,6 +130,7 @@ def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, dat
         return str(caught.value)
 
     assert "no such checkpoint" in message(tmp_path / "nowhere.pt")
+    assert f"{tmp_path}: holds no checkpoint_best.pt or checkpoint_last.pt" in message(f"m={tmp_path}")
     assert "is called model too" in message(start_checkpoint, start_checkpoint)
     assert "cannot name a model's folder" in message(f"../m={start_checkpoint}")
     broken = tmp_path / "broken.pt"
@@ -141,7 +143,7 @@ def test_checkpoints_that_do_not_fit_are_refused(prepared, start_checkpoint, dat
     torch.save(state, broken)
     assert "trained with another dictionary" in message(f"m={broken}")
     shutil.copy(start_checkpoint, broken)
-    Tokenizer.train(toy_texts(60), tmp_path / "tokenizer", 120)
+    train_tokenizer(tmp_path / "tokenizer", toy_texts(60), 120, TextSettings())
     assert "the tokenizer beside it has other settings" in message(f"m={broken}")
 
 

@@ -276,4 +276,4 @@ def test_submitit(grid, tmp_path):
     queue = RunQueue(one, Cluster("local", tmp_path / "jobs", {"timeout_min": "3"}, at_once=2))
     queue.run()
     assert not queue.failed, queue.failed
-    assert results(one)[0]["train_rows"] == 32
+    assert (results(one)[0]["train_rows"], results(one)[0]["rows_in_file"]) == (32, 64)

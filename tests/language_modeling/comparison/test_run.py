@@ -13,10 +13,9 @@ from matplotlib import image
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.language_modeling.comparison import training as compare_training
-from lazyformer_fairseq.language_modeling.comparison.run import compare
+from lazyformer_fairseq.language_modeling.comparison import run as comparison_run
+from lazyformer_fairseq.language_modeling.comparison.run import ModelTraining, compare, planned_updates
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
-from lazyformer_fairseq.language_modeling.comparison.training import ModelTraining, planned_updates
 from lazyformer_fairseq.patterns.grammar import expand
 
 COMMAND = "lazyformer lm compare toy out"
@@ -144,7 +143,7 @@ def test_signals_are_for_who_drives_the_trainings(data, tmp_path):
 
 def test_models_take_turns_on_the_same_batches(data, tmp_path, monkeypatch):
     seen = []
-    original = compare_training.StepwiseTraining.update
+    original = comparison_run.StepwiseTraining.update
 
     def update(self):
         def train_step(samples, step=self.trainer.train_step):
@@ -155,7 +154,7 @@ def test_models_take_turns_on_the_same_batches(data, tmp_path, monkeypatch):
             patched.setattr(self.trainer, "train_step", train_step)
             original(self)
 
-    monkeypatch.setattr(compare_training.StepwiseTraining, "update", update)
+    monkeypatch.setattr(comparison_run.StepwiseTraining, "update", update)
     compare(tiny(data, seeds=(1,)), tmp_path, [])
     assert [name for name, _ in seen] == ["transformer_xl", "lazy"] * 4
     batches = [tokens for _, tokens in seen]
@@ -165,11 +164,11 @@ def test_models_take_turns_on_the_same_batches(data, tmp_path, monkeypatch):
 
 def test_minutes_become_updates_once(data, tmp_path, monkeypatch):
     settings = tiny(data, updates=None, minutes=0.05)
-    monkeypatch.setattr(compare_training, "TRIAL_UPDATES", 3)
+    monkeypatch.setattr(comparison_run, "TRIAL_UPDATES", 3)
     monkeypatch.setattr(ModelTraining, "update", lambda self: self.seconds.append({"lazy": 0.1}.get(self.name, 0.3)))
     expected = {"transformer_xl": 10, "lazy": 30}
     assert planned_updates(settings, tmp_path / "updates.json") == pytest.approx(expected, abs=1)
-    monkeypatch.setattr(compare_training, "updates_that_fit", None)
+    monkeypatch.setattr(comparison_run, "updates_that_fit", None)
     assert planned_updates(settings, tmp_path / "updates.json") == pytest.approx(expected, abs=1)
 
 

@@ -16,9 +16,12 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.text import prepare as text_steps
 from lazyformer_fairseq.language_modeling.text import sources as text_sources
 from lazyformer_fairseq.language_modeling.text.prepare import not_official, overview, prepare, read_manifest
-from lazyformer_fairseq.language_modeling.text.sources import CharacterSplits
 
-SHORT = CharacterSplits(train=60, valid=20, test=20)
+
+@pytest.fixture
+def short(monkeypatch):
+    """Files of 100 characters."""
+    monkeypatch.setattr(text_sources, "CHARACTERS", {"train": 60, "valid": 20, "test": 20})
 
 
 @pytest.fixture
@@ -125,11 +128,12 @@ def test_the_other_wikitext_is_refused_for_what_it_is(wikitext, tmp_path, monkey
         prepare("wikitext", wikitext, tmp_path / "other", official="text8")
 
 
+@pytest.mark.usefixtures("short")
 def test_bytes_of_enwik8(tmp_path):
     content = bytes(range(0, 256, 4)) + b"\n <page>\xc3\xa9" * 3 + b"abc"
     content = content + b"z" * (100 - len(content))
     (tmp_path / "enwik8").write_bytes(content)
-    manifest = prepare("enwik8", tmp_path, tmp_path / "data", splits=SHORT)
+    manifest = prepare("enwik8", tmp_path, tmp_path / "data")
     known = set(content[:60])
     for split, part in {"train": content[:60], "valid": content[60:80], "test": content[80:]}.items():
         assert symbols(tmp_path / "data", split) == [str(byte) if byte in known else "<unk>" for byte in part]
@@ -138,12 +142,13 @@ def test_bytes_of_enwik8(tmp_path):
     assert "its MD5 is not a1fa5ffddb56f4953e226637dabbb36a" in overview(manifest)
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("block", [7, 1 << 22])
 def test_characters_of_text8(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text_sources, "BLOCK", block)
     content = ("the quick brown fox jumps over a lazy dog " * 3)[:100]
     (tmp_path / "text8").write_text(content)
-    prepare("text8", tmp_path / "text8", tmp_path / "data", splits=SHORT)
+    prepare("text8", tmp_path / "text8", tmp_path / "data")
     assert "".join(symbols(tmp_path / "data", "train")) == content[:60].replace(" ", "_")
     assert "".join(symbols(tmp_path / "data", "test")) == content[80:].replace(" ", "_")
     dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
@@ -151,17 +156,19 @@ def test_characters_of_text8(tmp_path, monkeypatch, block):
     assert len(data_utils.load_indexed_dataset(str(tmp_path / "data" / "train"), dictionary)) == 1
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("size", [0, 99, 101])
 def test_a_file_that_the_splits_do_not_fit_is_refused(tmp_path, size):
     (tmp_path / "enwik8").write_bytes(b"x" * size)
     with pytest.raises(UserError, match=f"has {size} bytes, enwik8 has 100: the splits need 60, 20 and 20"):
-        prepare("enwik8", tmp_path, tmp_path / "data", splits=SHORT)
+        prepare("enwik8", tmp_path, tmp_path / "data")
 
 
+@pytest.mark.usefixtures("short")
 def test_text8_has_its_own_characters_alone(tmp_path):
     (tmp_path / "text8").write_bytes(b"abc D" + b"x" * 95)
     with pytest.raises(UserError, match="has the byte 68, but text8 is a to z and spaces"):
-        prepare("text8", tmp_path, tmp_path / "data", splits=SHORT)
+        prepare("text8", tmp_path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 

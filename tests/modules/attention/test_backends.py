@@ -31,7 +31,13 @@ class Block:
         self.bias = RelativePositionBias(heads, BUCKETS, FAR).to(dtype)
         torch.nn.init.normal_(self.bias.table, generator=chance)
         self.table = self.bias.table.detach().double().requires_grad_() if biased else None
-        self.lengths = torch.randint(1, time + 1, (batch,), generator=chance) if padded else None
+        self.padding = None  # True (B, T): "right" of the text, or "anywhere"
+        if padded == "right":
+            self.padding = torch.arange(time) >= torch.randint(1, time + 1, (batch, 1), generator=chance)
+        elif padded == "anywhere":
+            self.padding = torch.rand(batch, time, generator=chance) < 0.5
+            self.padding[torch.arange(batch), torch.randint(time, (batch,), generator=chance)] = False
+        self.is_on_right = padded == "right"
         self.weights = [torch.randn(batch, heads, time, size, **like) for _ in range(layers)]
         self.dtype = dtype
 
@@ -39,10 +45,11 @@ class Block:
         return [*self.inputs, *([] if self.table is None else [self.table])]
 
     def scores(self, table) -> Scores:
-        if table is None:
-            return Scores(lengths_B=self.lengths)
-        relative = self.bias(self.inputs[0].size(-2), self.lengths)
-        return Scores(table, relative.bucket_by_distance, relative.far, self.lengths)
+        scores = Scores()
+        if table is not None:
+            relative = self.bias(self.inputs[0].size(-2))
+            scores = Scores(table, relative.bucket_by_distance, relative.far)
+        return scores if self.padding is None else scores.with_padding(self.padding, self.is_on_right)
 
     def by_plain_softmax(self) -> list[torch.Tensor]:
         q, k, *values = self.inputs
@@ -52,8 +59,8 @@ class Block:
             bucket = self.bias(time).bucket_by_distance
             pairs = [[int(bucket[time - 1 + key - query]) for key in range(time)] for query in range(time)]
             scores = scores + self.table[torch.tensor(pairs)].permute(2, 0, 1)
-        if self.lengths is not None:
-            scores = scores.masked_fill((torch.arange(time) >= self.lengths[:, None])[:, None, None], -math.inf)
+        if self.padding is not None:
+            scores = scores.masked_fill(self.padding[:, None, None], -math.inf)
         return self.with_gradients([scores.softmax(-1) @ v for v in values], self.leaves())
 
     def by(self, backend: str) -> list[torch.Tensor]:
@@ -82,7 +89,7 @@ class Block:
     time=st.integers(1, 33),
     size=st.sampled_from([1, 3, 8, 32]),
     biased=st.booleans(),
-    padded=st.booleans(),
+    padded=st.sampled_from([None, "right", "anywhere"]),
     elements=st.sampled_from([1, 7, 40, 200, 2**20]),
     seed=st.integers(0, 1000),
 )
@@ -98,7 +105,7 @@ def test_forward_and_all_gradients(backend, layers, batch, heads, time, size, bi
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_low_precision_no_back_end_is_worse_than_rounding(backend, dtype):
-    block = Block(3, 2, 2, 40, 32, biased=True, padded=True, seed=1, dtype=dtype)
+    block = Block(3, 2, 2, 40, 32, biased=True, padded="right", seed=1, dtype=dtype)
     for ours, theirs in zip(block.by(backend), block.by_plain_softmax(), strict=True):
         error = (ours.double() - theirs).norm() / theirs.norm()
         assert error < 16 * torch.finfo(dtype).eps, error
@@ -106,7 +113,7 @@ def test_in_low_precision_no_back_end_is_worse_than_rounding(backend, dtype):
 
 @pytest.mark.parametrize("backend", ["materialize", "fused"])
 def test_the_gradient_of_the_bias_is_the_same_each_time(backend):
-    block = Block(3, 3, 2, 50, 8, biased=True, padded=True, seed=2, dtype=torch.float32)
+    block = Block(3, 3, 2, 50, 8, biased=True, padded="right", seed=2, dtype=torch.float32)
     first, second = block.by(backend), block.by(backend)
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one, other)
@@ -114,7 +121,7 @@ def test_the_gradient_of_the_bias_is_the_same_each_time(backend):
 
 @pytest.mark.parametrize("backend", ["materialize", "fused"])
 def test_a_graph_may_be_kept_run_twice_and_run_in_part(backend):
-    block = Block(3, 2, 2, 9, 4, biased=True, padded=False, seed=3)
+    block = Block(3, 2, 2, 9, 4, biased=True, padded=None, seed=3)
     q, k, *values = block.inputs
     output, reusable = attend(q, k, values[0], block.scores(block.table), 0.0, 2, backend)
     second, third = (reusable.attend(v, 0.0) for v in values[1:])
@@ -141,7 +148,7 @@ def test_memory_grows_linearly_with_the_length(backend, biased):
     """Twice the length takes twice the memory, where a distribution would take four times as much."""
     taken = {}
     for time in (1024, 2048):
-        block = Block(2, 1, 2, time, 8, biased, padded=False, seed=1, dtype=torch.float32)
+        block = Block(2, 1, 2, time, 8, biased, padded=None, seed=1, dtype=torch.float32)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blockwise, "PIECE_ELEMENTS", 64 * time)
             taken[time] = peak_memory(lambda block=block: block.by(backend), "cpu")
@@ -163,7 +170,7 @@ def names_of_kernels(run) -> set[str]:
 @pytest.mark.parametrize("biased", [False, True])
 def test_which_kernel_runs(backend, biased):
     """With a bias that learns, torch's attention would fall back to its unfused form: ours takes its place."""
-    block = Block(2, 2, 2, 64, 32, biased, padded=False, seed=1, dtype=torch.float32)
+    block = Block(2, 2, 2, 64, 32, biased, padded=None, seed=1, dtype=torch.float32)
     names = names_of_kernels(lambda: block.by(backend))
     flash = "aten::_scaled_dot_product_flash_attention_for_cpu"
     unfused = "aten::_scaled_dot_product_attention_math"

@@ -195,6 +195,39 @@ def test_padding_changes_nothing(pattern, buckets, normalize_before):
     torch.testing.assert_close(padded[:1], full)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("buckets", [0, 32])
+def test_padding_may_stand_anywhere(backend, buckets):
+    encoder = make_encoder("(sflf)x2", relative_position_buckets=buckets, lazy_backend=backend).double()
+    tokens = random_tokens(2, 9)
+    alone, _ = encoder(tokens[:1, 3:])
+    on_left = tokens.clone()
+    on_left[0, :3] = PAD
+    found, _ = encoder(on_left, on_left.eq(PAD))
+    torch.testing.assert_close(found[:1, 3:], alone)
+    torch.testing.assert_close(found[1:], encoder(tokens[1:])[0])
+
+    is_hole = torch.zeros(2, 9, dtype=torch.bool)
+    is_hole[1, 4:6] = True
+    found, _ = encoder(tokens, is_hole)
+    others = tokens.masked_fill(is_hole, 7)
+    torch.testing.assert_close(encoder(others, is_hole)[0][~is_hole], found[~is_hole])
+    assert not torch.allclose(encoder(tokens)[0][1, 0], found[1, 0]), "the hole is seen"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("padding", [slice(0, None), slice(0, -2)], ids=["right", "left"])
+def test_a_row_of_padding_alone_harms_nobody(backend, padding):
+    """In the first of two rows; the second is padded elsewhere or nowhere."""
+    encoder = make_encoder("(sflf)x2", lazy_backend=backend)
+    tokens = random_tokens(2, 9)
+    tokens[0] = PAD
+    tokens[1, :-2] = PAD if padding.stop else tokens[1, :-2]
+    features, _ = encoder(tokens, tokens.eq(PAD))
+    gradients = torch.autograd.grad(features[tokens.ne(PAD)].sin().sum(), list(encoder.parameters()))
+    assert all(part.isfinite().all() for part in (features, *gradients))
+
+
 def test_without_dropout_training_is_deterministic_and_with_it_not():
     tokens = random_tokens(2, 9)
     still = make_encoder("M2x2").train()

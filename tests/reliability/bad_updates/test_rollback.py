@@ -57,7 +57,8 @@ def test_the_run_stops_with_a_report(data_folder, tmp_path, fairseq_train):
     assert [bad["samples"] for bad in report["bad_updates"]] == [[[update.samples]] for update in run.updates[6:]]
     for bad in report["bad_updates"]:
         assert bad["reason"] == "the gradient is NaN or Inf" and bad["gradient_norm"] == "nan"
-        assert 3 < bad["loss"] < 7 and bad["learning_rate"] > 0
+        assert 6 < bad["loss"] < 9 and bad["learning_rate"] > 0
+    assert report["unit_of_losses"] == "bits" and all(6 < loss < 9 for loss in report["losses_of_last_good_updates"])
     assert len(report["losses_of_last_good_updates"]) == 6 and report["what_to_try"]
 
 

@@ -11,9 +11,8 @@ from helpers import write_toy_glue
 from reliability.damage import WEIGHT, DamagedRun
 from test_pretraining import assert_equal_state
 
-from lazyformer_fairseq.criterions.causal_lm import CausalLMCriterion
 from lazyformer_fairseq.criterions.glue import GlueCriterion
-from lazyformer_fairseq.criterions.masked_lm import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"

@@ -14,7 +14,7 @@ from fairseq.trainer import Trainer
 from helpers import ROOT
 
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
-from lazyformer_fairseq.reliability.signals import EXIT_CODE
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, INTERRUPTED
 from lazyformer_fairseq.reliability.signals.preemption import Preemption
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
@@ -175,17 +175,19 @@ def stop_after(updates: int, command: list[str], folder: Path, stop) -> tuple[in
         pytest.param("python -m", signal.SIGUSR1, marks=pytest.mark.slow),
         pytest.param("fairseq-train", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("fairseq-hydra-train", signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param("fairseq-train", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_every_process_and_another_one(data_folder, tmp_path, entry, number):
+def test_a_signal_to_every_process_and_another_one(data_folder, tmp_path, entry, number, interruptible):
     def stop(run):
         os.killpg(run.pid, number)  # the data workers get it too
-        os.killpg(run.pid, number)
+        if number != signal.SIGINT:
+            os.killpg(run.pid, number)
 
     command = commands(data_folder, tmp_path / "run")[entry]
     (tmp_path / "run").mkdir()
     code, output = stop_after(5, command, tmp_path, stop)
-    assert code == EXIT_CODE, output[-3000:]
+    assert code == (INTERRUPTED if number == signal.SIGINT else EXIT_CODE), output[-3000:]
     assert "Traceback" not in output and f"{number.name}: saved at" in output
     saved = updates_in(tmp_path / "run" / "checkpoint_last.pt")
     logged = [int(updates) for updates in re.findall(r"num_updates['\"]?[=:] ?['\"]?(\d+)", output)]
@@ -205,14 +207,51 @@ if __name__ == "__main__":
 """
 
 
+STUCK = """
+import time
+
+from fairseq.trainer import Trainer
+from fairseq_cli.train import cli_main
+
+if __name__ == "__main__":
+    def train_step(self, samples, raise_oom=False):
+        print("an update without an end", flush=True)
+        while True:
+            time.sleep(0.1)
+
+    Trainer.train_step = train_step
+    cli_main()
+"""
+
+
+def test_a_second_ctrl_c_ends_it_at_once(data_folder, tmp_path, interruptible):
+    (tmp_path / "stuck.py").write_text(STUCK)
+    _, _, _, *arguments = commands(data_folder, tmp_path / "run")["python -m"]
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "stuck.py"), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        output = []
+        for line in run.stdout:
+            output.append(line)
+            if "an update without an end" in line or "once more ends it at once" in line:
+                run.send_signal(signal.SIGINT)
+    assert run.returncode == -signal.SIGINT, "".join(output)[-3000:]  # shells call it 130
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_where_fairseq_starts_the_processes_a_signal_reaches_them(data_folder, tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_where_fairseq_starts_the_processes_a_signal_reaches_them(data_folder, tmp_path, number, interruptible):
     (tmp_path / "two_gpus.py").write_text(TWO_GPUS)
     _, _, _, *arguments = commands(data_folder, tmp_path / "run")["python -m"]
     world = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp".split()
     command = [sys.executable, str(tmp_path / "two_gpus.py"), *arguments, *world]
-    code, output = stop_after(5, command, tmp_path, lambda run: run.send_signal(number))
-    assert code == EXIT_CODE, output[-3000:]
+    # A terminal's Ctrl-C goes to all of them.
+    send = os.killpg if number == signal.SIGINT else os.kill
+    code, output = stop_after(5, command, tmp_path, lambda run: send(run.pid, number))
+    assert code == (INTERRUPTED if number == signal.SIGINT else EXIT_CODE), output[-3000:]
     assert "Traceback" not in output and output.count("saved at") == 1
     assert updates_in(tmp_path / "run" / "checkpoint_last.pt") >= 5

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from helpers import ROOT, assert_equal_state
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lazyformer_fairseq.reliability.signals import EXIT_CODE, torchrun
+from lazyformer_fairseq.reliability.signals import EXIT_CODE, INTERRUPTED, torchrun
 from lazyformer_fairseq.reliability.signals.torchrun import Agent
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -84,17 +85,20 @@ def test_a_killed_process_changes_nothing(pretrain, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.reliability
-@pytest.mark.parametrize("to_the_script", [True, False])
-def test_a_signal_changes_nothing(pretrain, tmp_path, to_the_script):
+@pytest.mark.parametrize(
+    ("to_the_script", "number", "expected"),
+    [(True, signal.SIGUSR1, EXIT_CODE), (False, signal.SIGUSR1, EXIT_CODE), (True, signal.SIGINT, INTERRUPTED)],
+)
+def test_a_signal_changes_nothing(pretrain, tmp_path, interruptible, to_the_script, number, expected):
     assert finish(pretrain("--gpus 2", "whole"))[0] == 0
     run = pretrain("--gpus 2")
     code, output = finish(
         run,
         "num_updates=4",
         # To one of them: both agree on the update to stop at.
-        lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], signal.SIGUSR1),
+        lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number),
     )
-    assert code == EXIT_CODE, output[-3000:]
+    assert code == expected, output[-3000:]
     assert "Traceback" not in output and "restart" not in output
     assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] < 8
     assert finish(pretrain("--gpus 2"))[0] == 0
@@ -115,6 +119,22 @@ def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypat
     agent._forward(signal.SIGUSR1, None)
     agent._start_workers(None)
     assert told == [(12345, signal.SIGUSR1)] * 2 and agent._remaining_restarts == 0
+
+
+def test_processes_save_and_end_with_their_launcher(pretrain, tmp_path):
+    run = pretrain("--gpus 2 --max-update 100000")
+    workers = []
+
+    def kill():
+        workers.extend(os.pidfd_open(pid) for pid in workers_of(run))
+        run.kill()
+
+    _, output = finish(run, "num_updates=4", kill)  # which reads until nobody can write any more
+    for worker in workers:
+        assert select.select([worker], [], [], 600)[0], "it trains on without its launcher"
+        os.close(worker)
+    assert re.search(r"SIGTERM: saved at \d+ updates", output), output[-3000:]
+    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] >= 4
 
 
 @pytest.mark.slow

@@ -131,14 +131,12 @@ class _Distribution:
 
     def _mask_padding(self, scores: Tensor, piece: Piece) -> None:
         """-inf at keys that are padding. On a processor, reading one sequence's length costs nothing."""
-        if self.scores.lengths_B is None:
-            return
-        lengths = self.scores.lengths_B[piece.sequences]
-        if self.q.device.type == "cpu" and len(lengths) == 1:
-            scores[..., int(lengths) :] = float("-inf")
-        else:
-            is_padding = torch.arange(piece.keys, device=lengths.device) >= lengths[:, None]
-            scores.unflatten(0, (lengths.size(0), -1)).masked_fill_(is_padding[:, None, None], float("-inf"))
+        lengths, first, last = self.scores.lengths_B, piece.sequences.start, piece.sequences.stop
+        if lengths is not None and self.q.device.type == "cpu" and last - first == 1:
+            scores[..., int(lengths[first]) :] = float("-inf")
+        elif (is_padding := self.scores.is_padding(self.keys)) is not None:
+            here = is_padding[piece.sequences, None, None, : piece.keys]
+            scores.unflatten(0, (last - first, -1)).masked_fill_(here, float("-inf"))
 
     def _mask_future(self, scores: Tensor, piece: Piece) -> None:
         """-inf at keys after the query."""
@@ -301,6 +299,7 @@ def kernels(name: str, store: bool) -> BlockKernels:
         name,
         BlockKernels(forward, reuse_forward, value_gradient, block_gradient),
         saved_like=lambda q, k: q.new_empty(stored_size(q, k) if store else 0),
+        keeps_distribution=store,
     )
 
 

@@ -16,7 +16,6 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
     NOT_SPECIALIZED,
     bias_of,
     count_tiles,
-    far_biases,
     far_tiles,
     head_of,
     inside,
@@ -26,6 +25,7 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
     nth_tile,
     own_tile,
     rows_of,
+    store_rows,
 )
 
 
@@ -54,12 +54,9 @@ def forward_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES."""
-    q_tile, b, n = own_tile((time + BLOCK_Q - 1) // BLOCK_Q, heads)
-    first_query = q_tile * BLOCK_Q
-    queries = first_query + tl.arange(0, BLOCK_Q)
+    first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
-    bias = bias_of(bias, n, reach)
-    below, above = far_biases(bias, reach)
+    bias, below, above = bias_of(bias, n, reach)
     k_head, v_head = head_of(k, k_strides, b, n), head_of(v, v_strides, b, n)
     q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time + queries
@@ -103,8 +100,7 @@ def forward_kernel(
     if not REUSES:
         output /= row_sum[:, None]
         tl.store(lse, (row_max + tl.log2(row_sum)) * LN_2, mask=queries < time)
-    o_rows = rows_of(head_of(o, o_strides, b, n), first_query, o_strides[2], BLOCK_Q, BLOCK_D)
-    tl.store(o_rows, output.to(o.dtype.element_ty), mask=inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D))
+    store_rows(o, o_strides, b, n, first_query, output, time, HEAD, BLOCK_Q, BLOCK_D)
 
 
 @triton.jit
@@ -161,12 +157,9 @@ def value_gradient_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """One tile of keys: dV = P^T dO."""
-    k_tile, b, n = own_tile((time + BLOCK_K - 1) // BLOCK_K, heads)
-    first_key = k_tile * BLOCK_K
-    keys = first_key + tl.arange(0, BLOCK_K)
+    first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
-    bias = bias_of(bias, n, reach)
-    below, above = far_biases(bias, reach)
+    bias, below, above = bias_of(bias, n, reach)
     q_head, d_output_head = head_of(q, q_strides, b, n), head_of(d_output, d_output_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     lse += tl.cast(b * heads + n, tl.int64) * time
@@ -187,8 +180,7 @@ def value_gradient_kernel(
             rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
 
-    dv_rows = rows_of(head_of(dv, dv_strides, b, n), first_key, dv_strides[2], BLOCK_K, BLOCK_D)
-    tl.store(dv_rows, gradient.to(dv.dtype.element_ty), mask=inside(first_key, time, HEAD, BLOCK_K, BLOCK_D))
+    store_rows(dv, dv_strides, b, n, first_key, gradient, time, HEAD, BLOCK_K, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
@@ -232,13 +224,9 @@ def key_side_kernel(
     first, receives dS by query and distance for distances nearer than `reach`; `far_sums` (B, N, far_slots, 2),
     zeros at first, receives the sums of dS over this tile at distances <= -reach and >= reach.
     """
-    tiles = (time + BLOCK_K - 1) // BLOCK_K
-    k_tile, b, n = own_tile(tiles, heads)
-    first_key = k_tile * BLOCK_K
-    keys = first_key + tl.arange(0, BLOCK_K)
+    first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
-    bias = bias_of(bias, n, reach)
-    below, above = far_biases(bias, reach)
+    bias, below, above = bias_of(bias, n, reach)
     q_head, dq_head = head_of(q, q_strides, b, n), head_of(dq, dq_strides, b, n)
     k_rows = load_rows(head_of(k, k_strides, b, n), first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, False)
     v_tiles = ()
@@ -298,13 +286,10 @@ def key_side_kernel(
                 mask = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
                 tl.atomic_add(dq_rows, d_query, mask=mask, sem="relaxed")
 
-    mask = inside(first_key, time, HEAD, BLOCK_K, BLOCK_D)
-    dk_rows = rows_of(head_of(dk, dk_strides, b, n), first_key, dk_strides[2], BLOCK_K, BLOCK_D)
-    tl.store(dk_rows, (d_key * scale).to(dk.dtype.element_ty), mask=mask)
-    dv_rows = rows_of(head_of(dv, dv_strides, b, n), first_key, dv_strides[2], BLOCK_K, BLOCK_D)
-    tl.store(dv_rows, d_value.to(dv.dtype.element_ty), mask=mask)
+    store_rows(dk, dk_strides, b, n, first_key, d_key * scale, time, HEAD, BLOCK_K, BLOCK_D)
+    store_rows(dv, dv_strides, b, n, first_key, d_value, time, HEAD, BLOCK_K, BLOCK_D)
     if band is not None:
-        far_sums += ((b * heads + n) * far_slots + k_tile) * 2
+        far_sums += ((b * heads + n) * far_slots + first_key // BLOCK_K) * 2
         tl.store(far_sums, tl.sum(sum_below, 0))
         tl.store(far_sums + 1, tl.sum(sum_above, 0))
 
@@ -337,12 +322,9 @@ def query_side_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """One tile of queries: dQ, always summed in the same order. Computes dS once more."""
-    q_tile, b, n = own_tile((time + BLOCK_Q - 1) // BLOCK_Q, heads)
-    first_query = q_tile * BLOCK_Q
-    queries = first_query + tl.arange(0, BLOCK_Q)
+    first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
-    bias = bias_of(bias, n, reach)
-    below, above = far_biases(bias, reach)
+    bias, below, above = bias_of(bias, n, reach)
     k_head = head_of(k, k_strides, b, n)
     q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
     value_heads = ()
@@ -380,6 +362,4 @@ def query_side_kernel(
             ds = tl.exp2(scores) * (dp - deltas[:, None])
             d_query = tl.dot(ds.to(k_rows.dtype), k_rows, d_query, input_precision="ieee")
 
-    dq_rows = rows_of(head_of(dq, dq_strides, b, n), first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
-    mask = inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
-    tl.store(dq_rows, (d_query * scale).to(dq.dtype.element_ty), mask=mask)
+    store_rows(dq, dq_strides, b, n, first_query, d_query * scale, time, HEAD, BLOCK_Q, BLOCK_D)

@@ -16,11 +16,13 @@ NOT_SPECIALIZED = ["reach", "time_class"]
 
 
 @triton.jit
-def own_tile(tiles, heads):
-    """(tile, row of the batch, head) of this program; those of one head are neighbours, to keep its keys in cache."""
+def own_tile(time, heads, KEPT: tl.constexpr):
+    """(first row of this program's tile, its KEPT rows, row of the batch, head); a head's are neighbours."""
+    tiles = (time + KEPT - 1) // KEPT
     program = tl.program_id(0)
     head_of_batch = program // tiles
-    return program % tiles, head_of_batch // heads, head_of_batch % heads
+    first = program % tiles * KEPT
+    return first, first + tl.arange(0, KEPT), head_of_batch // heads, head_of_batch % heads
 
 
 @triton.jit
@@ -40,6 +42,15 @@ def rows_of(head, start, stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
 def inside(start, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """(ROWS, BLOCK_D): True at rows below `limit` and at the HEAD entries that a head has."""
     return ((start + tl.arange(0, ROWS))[:, None] < limit) & (tl.arange(0, BLOCK_D)[None, :] < HEAD)
+
+
+@triton.jit
+def store_rows(
+    tensor, strides, b, n, start, values, limit, HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Writes a head's rows from `start` on, those below `limit`; in the tensor's precision."""
+    pointers = rows_of(head_of(tensor, strides, b, n), start, strides[2], ROWS, BLOCK_D)
+    tl.store(pointers, values.to(tensor.dtype.element_ty), mask=inside(start, limit, HEAD, ROWS, BLOCK_D))
 
 
 @triton.jit
@@ -100,23 +111,15 @@ def near_scores(products, distance, is_key, scale, bias, reach):
 
 
 @triton.jit
-def far_biases(bias, reach):
-    """(what all distances from -reach downward share, what all from reach upward share)."""
-    if bias is None:
-        below = 0.0
-        above = 0.0
-    else:
-        below = tl.load(bias - reach)
-        above = tl.load(bias + reach)
-    return below, above
-
-
-@triton.jit
 def bias_of(bias, n, reach):
-    """Where distance 0 is in the head's row of a NearBias; None stays None."""
+    """(distance 0 in the head's row of a NearBias, what all from -reach down share, what all from reach up share)."""
+    below = 0.0
+    above = 0.0
     if bias is not None:
         bias += n * (2 * reach + 1) + reach
-    return bias
+        below = tl.load(bias - reach)
+        above = tl.load(bias + reach)
+    return bias, below, above
 
 
 @triton.jit

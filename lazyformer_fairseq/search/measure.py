@@ -16,7 +16,7 @@ from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.search.latency.price import READ, PriceList
+from lazyformer_fairseq.search.price import READ, REST, Prices
 from lazyformer_fairseq.search.settings import SearchSettings, candidate_name
 from lazyformer_fairseq.search.supernet.data_parts import Part, move_to
 from lazyformer_fairseq.search.supernet.fairseq_model import FairseqSearch
@@ -28,7 +28,7 @@ CANDIDATES = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds())
 WITHOUT_READERS = tuple(candidate_name(PlannedSublayer(kind)) for kind in kinds() if not kind.reads)
 
 
-def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> PriceList:
+def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> Prices:
     """Median milliseconds of one sublayer of each candidate, and of the model around them, at batch 1."""
     model, network = search.build_model(search.settings.baseline)
     sizes = (search.latency_tokens, search.latency_memory)
@@ -39,8 +39,8 @@ def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> PriceList:
             things[name + READ] = replace(alone, readers=alone.kind.hands_on)
     prices = _medians(measure_sublayers(network, things, *sizes, rounds=rounds))
     network.sublayers = nn.ModuleList()
-    rest = measure({"rest": _forward(search, model)}, rounds, device=search.settings.device)
-    return PriceList.of_json({**prices, **_medians(rest)})
+    rest = measure({REST: _forward(search, model)}, rounds, device=search.settings.device)
+    return {**prices, **_medians(rest)}
 
 
 def measure_models(search: FairseqSearch, patterns: Mapping[str, str], rounds: int = ROUNDS) -> dict[str, Timing]:

@@ -3,7 +3,7 @@
 import click
 from click.testing import CliRunner
 
-from lazyformer_fairseq.several_values import CommandWithSeveralValues, divided, numbers, products
+from lazyformer_fairseq.arguments import CommandWithSeveralValues, divided, numbers, products
 
 
 @click.command(cls=CommandWithSeveralValues)

@@ -1,1 +1,0 @@
-"""The latency that candidates cost."""

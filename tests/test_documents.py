@@ -16,6 +16,8 @@ from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, 
 from language_model_data import write_toy_wikitext
 from omegaconf import MISSING as REQUIRED
 
+from lazyformer_fairseq.costs.flops import count_flops
+from lazyformer_fairseq.costs.parameters import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -24,6 +26,7 @@ from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import kinds
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.tasks.glue import GlueConfig
@@ -239,6 +242,27 @@ def rows_of(page: str, columns: int) -> list[list[str]]:
     """The cells of a page's table rows of so many columns."""
     rows = (re.split(r"(?<!\\)\|", line.strip("|")) for line in PAGES[page].splitlines() if line.startswith("|"))
     return [[cell.strip(" `") for cell in row] for row in rows if len(row) == columns]
+
+
+def test_the_estimates_for_one_gpu_follow_their_formulas():
+    rows = {name: ARCHITECTURES[name] for name in ("bert_small", "lazyformer_small")}
+    forward, memory = [], []
+    for row in rows.values():
+        sizes = EncoderSizes(32_768, row.encoder_embed_dim, row.encoder_ffn_embed_dim, 8, 512, 32)
+        forward.append(count_flops(row.sublayer_pattern, sizes, 512, predicted=77))
+        attending = expand(row.sublayer_pattern).count("s")
+        bytes_a_token = 34 * 512 * 8 + 5 * 8 * 512 * attending + 1.5 * 32_768
+        memory.append((16 * count_parameters_by_formula(row.sublayer_pattern, sizes), 512 * bytes_a_token))
+    assert "32.7 GFLOP for `bert_small`, 31.6 GFLOP for `lazyformer_small`" in PAGES["docs/one_gpu.md"]
+    assert [f"{flops / 1e9:.1f}" for flops in forward] == ["32.7", "31.6"]
+    hours = [row for row in rows_of("docs/one_gpu.md", columns=4) if row[1].isdigit()]
+    assert len(hours) == 5
+    for _, peak, *written in hours:
+        assert written == [f"{3 * flops * 256 * 100_000 / (float(peak) * 1e12 * 0.3) / 3600:.1f}" for flops in forward]
+    gigabytes = [row for row in rows_of("docs/one_gpu.md", columns=3) if row[0].isdigit()]
+    assert len(gigabytes) == 3
+    for batch, *written in gigabytes:
+        assert written == [f"{(fixed + int(batch) * each) / 1e9:.1f}" for fixed, each in memory]
 
 
 def test_the_table_of_architectures_is_the_one_in_the_code():

@@ -24,7 +24,7 @@ from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks,
 from lazyformer_fairseq.corpus.run.progress import progress_bar
 from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
-from lazyformer_fairseq.corpus.sentences.split import load_splitter
+from lazyformer_fairseq.corpus.sentences.ends import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError

@@ -27,7 +27,6 @@ class PlannedSublayer:
     """One sublayer of a plan.
 
     Attributes:
-        kind: its row.
         settings: the given ones that differ from the default, in the row's order.
         readers: for each sublayer above that reads from this one, what it reads.
     """
@@ -61,7 +60,6 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
     """Turns a pattern into the sublayers to build, lowest first.
 
     Args:
-        pattern: see above.
         direction: ENCODER or CAUSAL: refuses kinds that are not for it.
 
     Raises:
@@ -122,7 +120,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
     raise UserError(f"{text!r} is no sublayer: use {describe_letters()}, with settings in brackets where it has some")
 
 
-def _givers(what: str) -> str:
+def givers(what: str) -> str:
     """Letters of the kinds that hand `what` on."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
@@ -188,7 +186,7 @@ class _Parser:
         sublayer, end = self.sublayer(position)
         needed = sublayer.kind.reads
         if needed and needed not in below:
-            self.fail(position, f"this {character} has no {_givers(needed)} below it whose {needed} it could reuse")
+            self.fail(position, f"this {character} has no {givers(needed)} below it whose {needed} it could reuse")
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:

@@ -20,6 +20,7 @@ from lazyformer_fairseq.patterns.kinds import Kind, Value, describe_letters, fin
 # stack.
 MAX_SUBLAYERS = 10_000
 MAX_DEPTH = 100
+DIGITS = re.compile("[0-9]*")
 
 
 @dataclass(frozen=True)
@@ -241,17 +242,15 @@ class _Parser:
         return self.number(position + 1, "x needs the number of repeats, as in (sf)x12")
 
     def number(self, position: int, needed: str) -> tuple[int, int]:
-        end = position
-        while end < len(self.pattern) and self.pattern[end] in "0123456789":
-            end += 1
-        if end == position:
+        digits = DIGITS.match(self.pattern, position)[0]
+        if not digits:
             self.fail(position - 1, needed)
-        if end - position > len(str(MAX_SUBLAYERS)):
+        if len(digits) > len(str(MAX_SUBLAYERS)):
             self.fail(position, f"this makes more than {MAX_SUBLAYERS} sublayers")
-        value = int(self.pattern[position:end])
+        value = int(digits)
         if value == 0:
             self.fail(position, "a repeat or block of zero builds nothing; use 1 or more")
-        return min(value, MAX_SUBLAYERS + 1), end
+        return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
         raise UserError(

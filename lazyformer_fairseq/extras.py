@@ -1,6 +1,8 @@
 """Packages that a command needs beside those that are always installed, looked for before it starts."""
 
+import platform
 import re
+from collections.abc import Iterable
 from importlib import metadata
 
 from lazyformer_fairseq.errors import UserError
@@ -25,6 +27,12 @@ def refuse_without_extra(extra: str, what: str) -> None:
             f"{what} needs {', '.join(missing)}, not installed here: pip install '{PACKAGE}[{extra}]', "
             f"or in a checkout pip install '.[{extra}]'"
         )
+
+
+def versions(packages: Iterable[str], optional: Iterable[str] = ()) -> dict[str, str]:
+    """Of Python and of packages, for a report; of the optional ones where they are installed."""
+    found = [*packages, *filter(_is_installed, optional)]
+    return {"python": platform.python_version(), **{package: metadata.version(package) for package in found}}
 
 
 def _is_installed(package: str) -> bool:

@@ -25,8 +25,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops, count_sublayer_flops
-from lazyformer_fairseq.costs.parameters import count_parameters, count_sublayer_parameters
+from lazyformer_fairseq.costs.flops import (
+    count_encoder_flops,
+    count_flops,
+    count_parameters,
+    count_sublayer_flops,
+    count_sublayer_parameters,
+)
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.modules.attention.choice import BACKENDS

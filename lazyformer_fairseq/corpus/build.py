@@ -18,16 +18,17 @@ from tqdm import tqdm
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.read_documents import NOT_UTF8
 from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
-from lazyformer_fairseq.corpus.report.manifest import DROPPED, describe, gather_notes, stage_totals, timing, versions
+from lazyformer_fairseq.corpus.report.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
 from lazyformer_fairseq.corpus.report.page import write_report
 from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
 from lazyformer_fairseq.corpus.run.progress import progress_bar
 from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
-from lazyformer_fairseq.corpus.sentences.split import load_splitter
+from lazyformer_fairseq.corpus.sentences.ends import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import remove_leftovers
 
@@ -84,7 +85,7 @@ def build_corpus(
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     plan = {
         "settings": settings.as_json(),
-        "versions": versions(settings.spacy_model),
+        "versions": versions(PACKAGES, optional=filter(None, [settings.spacy_model])),
         "inputs": describe_inputs(files),
     }
     if manifest := finished_manifest(folder, plan):

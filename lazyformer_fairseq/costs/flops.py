@@ -1,8 +1,8 @@
-"""FLOPs from pattern and sizes: twice the multiply-adds of the matrix products.
+"""Parameters and FLOPs from pattern and sizes, by formula: searches and tables need not build a model.
 
-Elementwise work (softmax, LayerNorm, activations, embeddings, biases) does not count, as in PAR's Table 6 and in
-:class:`torch.utils.flop_counter.FlopCounterMode`; a test checks these formulas against the latter. Each kind has its
-formula in its own file.
+FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations,
+embeddings, biases) does not count, as in PAR's Table 6 and in :class:`torch.utils.flop_counter.FlopCounterMode`; a test
+checks these formulas against the latter. Each kind has its formula in its own file.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +12,23 @@ from typing import Optional
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.patterns.sizes import Sizes
+
+
+def count_parameters(pattern: str, sizes: Sizes) -> int:
+    """Parameters of the whole model; tied parameters count once.
+
+    Raises:
+        UserError: the pattern cannot be read.
+    """
+    sublayers = plan(pattern, sizes.direction)
+    return sizes.count_other_parameters() + sum(count_sublayer_parameters(planned, sizes) for planned in sublayers)
+
+
+def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
+    """Parameters of one sublayer, its LayerNorm included."""
+    module = planned.kind.module(sizes.direction)
+    norm = 2 * sizes.embed_dim if module.is_residual else 0
+    return module.count_parameters(sizes, planned.values) + norm
 
 
 @dataclass(frozen=True)
@@ -100,8 +117,7 @@ def count_encoder_flops(
     Args:
         pattern, sizes, time, batch: as for :func:`count_flops`.
         predicted: tokens that the masked-LM head predicts in the whole batch; 0 for no head.
-        back_end: the name of the back end that a block of m layers runs on, a key of
-            :data:`PRODUCTS`.
+        back_end: of a block of m layers, a key of :data:`PRODUCTS`.
         training: count the backward pass too.
     """
     passes = 3 if training else 1

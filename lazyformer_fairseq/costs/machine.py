@@ -1,18 +1,14 @@
 """Describes where a figure was measured."""
 
-import platform
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Optional
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.modules.processor import device_kind
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PACKAGES = ("torch", "fairseq-fixed", "numpy")
-OPTIONAL_PACKAGES = ("triton", "transformers")
 
 
 def device_named(name: Optional[str]) -> str:
@@ -36,8 +32,4 @@ def describe_machine(device: torch.device | str) -> dict[str, str | int]:
 
 def describe_versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect figures, including the optional ones that are installed."""
-    found = {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
-    for package in OPTIONAL_PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+    return versions(("torch", "fairseq-fixed", "numpy"), optional=("triton", "transformers"))

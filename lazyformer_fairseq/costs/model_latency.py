@@ -18,7 +18,6 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
 
     Args:
         model: has the interface of :class:`~lazyformer_fairseq.models.causal_lm.CausalLanguageModel`.
-        tokens_BT: ids of the segment.
         targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
         mem_len: tokens that the model remembers.
     """

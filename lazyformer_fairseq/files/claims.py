@@ -34,12 +34,9 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, lock: str) -> None:
-    """As :func:`claimed`, to the end of the process, which may claim it again, but nobody of its children.
+    """As :func:`claimed`, by a file `lock`, to the end of the process, which may claim again, but none of its children.
 
     A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
-
-    Args:
-        lock: name of the hidden file.
     """
     path = (folder / lock).absolute()
     if (path, os.getpid()) not in _claims:
@@ -82,11 +79,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def hold(path: Path, shared: bool = False) -> int:
-    """Like :func:`held`, but for as long as the process lives, or until the returned descriptor is closed.
-
-    Args:
-        shared: with others who share it, too.
-    """
+    """As :func:`held`, while the process lives or until the returned descriptor is closed; `shared`: beside others."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     return descriptor

@@ -1,11 +1,9 @@
 """Official GLUE files -> folders of memory-mapped data with a manifest each (``lazyformer glue prepare``)."""
 
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Optional
 
@@ -27,6 +25,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import ODDITIES, SplitFile, describe_oddities, read_split
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import whole_folder
 
@@ -177,7 +176,7 @@ def _prepare(
             "missing_files": missing,
             "dictionary_size": len(tokenizer.dictionary),
             "splits": {name: _write(wanted, task, name, file, tokenizer, unfinished) for name, file in files.items()},
-            "versions": {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}},
+            "versions": versions(PACKAGES),
         }
         tokenizer.save(unfinished / "tokenizer")
         write_json(unfinished / MANIFEST, manifest, durable=False)

@@ -6,7 +6,7 @@ fairseq's own ``adam`` is fused with apex alone and otherwise loops over the wei
 import ast
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035
 
 import torch
@@ -15,18 +15,18 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.options import option
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class FusedAdamConfig(FairseqDataclass):
-    adam_betas: Any = field(default="(0.9, 0.999)", metadata={"help": "decay of the running means, as '(b1, b2)'"})
-    adam_eps: float = field(default=1e-6, metadata={"help": "epsilon"})
-    weight_decay: float = field(default=0.01, metadata={"help": "decoupled weight decay"})
-    no_decay_bias_and_norm: bool = field(
-        default=False,
-        metadata={"help": "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"},
+    adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
+    adam_eps: float = option(1e-6, "epsilon")
+    weight_decay: float = option(0.01, "decoupled weight decay")
+    no_decay_bias_and_norm: bool = option(
+        False, "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"
     )
     lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import List, Optional  # noqa: UP035
 
 from fairseq.dataclass import FairseqDataclass
@@ -10,15 +10,15 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.options import option
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class LinearWarmupConfig(FairseqDataclass):
-    warmup_ratio: float = field(
-        default=0.01,
-        metadata={"help": "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"},
+    warmup_ratio: float = option(
+        0.01, "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"
     )
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")

@@ -20,6 +20,7 @@ from lazyformer_fairseq.patterns.kinds import Kind, Value, describe_letters, fin
 # stack.
 MAX_SUBLAYERS = 10_000
 MAX_DEPTH = 100
+DIGITS = re.compile("[0-9]*")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,6 @@ class PlannedSublayer:
     """One sublayer of a plan.
 
     Attributes:
-        kind: its row.
         settings: the given ones that differ from the default, in the row's order.
         readers: for each sublayer above that reads from this one, what it reads.
     """
@@ -61,7 +61,6 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
     """Turns a pattern into the sublayers to build, lowest first.
 
     Args:
-        pattern: see above.
         direction: ENCODER or CAUSAL: refuses kinds that are not for it.
 
     Raises:
@@ -122,7 +121,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
     raise UserError(f"{text!r} is no sublayer: use {describe_letters()}, with settings in brackets where it has some")
 
 
-def _givers(what: str) -> str:
+def givers(what: str) -> str:
     """Letters of the kinds that hand `what` on."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
@@ -188,7 +187,7 @@ class _Parser:
         sublayer, end = self.sublayer(position)
         needed = sublayer.kind.reads
         if needed and needed not in below:
-            self.fail(position, f"this {character} has no {_givers(needed)} below it whose {needed} it could reuse")
+            self.fail(position, f"this {character} has no {givers(needed)} below it whose {needed} it could reuse")
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:
@@ -243,17 +242,15 @@ class _Parser:
         return self.number(position + 1, "x needs the number of repeats, as in (sf)x12")
 
     def number(self, position: int, needed: str) -> tuple[int, int]:
-        end = position
-        while end < len(self.pattern) and self.pattern[end] in "0123456789":
-            end += 1
-        if end == position:
+        digits = DIGITS.match(self.pattern, position)[0]
+        if not digits:
             self.fail(position - 1, needed)
-        if end - position > len(str(MAX_SUBLAYERS)):
+        if len(digits) > len(str(MAX_SUBLAYERS)):
             self.fail(position, f"this makes more than {MAX_SUBLAYERS} sublayers")
-        value = int(self.pattern[position:end])
+        value = int(digits)
         if value == 0:
             self.fail(position, "a repeat or block of zero builds nothing; use 1 or more")
-        return min(value, MAX_SUBLAYERS + 1), end
+        return min(value, MAX_SUBLAYERS + 1), position + len(digits)
 
     def fail(self, position: int, why: str) -> NoReturn:
         raise UserError(

@@ -26,9 +26,7 @@ class Setting:
     """What may stand in square brackets after a letter, as in ``s[window=256]``.
 
     Attributes:
-        name: before the equals sign.
         default: the value if it is left out; every value has its type.
-        help: one line.
         unit: of a number, such as tokens.
         low, high: inclusive bounds of a number.
         choices: of a word.
@@ -118,8 +116,9 @@ _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
 _BLOCK = ("eager", "materialize", "recompute", "fused")
 
 
-def _both(module: str) -> dict[str, str]:
-    return {ENCODER: f"{_SUBLAYERS}.{module}", CAUSAL: f"{_SUBLAYERS}.{module}"}
+def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
+    """A row's classes by direction; one for both unless two are given."""
+    return {ENCODER: f"{_SUBLAYERS}.{encoder}", CAUSAL: f"{_SUBLAYERS}.{causal or encoder}"}
 
 
 _TABLE: dict[str, Kind] = {}
@@ -169,54 +168,43 @@ def lazy_block(layers: int) -> str:
     return "sf" + "lf" * (layers - 1)
 
 
-register(
+for _kind in (
     Kind(
         letter="s",
         name="self-attention",
         help="softmax(QK^T / sqrt(D) + bias) V; causal models: Transformer-XL's relative positions and memory",
         source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
-        modules={
-            ENCODER: f"{_SUBLAYERS}.self_attention:SelfAttention",
-            CAUSAL: f"{_SUBLAYERS}.relative_attention:RelativeAttention",
-        },
+        modules=_modules("self_attention:SelfAttention", "relative_attention:RelativeAttention"),
         hands_on=(DISTRIBUTION,),
         back_ends=_BLOCK,
         colour="#D55E00",
-    )
-)
-register(
+    ),
     Kind(
         letter="l",
         name="lazy attention",
         help="own values on the distribution of the nearest s below",
         source="LazyFormer, section 2",
-        modules={
-            ENCODER: f"{_SUBLAYERS}.lazy_attention:LazyAttention",
-            CAUSAL: f"{_SUBLAYERS}.lazy_attention:CausalLazyAttention",
-        },
+        modules=_modules("lazy_attention:LazyAttention", "lazy_attention:CausalLazyAttention"),
         reads=DISTRIBUTION,
         back_ends=_BLOCK,
         colour="#CC79A7",
-    )
-)
-register(
+    ),
     Kind(
         letter="f",
         name="feed-forward",
         help="two linear maps and an activation",
         source="Vaswani et al., 2017, section 3.3",
-        modules=_both("feed_forward:FeedForward"),
+        modules=_modules("feed_forward:FeedForward"),
         colour="#0072B2",
-    )
-)
-register(
+    ),
     Kind(
         letter="-",
         name="identity",
         help="passes its input on: what a search may choose in place of a sublayer",
         source="PAR Transformer, section 2.1",
-        modules=_both("identity:Identity"),
+        modules=_modules("identity:Identity"),
         is_identity=True,
         colour="0.5",
-    )
-)
+    ),
+):
+    register(_kind)

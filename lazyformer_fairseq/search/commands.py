@@ -111,7 +111,6 @@ def _settings(
 
 
 def _summary(result: dict[str, Any], out: Path) -> str:
-
     from lazyformer_fairseq.search.report.comparison import table
 
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"

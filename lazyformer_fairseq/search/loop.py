@@ -29,7 +29,6 @@ class Search:
 
     Attributes:
         history: rows (update, epoch, stage, loss, temperature, entropy, pattern, ...).
-        update: updates done.
         converged: whether the pattern has stayed the same for long enough.
 
     Raises:
@@ -77,8 +76,7 @@ class Search:
 
     def run(self, save: Callable[[dict[str, Any]], None], save_interval: int = SAVE_INTERVAL) -> None:
         """Searches to the end; `save` gets the state every `save_interval` updates and at the end."""
-        bar = tqdm(total=self.schedule.max_updates, initial=self.update, desc="search", unit=" updates")
-        with bar:
+        with tqdm(total=self.schedule.max_updates, initial=self.update, desc="search", unit=" updates") as bar:
             while not self.is_finished:
                 if self._epoch_is_over():
                     self.epoch, self.position = self.epoch + 1, 0

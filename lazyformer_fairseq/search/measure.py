@@ -100,7 +100,6 @@ def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS_OF_U
 
 def _batches(fairseq: FairseqSearch, part: Part) -> Callable[[], dict[str, Any]]:
     """Returns the next batch of a part at each call, endlessly, on the search's device."""
-
     batches = itertools.chain.from_iterable(part.batches(1, 0) for _ in itertools.count())
     return lambda: move_to(next(batches), fairseq.settings.device)
 

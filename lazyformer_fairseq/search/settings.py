@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, read_sublayer, split_sublayers
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, givers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import kinds
 
 
@@ -114,10 +114,10 @@ def read_candidates(text: str) -> tuple[str, ...]:
     handed_on = {what for candidate in given for what in candidate.kind.hands_on}
     for candidate in given:
         if candidate.kind.reads and candidate.kind.reads not in handed_on:
-            givers = " or ".join(kind.letter for kind in kinds() if candidate.kind.reads in kind.hands_on)
+            letters = givers(candidate.kind.reads)
             raise UserError(
-                f"--candidates {text}: {candidate.text} reuses the {candidate.kind.reads} of an {givers} below it; "
-                f"add {givers}"
+                f"--candidates {text}: {candidate.text} reuses the {candidate.kind.reads} of an {letters} below it; "
+                f"add {letters}"
             )
     in_order = sorted(given, key=lambda candidate: kinds().index(candidate.kind))
     names = tuple(dict.fromkeys(candidate_name(candidate) for candidate in in_order))
@@ -137,10 +137,7 @@ def _read(name: str, text: str) -> PlannedSublayer:
 def choose_baseline(pattern: Optional[str], sublayers: Optional[int], default_sublayers: int) -> str:
     """The baseline's letters: as given, else attention and feed-forward in turn, the paper's baseline.
 
-    Args:
-        pattern: of the baseline, or None.
-        sublayers: layers to search, or None: as many as the baseline, else `default_sublayers`, have.
-        default_sublayers: of the arch.
+    Without a number of `sublayers` it has as many as the arch, `default_sublayers`.
 
     Raises:
         UserError: the numbers do not fit together, or no such baseline exists.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lazyformer_fairseq.costs.parameters import count_parameters, count_sublayer_parameters
+from lazyformer_fairseq.costs.flops import count_parameters, count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.search.loop import Search
 from lazyformer_fairseq.search.settings import Schedule, SearchSettings
-from lazyformer_fairseq.search.supernet.choices import Choices
-from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
+from lazyformer_fairseq.search.supernet.mixture import Choices, Supernet, supernet_pattern
 from lazyformer_fairseq.search.supernet.training import SupernetTraining
 
 SYMBOLS = 12

@@ -1,13 +1,10 @@
 """``manifest.json``: a corpus's inputs; for every step, what it took in, dropped and gave out; and the cost."""
 
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +15,7 @@ from lazyformer_fairseq.corpus.words.piece_ids import LENGTH_EDGES, load_unigram
 from lazyformer_fairseq.corpus.words.word_store import NOTES_FILE
 
 FORMAT_VERSION = 1
-PACKAGES = (
+PACKAGES = (  # with Python and the spaCy model, all that decides the result
     *("lazyformer_fairseq", "datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
     *("wikiextractor", "xxhash", "rensa"),
 )
@@ -185,15 +182,6 @@ def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers
         "megabytes_per_core_second": round(megabytes / core_seconds, 3),
         "peak_disk_bytes": sum(path.stat().st_size for path in paths.root.rglob("*") if path.is_file()),
     }
-
-
-def versions(spacy_model: Optional[str] = None) -> dict[str, str]:
-    """Versions of all that decides the result; of a spaCy model where it is an installed package."""
-    found = {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}}
-    with suppress(PackageNotFoundError):
-        if spacy_model:
-            found[spacy_model] = version(spacy_model)
-    return found
 
 
 def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -34,16 +34,8 @@ def picture_of_drops(dropped: dict[str, int], documents_in: int) -> Html:
         figure = Figure(figsize=(9, 0.15 + 0.27 * len(shown)), layout="constrained")
         axes = figure.add_subplot()
         places = range(len(shown))
-        axes.barh(places, [n for n, _ in shown], color=BLUE, height=0.68)
-        for place, (n, _) in zip(places, shown, strict=True):
-            axes.annotate(
-                f"{n:,}  ({percent(n / documents_in)})",
-                (n, place),
-                (5, 0),
-                textcoords="offset points",
-                va="center",
-                color=SOFT,
-            )
+        bars = axes.barh(places, [n for n, _ in shown], color=BLUE, height=0.68)
+        axes.bar_label(bars, [f"{n:,}  ({percent(n / documents_in)})" for n, _ in shown], padding=5, color=SOFT)
         axes.set_yticks(places, [reason for _, reason in shown], color=INK, parse_math=False)
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0)

@@ -34,7 +34,7 @@ from lazyformer_fairseq.corpus.readers.read_documents import ReadDocuments
 from lazyformer_fairseq.corpus.readers.units import bytes_of, cut_file
 from lazyformer_fairseq.corpus.run.progress import TaskProgress
 from lazyformer_fairseq.corpus.run.work_folder import RESULT
-from lazyformer_fairseq.corpus.sentences.split import SplitSentences
+from lazyformer_fairseq.corpus.sentences.ends import SplitSentences
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.step import CorpusStep, TaskNotes
 from lazyformer_fairseq.corpus.words.normalise import NormaliseWords

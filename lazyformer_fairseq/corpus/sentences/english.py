@@ -63,10 +63,9 @@ SAID = re.compile(
 
 
 def mend(text: str, starts: Sequence[int]) -> Iterator[int]:
-    """The places in ``text`` where sentences start, but for the first, in order, each after a space.
+    """The places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
 
     Args:
-        text: cased.
         starts: where the sentencizer starts sentences: the first word (or sign) of each, ascending.
     """
     sentence, index, quotes = 0, 0, _Quotes(text)

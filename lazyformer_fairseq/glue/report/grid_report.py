@@ -1,13 +1,14 @@
 """The report of a grid of fine-tuning runs: its tables, notes and pictures, as files."""
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.tables import write_csv
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SCORES, SEEDS
 from lazyformer_fairseq.glue.report.pictures import draw_seeds, draw_updates
 from lazyformer_fairseq.glue.report.read_results import read_results
@@ -17,9 +18,6 @@ from lazyformer_fairseq.glue.report.tables import INCOMPLETE, Table, TableRow, a
 
 def write_report(folder: Path, output: Path) -> str:
     """Writes glue.md, glue.csv, glue_scores.csv, glue.tex and the pictures into `output`. Returns the Markdown.
-
-    Args:
-        folder: holds `runs`, as ``lazyformer glue run`` wrote it.
 
     Raises:
         UserError: a file of the folder is wrong, or no run has ended well.
@@ -42,8 +40,8 @@ def write_report(folder: Path, output: Path) -> str:
     (output / "glue.md").write_text(markdown, encoding="utf-8")
     latex = (f"% {table.title}\n{table.printed('latex_booktabs')}\n" for table in tables)
     (output / "glue.tex").write_text("\n".join(latex), encoding="utf-8")
-    _write_csv(output / "glue.csv", *_rows_as_csv(table_rows(results)))
-    _write_csv(output / "glue_scores.csv", *_scores_as_csv(results))
+    write_csv([_six_digits(_row_as_csv(row)) for row in table_rows(results)], output / "glue.csv")
+    write_csv(list(map(_six_digits, _scores_as_csv(results))), output / "glue_scores.csv")
     return markdown
 
 
@@ -114,35 +112,23 @@ def _markdown(tables: list[Table], said: list[str], pictures: list[Path]) -> str
     return "\n\n".join(blocks) + "\n"
 
 
-def _rows_as_csv(rows: list[TableRow]) -> tuple[list[str], list[list]]:
-    headers = ["model", "source", "updates", *SCORES, "Avg.", "incomplete"]
-    return headers, [
-        [
-            *(row.name, row.source, row.updates),
-            *(row.scores.get(name) for name in SCORES),
-            row.average,
-            " ".join(sorted(row.incomplete)),
-        ]
-        for row in rows
-    ]
+def _row_as_csv(row: TableRow) -> dict[str, Any]:
+    scores = {name: row.scores.get(name) for name in SCORES}
+    known = {"model": row.name, "source": row.source, "updates": row.updates}
+    return {**known, **scores, "Avg.": row.average, "incomplete": " ".join(sorted(row.incomplete))}
 
 
-def _scores_as_csv(results: Results) -> tuple[list[str], list[list]]:
+def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
     headers = (
         "model task split metric median lowest highest lower_bound upper_bound baseline rate seeds seeds_asked runs "
         "runs_asked runs_failed"
     ).split()
-    rows = []
     for one in results.measurements():
         found, bounds = one.found, mean_bounds(one.values) or (None, None)
         middle = [np.median(one.values), one.values.min(), one.values.max(), *bounds, one.baseline, found.rate]
         counts = [len(one.values), len(results.grid.seeds), len(found.runs), len(found.asked), len(found.failed)]
-        rows.append([one.model, one.task, one.split, one.metric, *middle, *counts])
-    return headers, rows
+        yield dict(zip(headers, [one.model, one.task, one.split, one.metric, *middle, *counts], strict=True))
 
 
-def _write_csv(path: Path, headers: Sequence[str], rows: Sequence[Sequence]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(headers)
-        writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+def _six_digits(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()}

@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Optional
 
@@ -14,8 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.files.pictures import looks, write_picture
-from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES, Score, average
+from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES, Score
 from lazyformer_fairseq.glue.report.results import Results, TaskResults
+from lazyformer_fairseq.glue.report.tables import own_row
 
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
 FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all
@@ -32,7 +33,7 @@ def draw_seeds(results: Results, path: Path) -> None:
     """A panel per score: every seed at the chosen rate, a box where there are enough, the baseline as a line."""
     models = list(results.grid.models)
     look_of = looks(models)
-    scores = [score for score in _scores(results) if any(results.of(model, score.task).runs for model in models)]
+    scores = _scores(results, models)
     figure, panels = _panels(len(scores))
     for axis, score in zip(panels, scores, strict=True):
         drawn = []
@@ -63,11 +64,7 @@ def draw_updates(results: Results, path: Path) -> bool:
     if not any(len(points) > 1 for points in series.values()):
         return False
     look_of = looks(series)
-    scores = [
-        score
-        for score in _scores(results)
-        if any(results.of(model, score.task).runs for points in series.values() for _, model in points)
-    ]
+    scores = _scores(results, [model for points in series.values() for _, model in points])
     averages = {name: _averages(results, points) for name, points in series.items()}
     with_average = any(averages.values())
     figure, panels = _panels(len(scores) + with_average)
@@ -113,11 +110,11 @@ def checkpoint_series(results: Results) -> dict[str, list[tuple[int, str]]]:
     return series
 
 
-def _scores(results: Results) -> Iterator[Score]:
-    for score in SCORES.values():
-        if score.task in results.grid.tasks:
-            yield score
-    yield from (Score(task, task) for task in results.grid.tasks if task not in PAPER_TASKS)
+def _scores(results: Results, models: Collection[str]) -> list[Score]:
+    """Those on whose task one of the models has a run: the paper's, then the others'."""
+    others = (Score(task, task) for task in results.grid.tasks if task not in PAPER_TASKS)
+    has_run = {task for task in results.grid.tasks if any(results.of(model, task).runs for model in models)}
+    return [score for score in (*SCORES.values(), *others) if score.task in has_run]
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -172,13 +169,8 @@ def _draw_series(
 
 def _averages(results: Results, points: list[tuple[int, str]]) -> list[tuple[int, float]]:
     """(updates, average) of the checkpoints that have all nine numbers, complete."""
-    averages = []
-    for updates, model in points:
-        scores, incomplete = results.paper_scores(model)
-        complete = {name: value for name, value in scores.items() if SCORES[name].task not in incomplete}
-        if (mean := average(complete)) is not None:
-            averages.append((updates, mean))
-    return averages
+    averages = ((updates, own_row(results, model).average) for updates, model in points)
+    return [(updates, average) for updates, average in averages if average is not None]
 
 
 def _draw_baseline(axis: Axes, baseline: float, values: np.ndarray, models: int = 1) -> None:

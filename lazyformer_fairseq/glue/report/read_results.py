@@ -94,7 +94,8 @@ def read_run(path: Path) -> Run:
     task = TASKS[_check_task(path, content["task"])]
     for field in ("metrics", "baseline"):
         for split, metric in measured(task):
-            _check_metric(path, content[field], field, split, metric)
+            _check_kind(path, f"{field}.{split}", content[field].get(split), (dict,))
+            _check_kind(path, f"{field}.{split}.{metric}", content[field][split].get(metric), _NUMBER)
     key = RunKey(content["model"], task.name, float(content["lr"]), content["seed"])
     return Run(key, path.parent, **{name: content[name] for name in _RESULT_FIELDS if name not in _KEY_FIELDS})
 
@@ -118,11 +119,6 @@ def _check_kind(path: Path, name: str, value: Any, kinds: tuple[type, ...]) -> N
     if not isinstance(value, kinds) or isinstance(value, bool):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UserError(f"{path}: field {name!r} is {value!r}, must be {wanted}; remove it and run the grid again")
-
-
-def _check_metric(path: Path, values: dict[str, Any], field: str, file: str, metric: str) -> None:
-    _check_kind(path, f"{field}.{file}", values.get(file), (dict,))
-    _check_kind(path, f"{field}.{file}.{metric}", values[file].get(metric), _NUMBER)
 
 
 def _check_task(path: Path, name: str) -> str:

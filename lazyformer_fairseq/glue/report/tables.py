@@ -71,7 +71,7 @@ class TableRow:
 
 def table_rows(results: Results) -> list[TableRow]:
     """Our models, the baseline of their development sets, and the paper's models."""
-    ours = [_own_row(results, model) for model in results.grid.models]
+    ours = [own_row(results, model) for model in results.grid.models]
     baseline = {score.name: results.baseline(score.task, score.split, score.metric) for score in SCORES.values()}
     known = {name: value for name, value in baseline.items() if value is not None}
     return [
@@ -81,14 +81,10 @@ def table_rows(results: Results) -> list[TableRow]:
     ]
 
 
-def _own_row(results: Results, model: str) -> TableRow:
-    scores, incomplete = results.paper_scores(model)
-    return TableRow(model, "ours", updates_of(results, model), scores, incomplete)
-
-
-def updates_of(results: Results, model: str) -> Optional[int]:
-    """Updates of the model's pre-training, from its runs."""
-    return next((run.updates for key, run in results.runs.items() if key.model == model), None)
+def own_row(results: Results, model: str) -> TableRow:
+    """One of our models."""
+    updates = next((run.updates for key, run in results.runs.items() if key.model == model), None)
+    return TableRow(model, "ours", updates, *results.paper_scores(model))
 
 
 def all_tables(results: Results) -> Iterator[Table]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from omegaconf import DictConfig
 from lazyformer_fairseq.data.glue.metrics import METRICS
 from lazyformer_fairseq.data.glue.task_table import TaskDescription
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.claims import held
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
@@ -96,10 +96,7 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "settings": run.settings,
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "versions": {
-            "python": sys.version.split()[0],
-            **{package: version(package) for package in ("fairseq-fixed", "torch", "numpy", "scikit-learn", "scipy")},
-        },
+        "versions": versions(("fairseq-fixed", "torch", "numpy", "scikit-learn", "scipy")),
     }
 
 

@@ -6,10 +6,9 @@ from typing import Any
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from lazyformer_fairseq.costs.flops import count_flops
+from lazyformer_fairseq.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.costs.latency import measure
 from lazyformer_fairseq.costs.model_latency import next_segment
-from lazyformer_fairseq.costs.parameters import count_parameters
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.language_modeling.comparison.settings import ComparisonSettings
 from lazyformer_fairseq.language_modeling.evaluate import load_model

@@ -18,10 +18,7 @@ LINES = ("--", ":", "-.")  # of one kind with several settings
 def draw_probabilities(probabilities: Sequence[Sequence[float]], candidates: Sequence[str], path: Path) -> None:
     """Layers along x, candidates as rows, brighter where more probable (PAR Transformer, Figure 2); a dot: the choice.
 
-    Args:
-        probabilities: (L, K).
-        candidates: K names.
-        path: of the PNG.
+    `probabilities` has L rows of K.
     """
     table = np.asarray(probabilities).T
     layers = table.shape[1]
@@ -52,20 +49,17 @@ def draw_history(history: Sequence[dict[str, Any]], baseline_latency: float, pat
     axes[1, 0].plot(updates, [row["expected_latency"] for row in history], color="#009E73", label="expected")
     axes[1, 0].axhline(baseline_latency, color="0.45", linestyle="--", label="baseline")
     axes[1, 0].set_ylabel("latency, ms")
-    axes[1, 0].set_ylim(bottom=0)
-    axes[1, 0].legend(fontsize=8)
     layers = [split_sublayers(row["by_layer"]) for row in history]
     for number, name in enumerate(sorted({name for row in layers for name in row}, key=_place)):
         counts = [row.count(name) for row in layers]
         style = {"color": read_sublayer(name).kind.colour, "linestyle": "-" if len(name) == 1 else LINES[number % 3]}
         axes[1, 1].step(updates, counts, where="post", label=_label(name), **style)
     axes[1, 1].set_ylabel("layers that prefer it")
-    axes[1, 1].set_ylim(bottom=0)
-    axes[1, 1].legend(fontsize=8)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     for axis in axes[1]:
-        axis.set_xlabel("updates")
+        axis.set(xlabel="updates", ylim=(0, None))
+        axis.legend(fontsize=8)
     write_picture(figure, path)
 
 

@@ -19,7 +19,6 @@ class BlocksPart:
 
     Args:
         first, last: the part holds the blocks from `first` up to, not including, `last`.
-        batch_size: blocks of a batch.
     """
 
     def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.search.settings import SearchSettings
-from lazyformer_fairseq.search.supernet.choices import Choices
 from lazyformer_fairseq.search.supernet.data_parts import Part, two_parts_of_blocks, two_parts_of_text
-from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
+from lazyformer_fairseq.search.supernet.mixture import Choices, Supernet, supernet_pattern
 
 # Task, criterion, and the model whose architectures fit them.
 TASKS = {

@@ -7,7 +7,7 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.sentences.split import SplitSentences, join_short
+from lazyformer_fairseq.corpus.sentences.ends import SplitSentences, join_short
 
 
 def outcome(texts: list[str], **options) -> tuple[list[str], dict[str, int]]:

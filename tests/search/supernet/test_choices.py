@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lazyformer_fairseq.search.supernet.choices import Choices
+from lazyformer_fairseq.search.supernet.mixture import Choices
 
 CANDIDATES = ("s", "l", "f", "identity")
 

@@ -11,8 +11,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
-from lazyformer_fairseq.search.supernet.choices import Choices
-from lazyformer_fairseq.search.supernet.mixture import Supernet, supernet_pattern
+from lazyformer_fairseq.search.supernet.mixture import Choices, Supernet, supernet_pattern
 
 CANDIDATES = ("s", "l", "f", "identity")
 LAYERS = 3

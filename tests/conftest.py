@@ -29,7 +29,7 @@ from language_model_data import prepare_toy_wikitext
 from lazyformer_fairseq.reliability.installing import start_run
 
 start_run()  # once: what a test replaces for itself is to stand outside of the hooks
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # as in processes of their own
 hypothesis.settings.register_profile("no deadline", deadline=None)  # a machine may be busy
 hypothesis.settings.load_profile("no deadline")
 

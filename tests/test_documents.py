@@ -14,10 +14,10 @@ import pytest
 from fairseq.dataclass import FairseqDataclass
 from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
-from lazyformer_fairseq.costs.parameters import count_parameters as count_parameters_by_formula
 from omegaconf import MISSING as REQUIRED
 
 from lazyformer_fairseq.costs.flops import count_flops
+from lazyformer_fairseq.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig

@@ -58,7 +58,8 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
     """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
 
     def run(config: str, *overrides: object) -> DictConfig:
-        with mock.patch("fairseq.distributed.utils.call_main") as call_main:
+        no_claim = mock.patch("lazyformer_fairseq.reliability.our_runs.claim")  # of the config's own --save-dir
+        with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_claim:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
         return call_main.call_args.args[0]
 
@@ -128,7 +129,9 @@ def checkpoint(tmp_path_factory, data_folder) -> Path:
     folder = tmp_path_factory.mktemp("pre-trained")
     to = (f"task.data={data_folder}", f"checkpoint.save_dir={folder}", "task.tokens_per_sample=32")
     pattern = """model.sublayer_pattern='(sflf)x2 M2x4'"""
-    run = in_a_process_of_its_own("pretraining/lazyformer_m2x6_s", *TINY, *to, pattern, "optimization.max_update=2")
+    run = in_a_process_of_its_own(
+        "pretraining/lazyformer_m2x6_s", *TINY, *to, pattern, "optimization.max_update=2", "task.sequences_per_update=8"
+    )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     return folder / "checkpoint_last.pt"
 

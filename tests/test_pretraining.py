@@ -103,7 +103,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_
         ]
         run = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-        assert "2 processes x 4 sequences x update-freq 1" in run.stderr
+        assert "2 processes x 4 sequences x update-freq 1" in run.stdout
         return torch.load(tmp_path / "two" / "checkpoint_last.pt")
 
     two = two_processes("")

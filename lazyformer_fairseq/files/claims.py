@@ -50,7 +50,8 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")  # for writing: NFS locks nothing else
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None
+        problem = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"{folder}: cannot be written ({problem}); choose another folder") from None
     try:
         lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

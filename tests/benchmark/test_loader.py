@@ -31,7 +31,7 @@ def test_model_and_loader_each_get_a_row(data_folder):
         catch_exceptions=False,
     )
     assert result.exit_code == 0
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in result.output.splitlines())
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines())
     assert header == ["", "tokens a second", "times the model"]
     (model, of_model, once), (alone, of_loader, times) = rows
     assert (model, once, alone) == ("model, an update", "1.0", "loader, 0 workers")

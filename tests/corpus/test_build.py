@@ -254,7 +254,7 @@ def test_what_is_not_possible_may_be_changed_and_the_words_stay(raw, built, tmp_
 def test_too_few_documents(tmp_path):
     (tmp_path / "text.txt").write_text(toy_texts(1)[0])
     with pytest.raises(UserError, match="none of the 1 documents fell into the valid split"):
-        build_corpus([str(tmp_path / "text.txt")], tmp_path / "out", SETTINGS)
+        build_corpus([str(tmp_path / "text.txt")], tmp_path / "out", replace(SETTINGS, shards=1))
 
 
 def test_stopped_while_it_tidies_up(raw, built, tmp_path):

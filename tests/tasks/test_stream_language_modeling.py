@@ -210,7 +210,7 @@ def test_dummy_batches_and_skipped_updates_leave_no_trace(lm_data):
     ("options", "task", "message"),
     [
         ("", "stream_language_modeling --tgt-len 0", "--tgt-len 0: must be 1 or more"),
-        ("", "stream_language_modeling --tgt-len 6 --valid-tgt-len -1", "--valid-tgt-len -1: a segment has at least"),
+        ("", "stream_language_modeling --tgt-len 6 --valid-tgt-len -1", "--valid-tgt-len -1: must be 1 or more"),
         ("", "stream_language_modeling --tgt-len 5000", r"are \d+ a row, but a segment is 5000 \(--tgt-len\)"),
         ("--batch-size 5000", TASK, r"in 5000 rows \(batch size x workers\) are 0 a row"),
         ("--mem-len -1", TASK, "--mem-len -1: must be 0"),

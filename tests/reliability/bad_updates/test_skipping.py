@@ -14,6 +14,7 @@ from test_pretraining import assert_equal_state
 from lazyformer_fairseq.criterions.glue import GlueCriterion
 from lazyformer_fairseq.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability import options as reliability_options
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 TINY = f"{TINY} --disable-validation"
@@ -116,8 +117,11 @@ def test_nan_at_the_smallest_loss_scale_is_counted(data_folder, tmp_path, fairse
     assert_finite(state)
 
 
-def test_counts_reach_the_progress_output_tensorboard_and_wandb(data_folder, tmp_path, fairseq_train, caplog):
+def test_counts_reach_the_progress_output_tensorboard_and_wandb(
+    data_folder, tmp_path, fairseq_train, caplog, monkeypatch
+):
     tensorboard, wandb = mock.MagicMock(), mock.MagicMock()
+    monkeypatch.setattr(reliability_options, "LOGS_NEED", {})  # as if both were installed
     options = f"{TINY} --max-update 8 --log-interval 2 --tensorboard-logdir {tmp_path / 'tb'} --wandb-project any"
     with (
         mock.patch.object(progress_bar, "SummaryWriter", tensorboard),

@@ -46,7 +46,7 @@ def test_the_newest_intact_checkpoint_takes_the_place_of_a_damaged_one(
     assert f"{trained / 'checkpoint_1_9.pt'}: truncated, damaged or no checkpoint" in caplog.text
     assert f"newest intact checkpoint: {trained / 'checkpoint_1_6.pt'}, update 6" in caplog.text
     assert [part["num_updates"] for part in resumed["optimizer_history"]] == [6, 10]
-    assert not list(trained.glob(".*")), "what a kill left"
+    assert {path.name for path in trained.glob(".*")} == {".training.lock"}, "what a kill left"
 
 
 def test_without_any_intact_checkpoint_the_run_stops_and_names_them(data_folder, trained, fairseq_train):

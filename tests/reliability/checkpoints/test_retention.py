@@ -83,7 +83,7 @@ def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path):
 @pytest.mark.parametrize("folder", ["file", "file/inside"])
 def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq_train, folder):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"--save-dir {tmp_path / folder}: cannot be written .Not a directory.; give"):
+    with pytest.raises(UserError, match=f"--save-dir {tmp_path / folder}: cannot be written .Not a directory.; choose"):
         fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / folder)
 
 

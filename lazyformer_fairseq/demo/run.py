@@ -33,7 +33,7 @@ ANSWERS = 5
 
 
 def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
-    """Runs the demo in `folder`, or goes on where an earlier run stopped.
+    """Runs the demo in `folder`, or resumes where an earlier run stopped.
 
     Args:
         settings: what is trained, and for how long.

@@ -27,6 +27,11 @@ FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
 
+def back_ends_of(device: str) -> tuple[str, ...]:
+    """Those that train on such a type of device."""
+    return tuple(name for name, row in BACK_ENDS.items() if row.supports(device, frozenset(), 64))
+
+
 class Situation(NamedTuple):
     """What decides the choice in a forward pass.
 
@@ -113,6 +118,8 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
+        if "flex" in possible and situation.share:
+            return "flex", "torch's own for attention to some of the keys, as nothing like it was measured here"
         if "tiles" in possible and situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES:
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
@@ -161,8 +168,10 @@ def _is_possible(name: str, situation: Situation) -> bool:
         return False
     if name == "recompute" and situation.is_training and "learned" in situation.features:
         return False  # torch fuses no attention whose additions learn: `fused` would compute under its name
-    writes_a_mask = name == "recompute" and "sight" in situation.features  # T x K, for each head if there is a bias
-    if not (row.keeps_distribution or writes_a_mask):
+    # T x K: a mask, for each head if there is a bias; positions, of keys that a sight may hide.
+    writes = name == "recompute" and "sight" in situation.features
+    writes = writes or (name == "flex" and "positions" in situation.features)
+    if not (row.keeps_distribution or writes):
         return True
     size = torch.empty((), dtype=situation.precision).element_size()
     distributions = situation.batch * situation.heads * situation.time * situation.keys * size

@@ -16,7 +16,7 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("demo",),
-    ("compare", "corpus", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
+    ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
     ("benchmark",),
     ("training",),
     ("costs",),

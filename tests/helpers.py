@@ -16,6 +16,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -48,6 +49,7 @@ def false_nvidia_smi(
     program.write_text(NVIDIA_SMI.format(**known))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+    monkeypatch.setattr(nvidia_smi, "_ask", nvidia_smi._ask.__wrapped__)  # answers are kept else
 
 
 NAMES = ["anna", "ben", "cara", "dan", "eva", "finn", "gina", "hugo", "ida", "jan", "kim", "lea", "max", "nina", "otto"]

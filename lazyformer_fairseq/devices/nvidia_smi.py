@@ -1,5 +1,6 @@
 """The GPUs of this machine, by nvidia-smi: torch takes seconds to import. ``python -m`` prints their number."""
 
+import functools
 import os
 import subprocess
 from itertools import takewhile
@@ -10,12 +11,17 @@ Capability = tuple[int, int]  # compute capability, as (7, 0)
 
 def visible_gpus() -> list[str]:
     """Those that torch will see, as CUDA_VISIBLE_DEVICES names them; nvidia-smi itself knows nothing of it."""
-    there = sum(line.startswith("GPU") for line in _ask("-L"))
+    there = gpus_of_machine()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None or not there:
         return list(map(str, range(there)))
     names = filter(None, map(str.strip, chosen.split(",")))
     return list(takewhile(lambda name: not name.startswith("-"), names))  # -1 ends the list
+
+
+def gpus_of_machine() -> int:
+    """How many a working driver sees."""
+    return sum(line.startswith("GPU") for line in _ask("-L"))
 
 
 def count_gpus() -> int:
@@ -42,6 +48,7 @@ def driver() -> Optional[int]:
     return None
 
 
+@functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second
 def _ask(*options: str) -> list[str]:
     try:
         answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60)

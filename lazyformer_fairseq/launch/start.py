@@ -144,6 +144,10 @@ class Launch:
         if self.dry_run:
             click.echo(shlex.join(command))
             return
+        if self.found and "--cpu" not in words:
+            from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch  # which takes seconds to import torch
+
+            refuse_unfit_torch(self.processes)
         sys.stdout.flush()
         os.execv(sys.executable, command)
 

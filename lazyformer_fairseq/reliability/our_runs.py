@@ -19,6 +19,7 @@ from lazyformer_fairseq.files.claims import claim
 from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.reliability.installing import PACKAGE, install, start_run
 from lazyformer_fairseq.reliability.options import refuse_impossible, refuse_unfit
+from lazyformer_fairseq.reliability.run_log import log_to
 from lazyformer_fairseq.reliability.update_size import settle
 
 
@@ -105,7 +106,10 @@ def starting_with_defaults(add_defaults, cfg):
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
-    """The first process of a run claims ``--save-dir`` for all; each raises a UserError where another run has it."""
+    """The first process of a run claims ``--save-dir`` for all, and logs there.
+
+    Each raises a UserError where another run has it.
+    """
     is_shared = torch.distributed.is_initialized()
     if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):
         return
@@ -113,6 +117,7 @@ def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
     if is_master(distributed_training):
         try:
             claim(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
+            log_to(Path(checkpoint.save_dir))
         except UserError as error:
             problem = [f"--save-dir {error}"]
     if is_shared:

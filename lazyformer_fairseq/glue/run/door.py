@@ -10,13 +10,15 @@ import click
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription, find_task
+from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
+from lazyformer_fairseq.devices.precision import precision_here
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
 from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models
-from lazyformer_fairseq.glue.run.workers import Workers, best_precision, visible_gpus
+from lazyformer_fairseq.glue.run.workers import Workers
 
 
 def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cluster]]:
@@ -42,7 +44,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["lrs"],
         given["seeds"],
         epochs,
-        given["precision"] or ("fp32" if given["gpus"] == "none" else best_precision()),
+        given["precision"] or ("fp32" if given["gpus"] == "none" else precision_here()),
         given["max_train_rows"],
         given["from_mnli"],
     )

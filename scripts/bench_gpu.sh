@@ -7,7 +7,7 @@ usage() {
   cat <<'HELP'
 usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
 
-Tests the fused kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines, in
+Tests the kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines, in
 bf16 or, below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs
 this checkout, Python with torch (CUDA), numpy, scipy and scikit-learn, and what else fairseq needs: installed already,
 or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, transformers and matplotlib are
@@ -65,7 +65,7 @@ if "$python" -c 'import pytest' 2>/dev/null; then
   echo "== tests on the GPU" # without conftest.py, which wants all that the corpus builder needs; SIGINT shows failures
   (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 100 "$python" -m pytest -q --noconftest \
     -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
-    tests/modules/attention/triton/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
+    tests/modules/attention/test_recompute_on_gpu.py tests/modules/attention/triton/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
 else
   echo "== no tests: pytest cannot be imported" | tee "$out/tests.txt"
 fi

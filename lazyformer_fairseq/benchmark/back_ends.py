@@ -18,7 +18,7 @@ from lazyformer_fairseq.costs.latency import FEWEST_FOR_QUARTILES, measure
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, back_ends_of, choose_with_reason
+from lazyformer_fairseq.modules.attention.choice import Situation, back_ends_of, choose_with_reason
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Sight, count_share
@@ -127,10 +127,8 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
     things, expected = {}, None
     with suppress(torch.OutOfMemoryError):
         expected = attention.in_single_precision().run("eager")
-    features = attention.scores().features
-    for name in BACKENDS:
-        row = BACK_ENDS[name]
-        if not row.lacks.isdisjoint(features) or not row.supports(attention.q.device.type, features, block.head_size):
+    for name in back_ends_of(attention.q.device.type):
+        if not BACK_ENDS[name].lacks.isdisjoint(attention.scores().features):
             continue
         try:
             found = attention.run(name)

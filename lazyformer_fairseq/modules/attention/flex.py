@@ -76,8 +76,8 @@ def attend(
 
 
 def supports(device: str, features: Set[str], head_size: int) -> bool:
-    """Whether it can train here: on a GPU with Triton, with heads of a size that all releases of torch know."""
-    return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton()
+    """Whether it can train here: on a GPU that Triton knows, with heads of a size that all releases of torch have."""
+    return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton() and fused.runs_on(device)
 
 
 def _is_compiled(device: torch.device) -> bool:

@@ -215,16 +215,24 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
     """What is added to a score, for torch; None for nothing."""
     exact = torch.promote_types(q.dtype, torch.float32)  # gradients of many scores are summed there
+    found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
-        return _bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2))
-    if scores.position_queries_BNTD is None:
-        return None
-    tokens = keys - scores.extra
-    # Distances reach, ..., 0.
-    distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
-    by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
-    return _positions(by_distance, plan)
+        found.append(_bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
+    if scores.position_queries_BNTD is not None:
+        tokens = keys - scores.extra
+        # Distances reach, ..., 0.
+        distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
+        by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
+        found.append(_positions(by_distance, plan))
+    return _one_after_the_other(*found) if len(found) > 1 else next(iter(found), None)
+
+
+def _one_after_the_other(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return second(first(score, b, h, q, k), b, h, q, k)
+
+    return add
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:

@@ -41,21 +41,18 @@ class Span(AttentionChoice):
             STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
     """
 
-    features = frozenset({"bias", "sight"})
-
     def __init__(self, options: ChoiceOptions):
-        super().__init__()
+        super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
         self.set_longest(0.0)
+        options.common.setdefault(SPANS, []).append(self)
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Span":
-        span = cls(options)
-        options.options.common.setdefault(SPANS, []).append(span)
-        return span
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"bias", "sight"})
 
     @property
     def reach(self) -> int:

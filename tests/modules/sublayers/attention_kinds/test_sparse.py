@@ -61,7 +61,7 @@ def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, s
 def sight_of(text: str, causal: bool, heads: int = HEADS):
     values = plan(f"s[{text}]")[0].values
     [row] = chosen_kinds(values)
-    return row.load().build(ChoiceOptions(SublayerOptions(WIDTH, 8, heads), values, causal)).sight
+    return row.load()(ChoiceOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).sight
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

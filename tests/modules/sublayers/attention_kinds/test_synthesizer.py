@@ -421,12 +421,11 @@ def assert_refused(call, pattern, under, why):
 
 
 def test_memory_and_longer_inputs_are_refused():
-    with pytest.raises(UserError, match="--mem-len 3: a synthesizer has scores .* give --mem-len 0"):
+    with pytest.raises(UserError, match="--mem-len 3 is not for .*: a synthesizer has scores .* give --mem-len 0"):
         CausalDecoder("s[synthesizer=random,length=8]", 11, 8, 8, 2, mem_len=3)
     model = network("random", causal=True)
     tokens, memory = torch.randint(0, 11, (1, 4)), StreamMemory()
-    model.mem_len = 4
-    model(tokens, memory)
+    memory.remember([torch.zeros(1, 4, WIDTH)], 4)
     with pytest.raises(UserError, match="4 remembered tokens: .* give --mem-len 0"):
         model(tokens, memory)
     with pytest.raises(UserError, match=f"11 tokens, but .* scores for {LENGTH}"):

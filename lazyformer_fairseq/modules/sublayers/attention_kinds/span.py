@@ -31,7 +31,7 @@ class Span(AttentionChoice):
 
     x is the distance in positions, R the ramp. Each head learns its z, from 0 to S. That is the paper's product of mask
     and exponentials, normalised. An encoder looks as far to the right. In the paper the nearest key is the one before
-    the query, with x = 0; here it is the query's own.
+    the query, with x = 1 (x = 0 in the published code); here it is the query's own, with x = 0.
 
     With entmax the logarithm is added to its scores in the same way.
 

@@ -1,8 +1,9 @@
 """``s[strided=l]`` and ``s[fixed=l]``: sights of two parts, which together lead everywhere (Child et al., 2019).
 
-Section 4.2 has the two patterns, a causal model's; in an encoder they look both ways. Section 4.3 has three ways to
+Section 4.3 has the two patterns, a causal model's; in an encoder they look both ways. Section 5.1 has three ways to
 combine the parts: in turn, which is two sublayers (``s[fixed=128,part=local] f s[fixed=128,part=summary] f``); merged,
-every head looks at both; on heads of their own.
+every head looks at both; on heads of their own. All heads see the same c positions of a block: those of their own for
+each head, which section 4.3 prefers, are left out.
 """
 
 from abc import abstractmethod

@@ -1,4 +1,4 @@
-"""``s[synthesizer=...]``: scores that are learned, not compared (Tay et al., 2020, equations 1 to 6 and section 3.2).
+"""``s[synthesizer=...]``: scores that are learned, not compared (Tay et al., 2020, section 3).
 
 | term | score of query i and key j, for each head | parameters |
 |---|---|---|
@@ -14,7 +14,8 @@ the code that its authors published, ``synthetic_attention`` of Mesh TensorFlow:
 
 - the first layer of ``dense`` is the projection of queries, which it shares with ``dot``; the second one has no bias
   and is the same for all heads (Google's Long Range Arena has both too);
-- Glorot's uniform initialisation of R, over all heads at once; weights of a mixture start equal;
+- Glorot's uniform initialisation of R, over all heads at once;
+- weights of a mixture start equal, one for each term of a sublayer (the paper's equation has one for each head);
 - what a causal model must not see is masked.
 
 The rest is ours: a is the largest power of two up to sqrt(L), b = L / a rounded up; ``factorised_dense`` takes

@@ -1,4 +1,4 @@
-"""The Sparse Transformer's sights against the sets of section 4.2, and torch's attention with such a mask."""
+"""The Sparse Transformer's sights against the sets of section 4.3, and torch's attention with such a mask."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("demo",),
-    ("compare", "corpus", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
+    ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
     ("benchmark",),
     ("training",),
     ("costs",),
@@ -25,7 +25,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("arguments", "child_process", "extras", "files", "patterns"),
+    ("arguments", "child_process", "devices", "extras", "files", "patterns"),
     ("errors",),
 )
 

@@ -19,7 +19,6 @@ from lazyformer_fairseq.modules.attention import hashed
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.relative_attention import encode_distances
-from lazyformer_fairseq.patterns.grammar import plan
 
 reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer", reason="transformers is not installed")
 from transformers import ReformerConfig  # noqa: E402
@@ -283,29 +282,6 @@ def test_dropout_thins_out_the_distribution():
     output, distribution = hashed.attend(x, v, buckets, 2, 8, 30, False, None, 0.5)
     torch.testing.assert_close(distribution.attend(v, 0.0), torch.ones_like(v))
     assert output.std() > 0.1 and output.mean().item() == pytest.approx(1, abs=0.2)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "under", "why"),
-    [
-        ("s[buckets=5]", "buckets", "buckets must be even"),
-        ("s[buckets=0]", "0", "buckets must be 2 or more"),
-        ("s[rounds=2]", "rounds", "rounds needs buckets, as in"),
-        ("s[window=4,buckets=8]", "buckets", "both a choice of sight"),
-        ("s[buckets=8,entmax=1.5]", "entmax", "entmax cannot stand with buckets: rounds are joined"),
-        ("s[buckets=8,persistent=4]", "persistent", "persistent cannot stand with buckets: vectors are no tokens"),
-    ],
-)
-def test_what_cannot_be_is_refused(pattern, under, why):
-    with pytest.raises(UserError, match=why) as caught:
-        plan(pattern)
-    line, caret = str(caught.value).splitlines()[-2:]
-    assert line[caret.index("^") :].startswith(under)
-
-
-def test_a_k_cannot_read_it():
-    with pytest.raises(UserError, match="they are its queries too"):
-        plan("s[buckets=8]k")
 
 
 def test_t5s_bias_is_refused():

@@ -26,7 +26,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("arguments", "child_process", "extras", "files", "patterns"),
+    ("arguments", "child_process", "devices", "extras", "files", "patterns"),
     ("errors",),
 )
 

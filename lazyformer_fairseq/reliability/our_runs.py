@@ -1,6 +1,7 @@
 """Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
 
 import functools
+import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -14,6 +15,7 @@ from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
+from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.files.claims import claim
 from lazyformer_fairseq.reliability.hooks import Stage
@@ -50,6 +52,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         if "--tpu" not in words:
             options.tpu = False
         refuse_impossible(options)
+        _refuse_unfit_torch(options, options)
     return parsed
 
 
@@ -101,8 +104,15 @@ def starting_with_defaults(add_defaults, cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         refuse_unfit(cfg)
+        _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         settle(cfg)
         _claim_folder(cfg.checkpoint, cfg.distributed_training)
+
+
+def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
+    """Raises a UserError for a torch that cannot use the GPUs, unless the run was told to use none."""
+    if not common.cpu:
+        refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
 
 
 def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:

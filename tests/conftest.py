@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: garbage collection, of which some tests ask, may pass it over."""
+    """What is imported and collected stays to the end: garbage collection, which some tests ask for, may skip it."""
     gc.collect()
     gc.freeze()
 

@@ -120,7 +120,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_
     assert resumed["optimizer_history"][-1]["num_updates"] == 8
 
 
-@pytest.mark.parametrize("precision", ["--fp16", "--bf16", "--fp16 --fp16-no-flatten-grads --no-decay-bias-and-norm"])
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16 --fp16-no-flatten-grads --no-decay-bias-and-norm"])
 def test_half_precision_trains_close_to_full(data_folder, tmp_path, fairseq_train, precision):
     options = f"{TINY} --max-update 8 --dropout 0"
     full = fairseq_train(data_folder, options, tmp_path / "full")

@@ -24,6 +24,7 @@ from every_kind import (
     run,
     tokens,
 )
+from torch.nn.attention import flex_attention as torchs_flex
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.costs.flops import count_flops, count_parameters
@@ -178,6 +179,20 @@ def test_t5s_bias_counts_or_is_refused(s):
     assert not torch.equal(after, before)
     after.square().sum().backward()
     assert network.relative_position_bias.table.grad.abs().sum() > 0
+
+
+@of_each_kind
+def test_flex_computes_the_same_or_refuses(direction, s, monkeypatch):
+    """Forward: on a processor torch computes it unfused, and without gradients."""
+    monkeypatch.setattr(torchs_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+    try:
+        other = build(direction, f"{s} f l {s}", lazy_backend="flex")
+    except UserError as error:
+        assert "--lazy-backend flex" in str(error)
+        return
+    with torch.no_grad():
+        found = run(other, tokens())
+    torch.testing.assert_close(found, run(build(direction, f"{s} f l {s}"), tokens()), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])

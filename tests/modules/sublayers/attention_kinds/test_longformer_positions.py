@@ -7,6 +7,7 @@ from longformers import inputs, make_decoder, make_encoder
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.hub import LazyFormerHub
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -59,3 +60,32 @@ def test_a_model_hands_positions_down():
     assert changed[1].all()
     with pytest.raises(UserError, match="pass global_positions"):
         model(tokens)
+
+
+class Letters:
+    """A tokenizer of letters, for the hub."""
+
+    def __init__(self, dictionary: Dictionary):
+        self.dictionary = dictionary
+
+    def build_input(self, text: str, max_length: int) -> list[int]:
+        return [self.dictionary.index(letter) for letter in text]
+
+
+def test_texts_come_with_positions():
+    dictionary = Dictionary()
+    for letter in "abcdefgh":
+        dictionary.add_symbol(letter)
+    row = ARCHITECTURES["longformer_tiny"].options()
+    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": "s[window=1,global=given]f", "max_positions": 12})
+    model = LazyFormerModel(cfg, dictionary)
+    model.register_classification_head("choice", 3)
+    hub = LazyFormerHub(model, Letters(dictionary))
+    ids = hub.encode("abcdefgh", "hag")
+    is_a = ids.eq(dictionary.index("a"))
+    expected, _ = model(ids, features_only=True, global_positions=is_a)
+    assert torch.equal(hub.extract_features("abcdefgh", "hag", global_positions=is_a), expected)
+    logits = hub.predict("choice", "abcdefgh", "hag", global_positions=is_a)
+    assert torch.equal(logits, model.classification_heads["choice"](expected))
+    with pytest.raises(UserError, match="pass global_positions"):
+        hub.extract_features("abcdefgh")

@@ -15,6 +15,7 @@ import lazyformer_fairseq
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
 LAYERS = (
     ("cli",),
+    ("reproduce",),
     ("demo",),
     ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
     ("benchmark",),

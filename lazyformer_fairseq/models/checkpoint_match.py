@@ -10,7 +10,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.layer_norm import layer_norm_class
+from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class CheckedModel(BaseFairseqModel):
             model = cls(cfg, task.source_dictionary)
         except ValueError as error:
             raise UserError(str(error)) from error
-        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
+        logger.info("LayerNorm: %s", describe_layer_norm(getattr(cfg, "compile", False)))
         return model
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):

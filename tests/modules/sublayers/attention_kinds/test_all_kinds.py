@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
@@ -180,7 +180,7 @@ def test_t5s_bias_counts_or_is_refused(s):
     assert network.relative_position_bias.table.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("back_end", [name for name in BACKENDS if name != "eager"])
+@pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])
 @of_each_kind
 def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
     pattern = f"{s} f l {s}"

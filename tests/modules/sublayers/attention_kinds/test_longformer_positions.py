@@ -39,13 +39,17 @@ def test_positions_that_nobody_asks_for_or_that_nobody_gives():
             encoder(inputs(2, 9), global_positions_BT=wrong)
 
 
-def test_a_model_hands_positions_down():
+def model_of_letters(pattern: str) -> LazyFormerModel:
     dictionary = Dictionary()
-    for word in "abcdefgh":
-        dictionary.add_symbol(word)
+    for letter in "abcdefgh":
+        dictionary.add_symbol(letter)
     row = ARCHITECTURES["longformer_tiny"].options()
-    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": "(s[window=1,global=given]lf)x2", "max_positions": 12})
-    model = LazyFormerModel(cfg, dictionary).double().eval()
+    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": pattern, "max_positions": 12})
+    return LazyFormerModel(cfg, dictionary)
+
+
+def test_a_model_hands_positions_down():
+    model = model_of_letters("(s[window=1,global=given]lf)x2").double().eval()
     tokens = torch.randint(4, 12, (2, 9), generator=torch.Generator().manual_seed(3))
     none, last = (torch.zeros(2, 9, dtype=torch.bool) for _ in range(2))
     last[:, 8] = True
@@ -73,12 +77,8 @@ class Letters:
 
 
 def test_texts_come_with_positions():
-    dictionary = Dictionary()
-    for letter in "abcdefgh":
-        dictionary.add_symbol(letter)
-    row = ARCHITECTURES["longformer_tiny"].options()
-    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": "s[window=1,global=given]f", "max_positions": 12})
-    model = LazyFormerModel(cfg, dictionary)
+    model = model_of_letters("s[window=1,global=given]f")
+    dictionary = model.encoder.dictionary
     model.register_classification_head("choice", 3)
     hub = LazyFormerHub(model, Letters(dictionary))
     ids = hub.encode("abcdefgh", "hag")

@@ -54,7 +54,8 @@ def reproduce(
     lazyformer reproduce demo results/tiny --tiny
     """
     refuse_without_extra("corpus", "lazyformer reproduce")
-    from lazyformer_fairseq.launch.gpus import count_gpus, have_bf16
+    from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+    from lazyformer_fairseq.devices.precision import precision_here
     from lazyformer_fairseq.reproduce.plan import plan_table
     from lazyformer_fairseq.reproduce.run import STOPPED, Stopped, run_steps
     from lazyformer_fairseq.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
@@ -63,7 +64,7 @@ def reproduce(
     size = TINY if tiny else PAPER
     inputs = find_inputs(raw, glue, tasks, size, Places(out).made)
     found = count_gpus()
-    all_steps = steps(size, inputs, out, "fp32" if not found else "bf16" if have_bf16() else "fp16", batch_size)
+    all_steps = steps(size, inputs, out, precision_here(), batch_size)
     if plan:
         devices = devices or (1 if tiny else found or 8)
         speed = 1e12 * teraflops if teraflops else size.flops_per_second

@@ -27,6 +27,7 @@ class Entmax(AttentionChoice):
     """
 
     features = frozenset({"entmax"})
+    counts_memory = True
 
     def __init__(self, num_heads: int, exponent: float = 0.0):
         super().__init__()

@@ -42,6 +42,7 @@ class Span(AttentionChoice):
     """
 
     features = frozenset({"bias", "sight"})
+    counts_memory = True
 
     def __init__(self, options: ChoiceOptions):
         super().__init__()

@@ -30,6 +30,7 @@ class Sparse(AttentionChoice):
     """
 
     features = frozenset({"sight"})
+    counts_memory = True
 
     def __init__(self, sight: Sight):
         super().__init__()

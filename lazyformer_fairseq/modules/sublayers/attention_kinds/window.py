@@ -50,6 +50,7 @@ class Window(AttentionChoice):
     """
 
     features = frozenset({"sight"})
+    counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
     def __init__(self, options: ChoiceOptions):

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import logging
 import os
 import shlex
@@ -36,7 +37,17 @@ hypothesis.settings.load_profile("no deadline")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end of several processes all but one would wait for it."""
-    items.sort(key=lambda item: item.name != "test_every_command_runs")
+    items.sort(key=lambda item: item.originalname != "test_every_command_runs")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: garbage collection, of which some tests ask, may pass it over."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries in C complain at the end of the process of objects that nobody has freed
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import torch
 from click.testing import CliRunner
 from helpers import ROOT, assert_equal_state
 from hydra import compose, initialize_config_dir
+from refusals import assert_refused
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -146,11 +147,7 @@ def test_it_stands_in_yaml_and_in_an_override(tmp_path):
     ],
 )
 def test_a_caret_stands_under_what_is_wrong_with_a_setting(pattern, under, why):
-    with pytest.raises(UserError) as caught:
-        plan(pattern)
-    *_, shown, caret = str(caught.value).splitlines()
-    assert why in str(caught.value)
-    assert caret.index("^") - shown.index(pattern) == pattern.index(under)
+    assert_refused(pattern, under, why)
 
 
 def test_a_kind_of_one_direction_is_refused_in_the_other():

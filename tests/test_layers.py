@@ -15,8 +15,9 @@ import lazyformer_fairseq
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
 LAYERS = (
     ("cli",),
+    ("reproduce",),
     ("demo",),
-    ("compare", "corpus", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
+    ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
     ("benchmark",),
     ("training",),
     ("costs",),
@@ -25,7 +26,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("arguments", "child_process", "extras", "files", "patterns"),
+    ("arguments", "child_process", "devices", "extras", "files", "patterns"),
     ("errors",),
 )
 

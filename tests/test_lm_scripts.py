@@ -28,6 +28,7 @@ def script(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join(path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with_gpus(tmp_path, "exit 9")
+    monkeypatch.setattr("lazyformer_fairseq.devices.nvidia_smi._ask", lambda *_: [])  # none for this process's torch
 
     def run(name: str, *arguments: object) -> subprocess.CompletedProcess:
         command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]

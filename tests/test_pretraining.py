@@ -12,6 +12,8 @@ import torch
 from fairseq.trainer import Trainer
 from helpers import ROOT, assert_equal_state
 
+from lazyformer_fairseq.curves.history import read_history
+
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
 
 
@@ -68,6 +70,9 @@ def test_a_killed_run_goes_on_bit_for_bit(data_folder, tmp_path, fairseq_train):
         assert_equal_state(batches, uninterrupted[update], f"batches of update {update}")
     for part in ("model", "last_optimizer_state"):
         assert_equal_state(resumed[part], whole[part], part)
+    once, twice = (read_history([tmp_path / name / "train.log"]) for name in ("whole", "killed"))
+    assert list(once.losses) == [per_epoch, 51, 2 * per_epoch, 102, updates]
+    assert twice.losses == once.losses
 
     # It is no equality of things that stand still: weights moved, and the epochs' masks differ.
     moved = [name for name, weight in whole["model"].items() if not torch.equal(weight, saved["model"][name])]

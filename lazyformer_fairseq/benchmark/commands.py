@@ -15,9 +15,11 @@ from lazyformer_fairseq.arguments import (
     named_patterns,
     numbers,
     patterns_apart,
+    precision_option,
     products,
     refuse_missing_folders,
 )
+from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -119,7 +121,7 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
 @several("--heads", default="4x16,4x64,12x64", help="Heads, and the size of each.", convert=products, metavar="NxN,...")
 @whole_numbers("--windows", "0,32,256", "Keys to either side that a query sees; 0 for all keys.")
 @click.option("--tokens", type=POSITIVE, default=4096, help="Of a batch at most; longer sequences come alone.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
+@precision_option
 @on_device
 @click.option("--rounds", type=ROUNDS, default=10, help="Samples of each back end; the median counts.")
 @click.option("--minutes", type=ABOVE_0, default=20, show_default=True,
@@ -148,7 +150,7 @@ def backends(
 
     device = device_named(device)
     kind, path = device_kind(device), output or measured.user_file()
-    dtype = str(PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]).removeprefix("torch.")
+    dtype = str(PRECISIONS[precision or precision_on(device)]).removeprefix("torch.")
     blocks = back_ends.blocks_to_measure(precision=dtype, **sizes)
     if show:
         table = measured.table_of(kind)
@@ -171,7 +173,7 @@ def backends(
 @whole_numbers("--lengths", "1024,4096", "Tokens of a sequence.")
 @click.option("--batch", type=POSITIVE, default=1, show_default=True, help="Sequences.")
 @several("--heads", default="12x64", help="Heads, and the size of each.", convert=products, metavar="NxN")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
+@precision_option
 @click.option("--backend", "back_end", default="auto", help="auto, or one that computes all of them.")
 @on_device
 @click.option("--rounds", type=ROUNDS, default=10, show_default=True, help="Samples of each; the median counts.")
@@ -197,7 +199,7 @@ def kinds(
     from lazyformer_fairseq.costs.machine import PRECISIONS, device_named
 
     device = device_named(device)
-    dtype = PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]
+    dtype = PRECISIONS[precision or precision_on(device)]
     for number, size in heads:
         with stopped_plainly():
             rows = measure_kinds(kinds, lengths, heads=(number, size), device=device, precision=dtype, **given)

@@ -9,7 +9,14 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, checkpoint_at, divided, numbers
+from lazyformer_fairseq.arguments import (
+    CommandWithSeveralValues,
+    ExistingPath,
+    checkpoint_at,
+    divided,
+    numbers,
+    precision_option,
+)
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
@@ -106,11 +113,7 @@ def prepare(
     default="best",
     help="Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16"]),
-    help="[default: bf16 where the GPUs of this machine have it, else fp16; without GPUs fp32]",
-)
+@precision_option
 @click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
 @click.option(
     "--workers", type=click.IntRange(1), help="Runs at a time.  [default: as many as GPUs, else cores / threads]"

@@ -11,8 +11,9 @@ from typing import Optional, Union
 
 import click
 
+from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+from lazyformer_fairseq.devices.precision import precision_here
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.launch.gpus import count_gpus, have_bf16
 from lazyformer_fairseq.launch.names import PACKAGE_FOLDER, refuse_own
 
 Setting = Union[str, int, float, bool]
@@ -121,7 +122,7 @@ class Launch:
 
     @property
     def _precision(self) -> str:
-        return self.precision or ("fp32" if not self.found else "bf16" if have_bf16() else "fp16")
+        return self.precision or precision_here()
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
@@ -143,6 +144,10 @@ class Launch:
         if self.dry_run:
             click.echo(shlex.join(command))
             return
+        if self.found and "--cpu" not in words:
+            from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch  # which takes seconds to import torch
+
+            refuse_unfit_torch(self.processes)
         sys.stdout.flush()
         os.execv(sys.executable, command)
 

@@ -114,7 +114,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
         super().upgrade_state_dict_named(state_dict, name)
         match_classification_heads(state_dict, self.classification_heads)
-        match_positions(state_dict, PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
+        match_positions(state_dict, self.state_dict(), PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
 
 
 class _EncoderWithHead(FairseqEncoder):

@@ -1,5 +1,6 @@
 """``lazyformer pattern``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -31,6 +32,8 @@ def pattern() -> None:
 @click.option("--ffn-embed-dim", type=POSITIVE, help="[default: the arch's]")
 @click.option("--heads", type=POSITIVE, help="[default: the arch's]")
 @click.option("--vocab-size", type=POSITIVE, help="[default: 32768; of causal archs, that of their text]")
+@click.option("--relative-position-buckets", "buckets", type=click.IntRange(min=0), help="Of an encoder's T5 bias; 0 "
+              "for none.  [default: of --arch; without --arch none beside kinds that refuse it]")  # fmt: skip
 @click.option("--length", type=POSITIVE, default=512, help="Tokens of the sequence whose FLOPs are counted.")
 @click.option("--tokens", type=POSITIVE, default=32, help="Tokens of the sequence that is drawn.")
 @click.option("--memory", type=click.IntRange(min=0), default=0, help="Tokens remembered before; causal models only.")
@@ -43,6 +46,7 @@ def show(
     ffn_embed_dim: Optional[int],
     heads: Optional[int],
     vocab_size: Optional[int],
+    buckets: Optional[int],
     length: int,
     tokens: int,
     memory: int,
@@ -57,24 +61,23 @@ def show(
     lazyformer pattern show --arch lazyformer_m2x6_s
     lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output sights.png
     """
+    may_leave_bias_out = arch is None and buckets is None
     direction, arch = _choose(direction, arch)
-    if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders remember nothing; give --direction causal, or 0")
-    if tokens + memory > MOST_DRAWN:
-        raise UserError(
-            f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
-            "drawn; --length counts FLOPs of longer ones"
-        )
-    longest = max(length, tokens, 512)
-    sizes = _sizes(direction, arch, embed_dim, ffn_embed_dim, heads, vocab_size, longest)
+    _check(direction, buckets, tokens, memory)
+    sizes = _sizes(direction, arch, embed_dim, ffn_embed_dim, heads, vocab_size, buckets, max(length, tokens))
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.pattern.report import LEGEND, plan_table, text_picture
-    from lazyformer_fairseq.pattern.seen import build_network, look
+    from lazyformer_fairseq.pattern.seen import build_network, look, refuses_bias
 
     drawn = []
     for each in patterns:
-        click.echo(f"{each}\n\n{plan_table(each, sizes, length, memory)}\n")
-        drawn += look(build_network(each, direction, sizes.num_heads, tokens, memory), tokens, memory)
+        of_each = sizes
+        if may_leave_bias_out and refuses_bias(each, direction):
+            of_each = replace(sizes, relative_position_buckets=0)
+        bias_buckets = getattr(of_each, "relative_position_buckets", 0)
+        network = build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
+        click.echo(f"{each}\n\n{plan_table(each, of_each, length, memory)}\n")
+        drawn += look(network, tokens, memory)
     if not drawn:
         click.echo("no sublayer looks at other tokens")
     elif output is None:
@@ -117,6 +120,19 @@ def _choose(direction: Optional[str], arch: Optional[str]) -> tuple[str, str]:
     return of_arch, arch
 
 
+def _check(direction: str, buckets: Optional[int], tokens: int, memory: int) -> None:
+    """Raises a UserError for options that mean nothing in this direction, and for more than can be drawn."""
+    if memory and direction == ENCODER:
+        raise UserError(f"--memory {memory}: encoders remember nothing; give --direction causal, or 0")
+    if buckets and direction == CAUSAL:
+        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave it out")
+    if tokens + memory > MOST_DRAWN:
+        raise UserError(
+            f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
+            "drawn; --length counts FLOPs of longer ones"
+        )
+
+
 def _sizes(
     direction: str,
     arch: str,
@@ -124,9 +140,10 @@ def _sizes(
     ffn_embed_dim: Optional[int],
     heads: Optional[int],
     vocab_size: Optional[int],
-    max_positions: int,
+    buckets: Optional[int],
+    longest: int,
 ) -> Sizes:
-    """The arch's, but for what is given."""
+    """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
     row = _row(arch)
     if direction == ENCODER:
         widths = (
@@ -134,7 +151,9 @@ def _sizes(
             ffn_embed_dim or row.encoder_ffn_embed_dim,
             heads or row.encoder_attention_heads,
         )
-        sizes: Sizes = EncoderSizes(vocab_size or PIECES, *widths, max_positions, row.relative_position_buckets)
+        buckets = row.relative_position_buckets if buckets is None else buckets
+        positions = max(longest, row.max_positions or EncoderSizes.max_positions)
+        sizes: Sizes = EncoderSizes(vocab_size or PIECES, *widths, positions, buckets)
     else:
         cutoffs = tuple(int(cutoff) for cutoff in row.adaptive_softmax_cutoff.split(",") if cutoff)
         vocab_size = vocab_size or (WORDS if cutoffs else CHARACTERS)

@@ -10,13 +10,16 @@ import click
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription, find_task
+from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
+from lazyformer_fairseq.devices.precision import precision_here
+from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
 from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models
-from lazyformer_fairseq.glue.run.workers import Workers, best_precision, visible_gpus
+from lazyformer_fairseq.glue.run.workers import Workers
 
 
 def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cluster]]:
@@ -42,7 +45,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["lrs"],
         given["seeds"],
         epochs,
-        given["precision"] or ("fp32" if given["gpus"] == "none" else best_precision()),
+        given["precision"] or ("fp32" if given["gpus"] == "none" else precision_here()),
         given["max_train_rows"],
         given["from_mnli"],
     )
@@ -103,6 +106,8 @@ def _choose_gpus(names: str) -> list[str]:
     there = visible_gpus()
     if names and not there:
         raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
+    if there:
+        refuse_unfit_torch(len(there))
     return [name.strip() for name in names.split(",")] if names else there
 
 

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | ``eager`` | its distribution | a product | T x K |
 | ``materialize`` | its distribution | a product; gradients of the block come together once | T x K |
-| ``recompute`` | Q and K | torch's fused attention | T (T x K with a bias that is not learned, and with positions) |
+| ``recompute`` | Q and K | torch's fused attention | T (T x K with positions, on a GPU and at inference with a bias) |
 | ``fused`` | Q, K and a number a row | P anew; gradients of the block come together once | T |
 | ``tiles`` | of its distribution what the sight shows | products of that; gradients as above | T times keys in sight |
 
@@ -41,6 +41,7 @@ class BackEnd(NamedTuple):
         lacks: features of scores that it never computes.
         supports: (type of the device, features of the scores, head size) -> whether ``auto`` may choose it there.
         count_memory, count_reuse_memory: of an ``s`` and of an ``l``, besides queries, keys, values and output.
+        runs_on: type of the device -> whether it may be named there, and is measured.
     """
 
     attend: Callable[..., tuple[Tensor, ReusableAttention]]
@@ -50,6 +51,7 @@ class BackEnd(NamedTuple):
     keeps_distribution: bool
     lacks: frozenset[str] = frozenset()
     supports: Callable[[str, Set[str], int], bool] = lambda device, features, head_size: True
+    runs_on: Callable[[str], bool] = lambda device: True
 
 
 BACK_ENDS = {
@@ -80,6 +82,7 @@ BACK_ENDS = {
         keeps_distribution=False,
         lacks=blockwise.LACKS,
         supports=fused.supports,
+        runs_on=fused.runs_on,
     ),
     "tiles": BackEnd(
         tiles.attend,

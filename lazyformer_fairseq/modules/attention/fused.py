@@ -13,11 +13,13 @@ from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, as_
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+from lazyformer_fairseq.modules.processor import compute_capability
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack, and "synthetic", queries of another size
 # than the values': there the piecewise ones compute.
 NOT_IN_TRITON = frozenset({"causal", "positions", "holes", "learned", "synthetic"})
 LARGEST_HEAD = 128  # of the Triton kernels
+LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 
 
 def attend(
@@ -31,11 +33,17 @@ def attend(
     return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers)
 
 
+def runs_on(device: str) -> bool:
+    """Whether it is offered there: on processors, and on GPUs of :data:`LOWEST_CAPABILITY` and above."""
+    return device != "cuda" or compute_capability() >= LOWEST_CAPABILITY
+
+
 def supports(device: str, features: Set[str], head_size: int) -> bool:
     """Whether it can compute this: on a GPU what the Triton kernels can; elsewhere everything."""
     if device != "cuda":
         return True
-    return features.isdisjoint(NOT_IN_TRITON) and head_size <= LARGEST_HEAD and has_triton()
+    can = features.isdisjoint(NOT_IN_TRITON) and head_size <= LARGEST_HEAD
+    return can and has_triton() and runs_on(device)
 
 
 def uses_triton(device: torch.device) -> bool:

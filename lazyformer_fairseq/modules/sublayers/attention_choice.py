@@ -1,7 +1,7 @@
 """What the file of a kind of attention offers: it changes what an ``s`` attends with, and what comes of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from torch import Tensor, nn
@@ -19,31 +19,27 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-@dataclass(frozen=True)
-class ChoiceOptions:
-    """What a choice is built from.
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(SublayerOptions):
+    """What a choice is built from: the network's options, and those of its ``s``.
 
     Attributes:
-        options: of the network.
         values: all settings of the ``s``, by name.
         is_causal: for a causal model.
     """
 
-    options: SublayerOptions
     values: Settings
     is_causal: bool
 
-    @property
-    def embed_dim(self) -> int:
-        return self.options.embed_dim
-
-    @property
-    def num_heads(self) -> int:
-        return self.options.num_heads
+    @classmethod
+    def of(cls, options: SublayerOptions, values: Settings, is_causal: bool) -> "ChoiceOptions":
+        """The options of a network with what is the ``s``'s own."""
+        shared = {field.name: getattr(options, field.name) for field in fields(SublayerOptions)}
+        return cls(**shared, values=values, is_causal=is_causal)
 
     @property
     def head_size(self) -> int:
-        return self.options.embed_dim // self.options.num_heads
+        return self.embed_dim // self.num_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,23 +92,30 @@ PROJECTIONS = frozenset({"queries", "keys"})
 class AttentionChoice(nn.Module):
     """The module of a row of :data:`lazyformer_fairseq.patterns.attention_kinds.ATTENTION_KINDS`.
 
+    A kind changes what it must and inherits the rest, which is a plain ``s``'s. Whoever needs to know something before
+    there is a module (formulas, back ends, what a network refuses) asks the class, which gets the settings.
+
+    Args:
+        options: of the network and the ``s``.
+
     Attributes:
-        features: what it puts into the scores, of :attr:`Scores.features`.
         refuses: features of the network's scores that it cannot stand with, each with the reason and the remedy.
         counts_memory: whether the formula of memory holds with it within a tenth; else it is an estimate.
         copies: by the name of a linear map of its own, which projection it starts as a copy of: "q", "k" or "v". The
             module of its values may have some, too.
+        has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
+            search mixes.
     """
 
-    features: ClassVar[frozenset[str]] = frozenset()
     refuses: ClassVar[Mapping[str, str]] = {}
     counts_memory: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
+    has_probabilities: ClassVar[bool] = True
 
-    @classmethod
-    def build(cls, options: ChoiceOptions) -> "AttentionChoice":
-        """One with fresh weights."""
-        return cls()
+    def __init__(self, options: ChoiceOptions):
+        super().__init__()
+
+    # What it computes.
 
     def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> Optional[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values, (B, places, C) each, of an encoder's ``s``; None for all positions' projections."""
@@ -135,6 +138,8 @@ class AttentionChoice(nn.Module):
         """
         return None
 
+    # What it sees of a causal model's memory.
+
     @classmethod
     def why_no_memory(cls, values: Settings) -> str:
         """Why a causal model with it can have no memory; empty if it can."""
@@ -149,6 +154,8 @@ class AttentionChoice(nn.Module):
     def count_reach(cls, values: Settings) -> Optional[int]:
         """The most that `reach` may become."""
         return None
+
+    # What it costs.
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
@@ -172,8 +179,11 @@ class AttentionChoice(nn.Module):
 
     @classmethod
     def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """FLOPs of an ``l`` that reads it, given those without this choice."""
-        return flops
+        """FLOPs of an ``l`` that reads it, given those without this choice: what its ``s`` does beside the scores."""
+        of_s = cls.count_flops(sizes, values, time, keys, batch, Flops(0, 2 * flops.products))
+        return Flops(flops.linear, of_s.products - of_s.of_scores)
+
+    # Which back end computes it.
 
     @classmethod
     def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
@@ -181,7 +191,7 @@ class AttentionChoice(nn.Module):
 
         What the choice itself takes besides does not count; see `counts_memory`.
         """
-        size = size._replace(features=size.features | cls.features_of(values))
+        size = size._replace(features=size.features | cls.features(values))
         is_causal = sizes.direction == CAUSAL
         sight = cls.sight_of(values, sizes.num_heads, is_causal)
         if sight is None:
@@ -192,14 +202,9 @@ class AttentionChoice(nn.Module):
         return size._replace(in_tiles=shown.by_key)
 
     @classmethod
-    def features_of(cls, values: Settings) -> frozenset[str]:
-        """What it puts into the scores with these settings."""
-        return cls.features
-
-    @classmethod
-    def has_probabilities(cls, values: Settings) -> bool:
-        """Whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a search mixes."""
-        return True
+    def features(cls, values: Settings) -> frozenset[str]:
+        """What it puts into the scores, of :attr:`Scores.features`."""
+        return frozenset()
 
     @classmethod
     def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[Sight]:
@@ -209,18 +214,17 @@ class AttentionChoice(nn.Module):
     @classmethod
     def situation(cls, situation: Situation, values: Settings) -> Situation:
         """What decides which back end computes the innermost attention."""
-        situation = situation._replace(features=situation.features | cls.features_of(values))
-        sight = cls.sight_of(values, situation.heads, "causal" in situation.features)
+        situation = situation._replace(features=situation.features | cls.features(values))
+        is_causal = "causal" in situation.features
+        sight = cls.sight_of(values, situation.heads, is_causal)
         if sight is None:
             return situation
-        return situation._replace(
-            share=count_share(sight, situation.time, situation.keys, "causal" in situation.features)
-        )
+        return situation._replace(share=count_share(sight, situation.time, situation.keys, is_causal))
 
 
 def build_choices(options: ChoiceOptions) -> nn.ModuleDict:
     """By name, in the table's order: the first one is outermost."""
-    return nn.ModuleDict({row.name: row.load().build(options) for row in chosen_kinds(options.values)})
+    return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
 
 
 def build_values(options: ChoiceOptions) -> nn.ModuleDict:

@@ -58,7 +58,7 @@ class AttentionSublayer(Sublayer):
 
     @classmethod
     def choice_options(cls, options: SublayerOptions, values: Settings) -> ChoiceOptions:
-        return ChoiceOptions(options, values, cls.direction == CAUSAL)
+        return ChoiceOptions.of(options, values, cls.direction == CAUSAL)
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
@@ -159,12 +159,15 @@ class ChoosingAttention(AttentionSublayer):
     Attributes:
         choices: by name, the outermost first.
         has_queries, has_keys: whether it projects them.
+        why_no_memory: why it can attend to no memory; empty if it can.
     """
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         kept = projections(planned.values)
         self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
+        reasons = [choice.why_no_memory(planned.values) for choice in choice_classes(planned.values)]
+        self.why_no_memory = next(filter(None, reasons), "")
         of_choice = self.choice_options(options, planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)

@@ -7,6 +7,7 @@ from typing import ClassVar, Optional
 import torch
 from torch import Tensor
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
@@ -102,6 +103,8 @@ class RelativeAttention(ChoosingAttention):
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, HandedOn]:
         if memory_BMC is not None:
+            if self.why_no_memory:
+                raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
             memory_BMC, shared = self._within_reach(memory_BMC, x_BTC.size(1), shared)
         x_BKC = with_memory(memory_BMC, x_BTC)
         c = x_BTC.size(-1)

@@ -25,7 +25,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class SharedKeysAttention(AttentionSublayer):
-    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 3.1).
+    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
 
     It sees what that ``s`` sees: bias, padding, sight, persistent or projected keys, weights. It draws its own dropout.
     """

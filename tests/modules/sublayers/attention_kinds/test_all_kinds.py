@@ -71,7 +71,7 @@ def features_of(s: str) -> set[str]:
     """What it puts into scores; nothing where several attentions make one, as with global tokens."""
     values = read_sublayer(s).values
     several = values.get("global") or values.get("span")  # formulas of a span are those of the longest possible
-    return set() if several else set().union(*(choice.features for choice in choice_classes(values)))
+    return set() if several else set().union(*(choice.features(values) for choice in choice_classes(values)))
 
 
 of_each_kind = pytest.mark.parametrize(("direction", "s"), CASES)
@@ -349,7 +349,7 @@ def test_a_causal_model_of_all_kinds_trains_and_resumes(lm_data, tmp_path, fairs
 
 def can_be_mixed(s: str) -> bool:
     values = read_sublayer(s).values
-    return all(choice.has_probabilities(values) for choice in choice_classes(values))
+    return all(choice.has_probabilities for choice in choice_classes(values))
 
 
 @of_each_kind

@@ -12,7 +12,6 @@ from lazyformer_fairseq.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.patterns.grammar import plan
 
 RIGHT = torch.arange(7) >= torch.tensor([[4], [7]])
 LEFT = RIGHT.flip(1)
@@ -102,19 +101,6 @@ def test_dropout_thins_out_the_distribution():
     first, second = encoder(tokens)[0], encoder(tokens)[0]
     assert not torch.equal(first, second) and first.isfinite().all()
     assert torch.equal(encoder.eval()(tokens)[0], encoder(tokens)[0])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        ("s[entmax=1]", "entmax must be from 1.01 to 2, not 1"),
-        ("s[entmax=3]", "entmax must be from 1.01 to 2, not 3"),
-        ("s[entmax=learnt]", "entmax needs a number or learned, not 'learnt'"),
-    ],
-)
-def test_other_exponents_are_refused(pattern, why):
-    with pytest.raises(UserError, match=why):
-        plan(pattern)
 
 
 @pytest.mark.parametrize("back_end", ["recompute", "fused", "materialize"])

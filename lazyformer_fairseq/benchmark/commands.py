@@ -72,7 +72,9 @@ def stopped_plainly() -> Iterator[None]:
 @click.option("--batch", type=POSITIVE, help="Sequences.  [default: as many as --tokens make up]")
 @click.option("--tokens", type=POSITIVE, default=1024, help="Of a batch; at least one sequence.")
 @several("--precision", "precisions", default="fp32", help="Of fp32, bf16 and fp16.")
-@several("--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles.")
+@several(
+    "--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles, flex."
+)
 @whole_numbers("--relative-position-buckets", "32,0", "Of the relative bias, of the models and our BERT; 0: none.",
                "buckets")  # fmt: skip
 @several("--what", "workloads", default="training,encoder,inference",
@@ -161,7 +163,7 @@ def backends(
     with stopped_plainly():
         rows = back_ends.measure_back_ends(blocks, device, rounds, minutes)
     measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
-    click.echo(f"{back_ends.table(rows)}\n\nwritten to {path}")
+    click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
         sys.exit(130)

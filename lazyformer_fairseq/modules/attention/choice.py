@@ -27,6 +27,11 @@ FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
 
+def back_ends_of(device: str) -> tuple[str, ...]:
+    """Those that train on such a type of device."""
+    return tuple(name for name, row in BACK_ENDS.items() if row.supports(device, frozenset(), 64))
+
+
 class BackEndNotHereError(UserError, RuntimeError):
     """A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt."""
 
@@ -128,6 +133,8 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
+        if "flex" in possible and situation.share:
+            return "flex", "torch's own for attention to some of the keys, as nothing like it was measured here"
         if "tiles" in possible and situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES:
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
@@ -203,6 +210,8 @@ def _numbers_written(name: str, situation: Situation) -> int:
     distribution = situation.batch * matrix
     if BACK_ENDS[name].keeps_distribution:
         return distribution * (situation.blocks if situation.is_training else 1)
+    if name == "flex" and "positions" in situation.features:  # of keys that a sight may hide
+        return 2 * distribution * (situation.blocks if situation.is_training else 1)  # in single precision
     if name != "recompute":
         return 0
     if "sight" in situation.features:  # a mask, for each head if there is a bias

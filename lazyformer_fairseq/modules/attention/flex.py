@@ -20,6 +20,7 @@ from lazyformer_fairseq.modules.attention import fused
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sight_blocks import Numbers, blocks_of, longest_reach
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # Features of scores that it cannot compute.
 LACKS = frozenset({"entmax", "learned", "synthetic"})
@@ -78,6 +79,17 @@ def attend(
 def supports(device: str, features: Set[str], head_size: int) -> bool:
     """Whether it can train here: on a GPU that Triton knows, with heads of a size that all releases of torch have."""
     return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton() and fused.runs_on(device)
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output: one kernel, which keeps a number of each row."""
+    # Each reader differentiates queries and keys too.
+    return count_reuse_memory(size)._replace(pending=size.readers and size.queries + size.values)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output: an attention of its own."""
+    return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
 
 
 def _is_compiled(device: torch.device) -> bool:

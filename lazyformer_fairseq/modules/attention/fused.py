@@ -12,6 +12,7 @@ from lazyformer_fairseq.modules.attention import block_gradient
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels, Counted, as_operators, dense_scores
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 from lazyformer_fairseq.modules.processor import compute_capability
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack, and "synthetic", queries of another size
@@ -75,3 +76,23 @@ def triton_kernels(name: str = "triton", count_scores: Callable[..., Counted] = 
 
 
 _KERNELS = blockwise.kernels("blockwise", store=False)
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    if not _is_for_triton(size):
+        return blockwise.count_memory(size, store=False)
+    sums = size.rows * SINGLE  # a number of each row: log-sum-exp; in the backward pass delta
+    backward = size.queries + 2 * size.values + 2 * sums
+    return Memory(sums, 0, backward, size.readers * (size.queries + size.values + sums))
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output."""
+    if not _is_for_triton(size):
+        return blockwise.count_reuse_memory(size, store=False)
+    return Memory(0, 0, size.queries + size.values)
+
+
+def _is_for_triton(size: AttentionSize) -> bool:
+    return size.device == "cuda" and size.features.isdisjoint(NOT_IN_TRITON)

@@ -95,8 +95,8 @@ def _assemble(
     model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
 ) -> nn.Module:
     model = model_class(cfg, dictionary)
-    for name, num_classes in heads_in_checkpoint(weights).items():
-        model.register_classification_head(name, num_classes)
+    for name, head in heads_in_checkpoint(weights).items():
+        model.register_classification_head(name, head.outputs, head.kind)
     return model
 
 

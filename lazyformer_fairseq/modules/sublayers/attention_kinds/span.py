@@ -41,6 +41,8 @@ class Span(AttentionChoice):
             STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
     """
 
+    counts_memory = True
+
     def __init__(self, options: ChoiceOptions):
         super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]

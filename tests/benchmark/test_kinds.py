@@ -80,4 +80,4 @@ def test_ctrl_c_keeps_the_lengths_that_were_measured(monkeypatch):
 def test_where_torchs_own_does_not_fit_into_memory_there_is_no_speed_up():
     rows = [kinds.Row("s[window=2]", 8, Timing((0.5, 0.5)), 2**20)]
     *_, line = kinds.table(rows).splitlines()
-    assert [cell.strip() for cell in line.split("|")[1:6]] == ["s[window=2]", "8", "500.0", "", "1.0"]
+    assert [cell.strip() for cell in line.split("|")[1:6]] == ["s[window=2]", "8", "500.0 (n = 2)", "", "1.0"]

@@ -85,10 +85,7 @@ def plan(
     given: dict[str, Any] = {"time": time, "per_update": per_update, "max_update": max_update}
     job = replace(job, **{name: value for name, value in given.items() if value is not None})
     place = Place(gpus, read_size(gpu_memory), precision)
-    if measure:
-        speed = _measured(job)
-    else:
-        speed = assumed_speed(peak, share)
+    speed = _measured(job) if measure else assumed_speed(peak, share)
     made = make_plan(job, place, back_end or str(job.config.lazy_backend), speed, data and _bytes_of(data))
     click.echo(json.dumps(as_json(made), indent=2) if wants_json else as_text(made))
 

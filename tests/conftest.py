@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: garbage collection, of which some tests ask, may pass it over."""
+    """What is imported and collected stays to the end: garbage collection may pass it over, which tests ask for."""
     gc.collect()
     gc.freeze()
 

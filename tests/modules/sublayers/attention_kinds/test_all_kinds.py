@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from helpers import assert_equal_state
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.cli import main
@@ -22,6 +23,7 @@ from lazyformer_fairseq.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -401,6 +403,9 @@ def test_they_are_candidates_of_one_search(direction, mixed, data_folder, lm_dat
     [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
 )
 def test_compiled_it_computes_the_same(direction, s):
+    compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
     results = []
     for compiles in (False, True):
         network = build(direction, f"{s} f l").train()
@@ -410,3 +415,4 @@ def test_compiled_it_computes_the_same(direction, s):
         results.append([features, *(weight.grad for weight in network.parameters() if weight.grad is not None)])
     for one, same in zip(*results, strict=True):
         torch.testing.assert_close(same, one, atol=1e-8, rtol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters

@@ -11,9 +11,15 @@ from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
-if "LAZYFORMER_CACHE" not in os.environ:  # what the user's machine was measured at decides nothing here
-    cache = tempfile.TemporaryDirectory(prefix="lazyformer_cache_")
-    os.environ["LAZYFORMER_CACHE"] = cache.name
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # What killed processes leave behind goes with one folder, at the end of the tests. tmp_path stays where it ever is.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    temporary = tempfile.TemporaryDirectory(
+        prefix="lf_", ignore_cleanup_errors=True
+    )  # short: names of sockets end at 107
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
+    # What the user's machine was measured at decides nothing here.
+    os.environ.setdefault("LAZYFORMER_CACHE", str(Path(temporary.name) / "cache"))
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
@@ -41,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: garbage collection, of which some tests ask, may pass it over."""
+    """What is imported and collected stays to the end: garbage collection, which some tests ask for, may skip it."""
     gc.collect()
     gc.freeze()
 

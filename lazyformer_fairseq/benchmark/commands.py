@@ -72,7 +72,9 @@ def stopped_plainly() -> Iterator[None]:
 @click.option("--batch", type=POSITIVE, help="Sequences.  [default: as many as --tokens make up]")
 @click.option("--tokens", type=POSITIVE, default=1024, help="Of a batch; at least one sequence.")
 @several("--precision", "precisions", default="fp32", help="Of fp32, bf16 and fp16.")
-@several("--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles.")
+@several(
+    "--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles, flex."
+)
 @whole_numbers("--relative-position-buckets", "32,0", "Of the relative bias, of the models and our BERT; 0: none.",
                "buckets")  # fmt: skip
 @several("--what", "workloads", default="training,encoder,inference",
@@ -161,7 +163,7 @@ def backends(
     with stopped_plainly():
         rows = back_ends.measure_back_ends(blocks, device, rounds, minutes)
     measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
-    click.echo(f"{back_ends.table(rows)}\n\nwritten to {path}")
+    click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
         sys.exit(130)
@@ -169,7 +171,7 @@ def backends(
 
 @bench.command()
 @several("--kinds", default="s[window=256],s[strided=64],s[fixed=64,summary=8],s[linformer=256],s[window=256]l",
-         help="Patterns of s and l; an s with settings is a kind of attention.", convert=patterns_apart)  # fmt: skip
+         help="Patterns of s and l, such as s[window=256].", convert=patterns_apart)  # fmt: skip
 @whole_numbers("--lengths", "1024,4096", "Tokens of a sequence.")
 @click.option("--batch", type=POSITIVE, default=1, show_default=True, help="Sequences.")
 @several("--heads", default="12x64", help="Heads, and the size of each.", convert=products, metavar="NxN")
@@ -188,9 +190,8 @@ def kinds(
 ) -> None:
     """Measure kinds of attention beside torch's fused full attention, forward and backward.
 
-    Of given queries, keys and values of an encoder, without bias and padding. Where transformers is installed, a
-    window stands beside Hugging Face's Longformer too. Ctrl-C ends it with the lengths that have
-    been measured.
+    It gives them queries, keys and values, in an encoder without bias and padding. Where transformers is installed,
+    Hugging Face's Longformer runs beside each plain window. After Ctrl-C it prints what it has measured.
 
     \b
     lazyformer bench kinds --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096

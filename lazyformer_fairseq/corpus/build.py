@@ -19,8 +19,7 @@ from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
 from lazyformer_fairseq.corpus.readers.read_documents import NOT_UTF8
 from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
 from lazyformer_fairseq.corpus.report.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
-from lazyformer_fairseq.corpus.report.page import write_report
-from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, wait_for_workers
+from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, start_fork_server, wait_for_workers
 from lazyformer_fairseq.corpus.run.progress import progress_bar
 from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
@@ -80,9 +79,11 @@ def build_corpus(
     if settings.tokenizer:
         path = os.path.abspath(settings.tokenizer)
         brought = Tokenizer.load(path)
-        settings = replace(settings, tokenizer=path, vocab_size=len(brought.dictionary), text=brought.settings)
+        settings = replace(settings, tokenizer=path, vocab_size=len(brought.symbols), text=brought.settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
+    if executor.kind == "local" and executor.workers > 1:
+        start_fork_server()
     plan = {
         "settings": settings.as_json(),
         "versions": versions(PACKAGES, optional=filter(None, [settings.spacy_model])),
@@ -120,6 +121,8 @@ def build_corpus(
         manifest = describe(paths, plan, len(units), shards, origins, costs)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
         shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
+        from lazyformer_fairseq.corpus.report.page import write_report  # matplotlib: not while workers wait
+
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)

@@ -13,17 +13,34 @@ from pathlib import Path
 from typing import BinaryIO, Union
 
 import numpy as np
-from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype, _dtype_header_code
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_file
 
-MAGIC = MMapIndexedDataset.Index._HDR_MAGIC
+# As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
+MAGIC = b"MMIDIDX\x00\x00"
+TYPES = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.double,
+    8: np.uint16,
+    9: np.uint32,
+    10: np.uint64,
+}
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
 Prefix = Union[str, Path]
 Dtype = Union[type, np.dtype]
+
+
+def type_of_ids(symbols: int) -> type:
+    """The type in which fairseq stores ids of a dictionary of so many symbols: the first that holds them."""
+    return np.uint16 if symbols < 65_500 else np.uint32
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,7 @@ def read_index(prefix: Prefix) -> Index:
         raise UserError(
             f"{path}: {what}: {found:,} bytes, {expected:,} for the {items:,} items of its header; {WRITE_AGAIN}"
         )
-    dtype = np.dtype(_code_to_dtype.get(code, np.void))
+    dtype = np.dtype(TYPES.get(code, np.void))
     if dtype.kind not in "iu":
         raise UserError(f"{path}: its ids are of type {code}, which is no integer; binarise the text again")
     if not items:
@@ -173,11 +190,15 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
         dtype: numpy's type of the ids.
     """
     dtype = np.dtype(dtype)
-    stream.write(HEADER.pack(MAGIC, 1, _dtype_header_code(dtype.type), sum(map(len, read_sizes()))))
+    stream.write(HEADER.pack(MAGIC, 1, _code_of(dtype), sum(map(len, read_sizes()))))
     for sizes in read_sizes():
         sizes.astype(np.int32).tofile(stream)
     for pointers in _pointers(read_sizes(), dtype.itemsize):
         pointers.tofile(stream)
+
+
+def _code_of(dtype: np.dtype) -> int:
+    return next(code for code, type_ in TYPES.items() if dtype == type_)
 
 
 def _pointers(arrays: Iterable[np.ndarray], item_size: int) -> Iterator[np.ndarray]:

@@ -21,15 +21,19 @@ class CannotCompileError(UserError, RuntimeError):
 
 
 @functools.cache
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
     """`function`, compiled at its first call; always returns the same object.
+
+    Args:
+        whole: what torch cannot compile as one piece is an error; else it runs as it is.
+        asked_by: the option that an error names.
 
     Raises:
         CannotCompileError: when called, where there is no working compiler.
     """
     from torch._dynamo.exc import TorchDynamoException
 
-    fast = torch.compile(function)
+    fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)
     def call(*args):
@@ -38,7 +42,7 @@ def compiled(function: Callable) -> Callable:
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotCompileError(
-                f"--compile: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, "
+                f"{asked_by}: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, "
                 "triton too), or leave the option out"
             ) from error
 

@@ -10,6 +10,7 @@ Each takes the other's without a word until the next update: torch then misses `
 that the moments are corrected for a bias that they no longer have.
 """
 
+import copy
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 SHARED_SETTINGS = ("lr", "betas", "eps", "weight_decay")
 
 
@@ -51,6 +53,36 @@ def fitted(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
     return {**saved, "state": state, "param_groups": groups}
 
 
+def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A checkpoint's state for as many tensors as the optimizer that is to load it has.
+
+    With ``--fp16`` on a GPU fairseq joins all weights to one vector, elsewhere they stay apart: a run in bf16 may be
+    resumed in fp16 on an older GPU, and back. What is of other weights comes back as it is.
+
+    Args:
+        saved: what ``state_dict`` of FusedAdam or AdamW returned.
+        own: one of them.
+    """
+    weights = [weight for group in own.param_groups for weight in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    moments = [saved["state"][number] for number in numbers if number in saved["state"]]
+    sizes = [weight.numel() for weight in weights]
+    fewer, more = sorted((len(weights), len(numbers)))
+    are_joined = fewer == 1 < more and len(saved["param_groups"]) == 1
+    if not are_joined or sum(sizes) != sum(each["exp_avg"].numel() for each in moments):
+        return saved
+    others = {name: value for name, value in moments[0].items() if name not in MOMENTS}
+    if "step" in others:
+        others["step"] = torch.tensor(float(_same_for_all(int(each["step"]) for each in moments)))
+    state = [copy.deepcopy(others) for _ in weights]  # torch counts each tensor's updates in place
+    for name in MOMENTS:
+        vector = torch.cat([each[name].flatten() for each in moments])
+        for own_state, weight, part in zip(state, weights, vector.split(sizes), strict=True):
+            own_state[name] = part.view(weight.shape)
+    group = {**saved["param_groups"][0], "params": list(range(len(weights)))}
+    return {**saved, "state": dict(enumerate(state)), "param_groups": [group]}
+
+
 def _is_torchs(saved: dict[str, Any]) -> bool:
     if saved["state"]:
         return any("step" in moments for moments in saved["state"].values())
@@ -58,11 +90,11 @@ def _is_torchs(saved: dict[str, Any]) -> bool:
 
 
 def _same_for_all(updates: Iterable[int]) -> int:
-    """apex counts the updates of a group; a weight that had no gradient in some has fewer with torch."""
+    """apex counts the updates of a group, as one vector does; torch those of a weight that had a gradient."""
     counts = sorted(set(updates))
     if len(counts) > 1:
         logger.warning(
-            "optimizer: some weights had %d updates and some %d; apex's FusedAdam counts %d for all",
+            "optimizer: some weights had %d updates and some %d; %d are counted for all",
             counts[0], counts[-1], counts[-1],
         )  # fmt: skip
     return counts[-1]

@@ -66,6 +66,8 @@ class FusedAdam(FairseqOptimizer):
         }
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
+            state_dict = adam_state.joined_or_split(state_dict, self._optimizer)
         self._check_fits(state_dict)
         super().load_state_dict(adam_state.fitted(state_dict, self._optimizer), optimizer_overrides)
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group

@@ -83,7 +83,7 @@ class Kind:
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
-_BLOCK = ("eager", "materialize", "recompute", "fused", "tiles")
+_BLOCK = ("eager", "materialize", "recompute", "fused", "tiles", "flex")
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, divided
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 
 
@@ -25,7 +26,7 @@ from lazyformer_fairseq.extras import refuse_without_extra
     "--devices", type=click.IntRange(min=1), help="For --plan.  [default: the GPUs there are, else 8; tiny: 1]"
 )
 @click.option("--teraflops", type=click.FloatRange(min=0, min_open=True),
-              help="For --plan, of a device.  [default: 37.5, 30% of a V100's peak; tiny: 0.002]")  # fmt: skip
+              help="For --plan, of a device.  [default: 21.4, the paper's BERT on a V100; tiny: 0.005]")  # fmt: skip
 @click.option("--report", is_flag=True, help="Write the report of what is there, and run nothing.")
 def reproduce(
     raw: str,
@@ -54,7 +55,8 @@ def reproduce(
     lazyformer reproduce demo results/tiny --tiny
     """
     refuse_without_extra("corpus", "lazyformer reproduce")
-    from lazyformer_fairseq.launch.gpus import count_gpus, have_bf16
+    from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+    from lazyformer_fairseq.devices.precision import precision_here
     from lazyformer_fairseq.reproduce.plan import plan_table
     from lazyformer_fairseq.reproduce.run import STOPPED, Stopped, run_steps
     from lazyformer_fairseq.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
@@ -62,10 +64,9 @@ def reproduce(
 
     size = TINY if tiny else PAPER
     inputs = find_inputs(raw, glue, tasks, size, Places(out).made)
-    found = count_gpus()
-    all_steps = steps(size, inputs, out, "fp32" if not found else "bf16" if have_bf16() else "fp16", batch_size)
+    all_steps = steps(size, inputs, out, precision_here(), batch_size)
     if plan:
-        devices = devices or (1 if tiny else found or 8)
+        devices = devices or (1 if tiny else count_gpus() or 8)
         speed = 1e12 * teraflops if teraflops else size.flops_per_second
         click.echo(plan_table(all_steps, size, inputs, out, devices, speed))
         return
@@ -75,12 +76,16 @@ def reproduce(
         for step in all_steps:
             click.echo(f"{step.name}: python -m {shlex.join(step.command)}")
         return
+    failures: list[str] = []
     if not report:
         try:
-            run_steps(all_steps, out, sizes_as_json(size, inputs))
+            failures = run_steps(all_steps, out, sizes_as_json(size, inputs))
         except Stopped:
             click.echo("stopped; rerun to resume", err=True)
             sys.exit(STOPPED)
     from lazyformer_fairseq.reproduce.report import write_report
 
-    click.echo(f"written: {write_report(all_steps, size, inputs, out)}")
+    if report or len(failures) < len(all_steps):
+        click.echo(f"written: {write_report(all_steps, size, inputs, out)}")
+    if failures:
+        raise UserError("\n".join([*failures, "the same command tries again what is not done"]))

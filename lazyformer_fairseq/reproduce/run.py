@@ -44,13 +44,17 @@ def record_of(out: Path, step: Step) -> Optional[dict[str, Any]]:
     return read_json(path) if path.exists() and step.makes.exists() else None
 
 
-def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> None:
-    """Runs what is not done yet.
+def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Runs what is not done yet. Where a step fails, those that need it are left out, and the others go on.
+
+    Returns:
+        a sentence for each step that failed or was left out.
 
     Raises:
-        UserError: OUT holds another reproduction, another process is at work in it, or a step failed.
+        UserError: OUT holds another reproduction, or another process is at work in it.
         Stopped: Ctrl-C or SIGTERM; the step under way has saved what it could.
     """
+    failures: dict[str, str] = {}
     with claimed(out):
         begun = (out / "steps").exists()
         keep_settings(out / "reproduction.json", settings, "a reproduction", begun)
@@ -59,13 +63,21 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
             if record_of(out, step):
                 click.echo(f"{before}: done already")
                 continue
+            if lacking := [name for name in step.needs if name in failures]:
+                failures[step.name] = f"step {step.name} was left out: it needs {', '.join(lacking)}"
+                continue
             click.echo(f"{before}: {step.what}")
-            seconds = run_step(step, out)
-            click.echo(f"{before}: done in {seconds / 60:.1f} minutes")
+            try:
+                seconds = run_step(step, out)
+                click.echo(f"{before}: done in {seconds / 60:.1f} minutes")
+            except UserError as error:
+                failures[step.name] = str(error)
+                click.echo(f"{before}: failed", err=True)
+    return list(failures.values())
 
 
 def run_step(step: Step, out: Path) -> float:
-    """Runs a step to its end, and records it. Returns its seconds."""
+    """Runs a step to its end, and records it. Returns its seconds. Raises a UserError where it fails."""
     log = out / "logs" / f"{step.name}.log"
     if step.starts_anew and step.makes.parent.exists():
         shutil.rmtree(step.makes.parent)
@@ -90,7 +102,7 @@ def _refuse_failure(step: Step, code: int, log: Path) -> None:
     """Raises a UserError unless the step ended well, and made what it should."""
     if code:
         told = f"; the end of {log}:\n{_tail(log).decode(errors='replace')[-1500:].strip()}" if step.updates else ""
-        raise UserError(f"step {step.name} failed with exit code {code}{told}\nthe same command tries it again")
+        raise UserError(f"step {step.name} failed with exit code {code}{told}")
     if not step.makes.exists():
         raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
 
@@ -148,7 +160,8 @@ class _Signals:
 
 def _watch(log: Path, step: Step) -> Iterator[None]:
     """A bar of a training's updates, as its log tells them; moves on with each value taken."""
-    with tqdm(total=step.updates, desc=step.name, unit=" updates", disable=None) as bar:
+    often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
+    with tqdm(total=step.updates, desc=step.name, unit=" updates", mininterval=often) as bar:
         first = None
         while True:
             yield
@@ -157,8 +170,8 @@ def _watch(log: Path, step: Step) -> Iterator[None]:
                 if first is None:  # of an earlier process: the time left is that of this one's pace
                     first = bar.initial = made
                     bar.reset()
-                bar.n = made
-                bar.refresh()
+                    bar.n = made
+                bar.update(made - bar.n)
 
 
 def _tail(log: Path) -> bytes:

@@ -1,7 +1,10 @@
 """Which torch has kernels for which GPUs, and which one a machine gets."""
 
+import re
+
 import pytest
 import torch
+from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -116,6 +119,17 @@ def test_the_table_has_what_this_torch_says_of_itself():
     if row is None or (own.local or "") not in ("", f"cu{row.cuda.replace('.', '')}"):
         pytest.skip(f"torch {own} is not one of PyPI's that the table has")
     assert (torch.version.cuda, tuple(torch._C._cuda_getArchFlags().split())) == (row.cuda, row.architectures)
+
+
+def test_the_page_has_what_is_chosen():
+    page = (ROOT / "docs" / "training.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([\d., ]+) \| torch ([\d.]+) \| torch ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    for listed, *versions in rows:
+        for text in listed.split(", "):
+            there = [tuple(map(int, text.split(".")))]
+            assert [newest_for(there, driver).version for driver in (580, 579)] == versions
+            assert newest_for(there, 525).version == versions[1]
 
 
 def test_capabilities_in_words():

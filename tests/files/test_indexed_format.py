@@ -5,11 +5,13 @@ import filecmp
 import numpy as np
 import pytest
 import torch
+from fairseq.data import indexed_dataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files import indexed_format
 from lazyformer_fairseq.files.indexed_format import join_parts, read_index, write_items
 from lazyformer_fairseq.files.whole import remove_leftovers
 
@@ -98,3 +100,10 @@ def test_items_in_blocks(tmp_path_factory, items, cut):
 def test_no_items(tmp_path):
     write(tmp_path / "empty", [])
     assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)
+
+
+def test_the_format_is_fairseqs():
+    assert indexed_format.MAGIC == indexed_dataset.MMapIndexedDataset.Index._HDR_MAGIC
+    assert indexed_dataset._code_to_dtype == indexed_format.TYPES
+    for symbols in (10, 65_499, 65_500, 10**6):
+        assert indexed_format.type_of_ids(symbols) == indexed_dataset.best_fitting_int_dtype(symbols)

@@ -41,6 +41,21 @@ def train(optimizer, parameters, updates) -> None:
         optimizer.step()
 
 
+def join(parameters: list[torch.nn.Parameter]) -> torch.nn.Parameter:
+    """All weights in one vector, as fairseq's FP16Optimizer has them on a GPU."""
+    return torch.nn.Parameter(torch.cat([parameter.data.flatten() for parameter in parameters]))
+
+
+def train_joined(optimizer, vector, parameters, updates) -> None:
+    """As ``train``, of the same gradients."""
+    for update in updates:
+        for number, parameter in enumerate(parameters):
+            chance = torch.Generator().manual_seed(10 * update + number)
+            parameter.grad = torch.randn(parameter.shape, generator=chance)
+        vector.grad = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        optimizer.step()
+
+
 WAYS = [(first, second) for first in ("apex", "torch") for second in ("apex", "torch")]
 
 
@@ -155,3 +170,31 @@ def test_mixed_precision_resumes_with_its_loss_scale(first, second, flat):
 
 def test_the_library_is_told_by_where_the_weights_are():
     assert not fused_adam._are_on_gpu([{"params": make_parameters()}])
+
+
+@pytest.mark.parametrize(("first", "second"), WAYS)
+def test_weights_in_one_vector_resume_apart_and_the_other_way(first, second):
+    expected = make_parameters()
+    train(build("torch", expected), expected, range(9))
+
+    parameters, apart = make_parameters(), build(first, start := make_parameters())
+    train(apart, start, range(3))
+    vector = join(start)
+    joined = build(second, [vector])
+    joined.load_state_dict(copy.deepcopy(apart.state_dict()))
+    train_joined(joined, vector, parameters, range(3, 6))
+    for parameter, part in zip(parameters, vector.data.split([each.numel() for each in parameters]), strict=True):
+        parameter.data.copy_(part.view_as(parameter))
+    again = build(first, parameters)
+    again.load_state_dict(copy.deepcopy(joined.state_dict()))
+    train(again, parameters, range(6, 9))
+    for ours, theirs in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_weights_of_another_number_are_refused_still():
+    vector = torch.nn.Parameter(torch.zeros(14))
+    optimizer = build("torch", parameters := make_parameters())
+    train(optimizer, parameters, range(1))
+    with pytest.raises(UserError, match="of other weights than the model's"):
+        build("torch", [vector]).load_state_dict(optimizer.state_dict())

@@ -3,28 +3,50 @@
 Appendix A of the LazyFormer paper segments by spaCy. It must see the text before it is lower-cased.
 """
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
+from types import ModuleType
 from typing import NamedTuple, Optional
 
-import spacy
 from datatrove.data import Document
-from spacy.pipeline.sentencizer import Sentencizer
 
 from lazyformer_fairseq.corpus.measures import has_words
 from lazyformer_fairseq.corpus.sentences.english import mend
 from lazyformer_fairseq.corpus.step import DocumentStep
 from lazyformer_fairseq.errors import UserError
 
-FINAL_MARKS = frozenset(Sentencizer.default_punct_chars)
-# All of them, and distant letters too: the class of FINAL_MARKS alone is 10 times slower to search.
+# All final marks, and distant letters too: the class of these marks alone is 10 times slower to search.
 PERHAPS_FINAL = re.compile("[.?!\\u0589-\\u1fff\\u203c-\\U0010ffff]")
 ODD_SPACE = re.compile(r"[^\S ]")
 PLAIN_END = re.compile(r"([A-Z]?[a-z]{3,}|[0-9]+)[.?!][\"”)]?")  # spaCy divides it into these, but for exceptions
 KNOWN_CHUNKS = 1 << 16  # spaCy's answers for so many chunks are kept; bounds the memory, spaCy's own too
 LONGEST_CHUNK = 1000  # characters; spaCy's tokenizer takes quadratic time for what has no space
 AFFIXES = frozenset("\"'“”‘’()[]{},;")
+
+
+def load_spacy(with_torch: bool = False) -> ModuleType:
+    """spaCy, imported without torch where only rules are wanted.
+
+    spaCy imports torch wherever it is installed: two seconds and 300 MB for each process, and its rules have no use for
+    it. A module that ``sys.modules`` has as None is one that spaCy does not find.
+    """
+    if with_torch or "torch" in sys.modules:
+        return importlib.import_module("spacy")
+    sys.modules["torch"] = None
+    try:
+        return importlib.import_module("spacy")
+    finally:
+        del sys.modules["torch"]
+
+
+@cache
+def final_marks() -> frozenset[str]:
+    """The sentencizer's."""
+    load_spacy()
+    return frozenset(importlib.import_module("spacy.pipeline.sentencizer").Sentencizer.default_punct_chars)
 
 
 class SentenceSplitter:
@@ -44,7 +66,7 @@ class SentenceSplitter:
             self._rules = QuickSentencizer()
         else:
             try:
-                self._trained = spacy.load(spacy_model)
+                self._trained = load_spacy(with_torch=True).load(spacy_model)
             except OSError:
                 raise UserError(
                     f"spaCy model {spacy_model!r}: not installed; `python -m spacy download {spacy_model}`"
@@ -59,7 +81,7 @@ class SentenceSplitter:
 
     def _starts(self, paragraph: str) -> Iterator[int]:
         if self._trained is None:
-            return mend(paragraph, self._rules(paragraph))
+            return mend(paragraph, self._rules, self._rules.exceptions)
         with self._trained.memory_zone():  # else its vocabulary grows with every new word
             return iter([sentence.start_char for sentence in self._trained(paragraph).sents][1:])
 
@@ -96,11 +118,12 @@ class QuickSentencizer:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._spacy = spacy.blank("en")
+        self._final_marks = final_marks()
+        self._spacy = load_spacy().blank("en")
         self._spacy.add_pipe("sentencizer")
         self._spacy.max_length = 1 << 31  # the default guards trained models' memory
-        self._exceptions = frozenset(self._spacy.tokenizer.rules)
-        self._reaching = {text for text in self._exceptions if len(text) > 1 and not text.replace("'", "").isalpha()}
+        self.exceptions = frozenset(self._spacy.tokenizer.rules)
+        self._reaching = {text for text in self.exceptions if len(text) > 1 and not text.replace("'", "").isalpha()}
         self._chunks: dict[str, Chunk] = {}
 
     def __call__(self, text: str) -> list[int]:
@@ -152,10 +175,10 @@ class QuickSentencizer:
         chunk = self._chunks.get(text)
         if chunk is None:
             plain = PLAIN_END.fullmatch(text)
-            if plain and plain[1] not in self._exceptions and plain[1] + "." not in self._exceptions:
+            if plain and plain[1] not in self.exceptions and plain[1] + "." not in self.exceptions:
                 return PLAIN_CHUNK
             if len(text) > LONGEST_CHUNK:
-                return Chunk(0, (), text[-1] in FINAL_MARKS)
+                return Chunk(0, (), text[-1] in self._final_marks)
             if len(self._chunks) == KNOWN_CHUNKS:
                 self._start_afresh()
             chunk = self._chunks[text] = self._read_chunk(text)
@@ -166,7 +189,7 @@ class QuickSentencizer:
         for token in self._spacy.tokenizer(text):
             if token.text in self._reaching and not _stands_alone(text, token.idx, len(token)):
                 raise _NeedsSpacy
-            is_final = token.text in FINAL_MARKS
+            is_final = token.text in self._final_marks
             if not is_final and not token.is_punct:
                 first_word = token.idx if first_word is None else first_word
                 if is_open:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
 from lazyformer_fairseq.corpus.words.vocabulary import place_of, word_hashes
 from lazyformer_fairseq.corpus.words.word_store import SelectedWords, WordStore
 from lazyformer_fairseq.data.text.normalisation import MASK
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.files.indexed_format import write_items
+from lazyformer_fairseq.data.text.tokenizer import EOS, UNK, Tokenizer
+from lazyformer_fairseq.files.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.files.whole import whole_file
 
 # Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
@@ -74,13 +73,12 @@ class WordPieces:
         ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
         spelt = spelt.copy()
         spelt[spelt] = lengths > 0  # a word made of sentencepiece's space sign has none
-        dictionary = tokenizer.dictionary
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.full(self.lengths.sum(), dictionary.unk(), dtype=best_fitting_int_dtype(len(dictionary)))
+        self.ids = np.full(self.lengths.sum(), UNK, dtype=type_of_ids(len(tokenizer.symbols)))
         self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
-        self.ids[-1] = dictionary.eos()
+        self.ids[-1] = EOS
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all items of some documents, one item after the other, and the number of ids of each item."""
@@ -98,8 +96,8 @@ class WordPieces:
 
 def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenizer, prefix: Path) -> dict[str, Any]:
     ids, sizes = pieces.items(selected)
-    unigrams = np.bincount(ids, minlength=len(tokenizer.dictionary))
-    unigrams[tokenizer.dictionary.eos()] = 0
+    unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
+    unigrams[EOS] = 0
     with whole_file(f"{prefix}.unigrams.npz", durable=False) as file:
         np.savez_compressed(file, unigrams=unigrams)  # mostly small numbers, and as many files as units
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
@@ -110,7 +108,7 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
         "documents": len(sentences),
         "sentences": len(selected.sentence_lengths),
         "tokens": int(unigrams.sum()),
-        "unknown": int(unigrams[tokenizer.dictionary.unk()]),
+        "unknown": int(unigrams[UNK]),
         "lengths": {
             "words per sentence": length_histogram(selected.sentence_lengths),
             "words per document": length_histogram(words),

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import numpy as np
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
 from lazyformer_fairseq.data.text.tokenizer import cut_input
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import MappedItems, write_items
+from lazyformer_fairseq.files.indexed_format import MappedItems, type_of_ids, write_items
 from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.files.json_files import read_json
 
@@ -162,7 +161,7 @@ def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size:
     """Writes SPLIT.bin, .idx and, where there are targets, theirs."""
     prefix = folder / split
     ids, sizes = np.concatenate(examples.inputs), np.array([len(ids) for ids in examples.inputs])
-    write_items(prefix, best_fitting_int_dtype(vocab_size), [(ids, sizes)], durable=False)
+    write_items(prefix, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
     if examples.targets is not None:
         np.save(folder / f"targets.{split}.npy", examples.targets)
 

@@ -18,7 +18,8 @@ from lazyformer_fairseq.errors import UserError
 
 MASK = "<mask>"
 UNKNOWN = "<unk>"
-RESERVED_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN, MASK)
+FIRST_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # of every dictionary of fairseq's, with the ids 0 to 3
+RESERVED_SYMBOLS = (*FIRST_SYMBOLS, MASK)
 KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 
 

@@ -8,30 +8,40 @@ Pre-training, fine-tuning and ``fill_mask`` all turn text into ids here, so they
 """
 
 import hashlib
-import io
 import json
 import shutil
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import numpy as np
 import sentencepiece
-from fairseq.data import Dictionary
 
-from lazyformer_fairseq.data.text.normalisation import MASK, TextNormaliser, TextSettings, symbol_pattern
+from lazyformer_fairseq.data.text.normalisation import (
+    FIRST_SYMBOLS,
+    MASK,
+    UNKNOWN,
+    TextNormaliser,
+    TextSettings,
+    symbol_pattern,
+)
 from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
 FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
 DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
+BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
 WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
 FolderName = Union[str, Path]
@@ -42,7 +52,8 @@ class Tokenizer:
 
     Attributes:
         settings: the :class:`TextSettings` it was trained with.
-        dictionary: fairseq's Dictionary: ``<s> <pad> </s> <unk>``, pieces, special tokens, ``<mask>``.
+        symbols: ``<s> <pad> </s> <unk>``, pieces in sentencepiece's order, special tokens, ``<mask>``; ids are their
+            places.
         mask_index: id of ``<mask>``, the last one.
         normalise: text -> the words BPE sees, divided by spaces (a :class:`TextNormaliser`).
     """
@@ -52,15 +63,26 @@ class Tokenizer:
         self._model = model
         self.settings = settings
         self.normalise = TextNormaliser(settings)
-        self.dictionary = build_dictionary(model, settings)
-        self.mask_index = self.dictionary.index(MASK)
+        self.symbols = symbols_of(model, settings)
+        self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.mask_index = self._index[MASK]
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
         # Both ways by table; sentencepiece's own <unk> has fairseq's index of it.
-        self._id_of_piece = np.array([self.dictionary.index(piece) for piece in pieces], dtype=np.int64)
+        self._id_of_piece = np.array([self._index.get(piece, UNK) for piece in pieces], dtype=np.int64)
         self._piece_of_id = {
             int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
         self._symbol = symbol_pattern(settings)
+
+    @cached_property
+    def dictionary(self) -> "Dictionary":
+        """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
+        from fairseq.data import Dictionary
+
+        dictionary = Dictionary()
+        for symbol in self.symbols[len(FIRST_SYMBOLS) :]:
+            dictionary.add_symbol(symbol)
+        return dictionary
 
     @classmethod
     def load(cls, folder: FolderName) -> "Tokenizer":
@@ -86,7 +108,7 @@ class Tokenizer:
             tokenizer = cls(folder, settings, _load_model(contents[MODEL_FILE], folder / MODEL_FILE))
         except UnicodeDecodeError as error:
             raise UserError(f"{folder / MODEL_FILE}: damaged, a piece is no UTF-8 text ({error})") from None
-        if _dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
+        if _dictionary_bytes(tokenizer.symbols) != contents[DICTIONARY_FILE]:
             raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / MODEL_FILE}")
         return tokenizer
 
@@ -110,7 +132,7 @@ class Tokenizer:
         """
         refuse_filled_folder(Path(folder))
         tokenizer = cls._write(train_model(word_counts, vocab_size, settings), "the trained model", folder, settings)
-        assert len(tokenizer.dictionary) == vocab_size, (len(tokenizer.dictionary), vocab_size)
+        assert len(tokenizer.symbols) == vocab_size, (len(tokenizer.symbols), vocab_size)
         return tokenizer
 
     @classmethod
@@ -133,8 +155,8 @@ class Tokenizer:
 
     @classmethod
     def _write(cls, model_bytes: bytes, name: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
-        dictionary = build_dictionary(_load_model(model_bytes, name), settings)
-        contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(dictionary)}
+        symbols = symbols_of(_load_model(model_bytes, name), settings)
+        contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(symbols)}
         description = {
             "format_version": FORMAT_VERSION,
             "settings": asdict(settings),
@@ -172,7 +194,7 @@ class Tokenizer:
         # Divided at the symbols first: sentencepiece would put a piece of bare space before each of them.
         for place, part in enumerate(self._symbol.split(words)):
             if place % 2:
-                ids.append(self.dictionary.index(part.lower()))
+                ids.append(self._index[part.lower()])
             elif part := part.strip():
                 ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
         return ids
@@ -192,7 +214,7 @@ class Tokenizer:
                     pieces[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
             lengths.extend(map(len, pieces))
             numbers.extend(chain.from_iterable(pieces))
-        id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.dictionary))])
+        id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.symbols))])
         return id_of_number[np.frombuffer(numbers, dtype=np.int64)], np.frombuffer(lengths, dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -203,13 +225,13 @@ class Tokenizer:
         """The normalised words that ids stand for, divided by spaces: undoes :meth:`encode_normalised`."""
         parts: list[str] = []
         pieces: list[int] = []
-        silent = (self.dictionary.bos(), self.dictionary.pad(), self.dictionary.eos())
         for index in map(int, ids):
-            if index in self._piece_of_id and index != self.dictionary.unk():
+            if index in self._piece_of_id and index != UNK:
                 pieces.append(self._piece_of_id[index])
                 continue
             parts.append(self._model.decode(pieces))
-            parts.append("" if index in silent else self.dictionary[index])
+            is_silent = index in (BOS, PAD, EOS)
+            parts.append("" if is_silent else self.symbols[index] if index < len(self.symbols) else UNKNOWN)
             pieces = []
         parts.append(self._model.decode(pieces))
         return " ".join(filter(None, (part.strip() for part in parts)))
@@ -220,11 +242,10 @@ class Tokenizer:
         Args:
             max_length: see :func:`cut_input`.
         """
-        bos, eos = self.dictionary.bos(), self.dictionary.eos()
-        ids = [bos, *self.encode(first), eos]
+        ids = [BOS, *self.encode(first), EOS]
         if second is not None:
-            ids += [eos, *self.encode(second), eos]
-        return ids if max_length is None else cut_input(np.array(ids), max_length, eos).tolist()
+            ids += [EOS, *self.encode(second), EOS]
+        return ids if max_length is None else cut_input(np.array(ids), max_length, EOS).tolist()
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
@@ -246,23 +267,23 @@ def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
     return np.concatenate([ids[: 1 + room - of_b], ids[ends[0] : ends[1] + 1], second[:of_b], ids[-1:]])
 
 
-def build_dictionary(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> Dictionary:
+def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> list[str]:
     """fairseq's four symbols, the pieces in sentencepiece's order, the special tokens, last ``<mask>``.
 
     Raises:
         UserError: a piece reads like one of the symbols (possible only without Moses tokens).
     """
-    dictionary = Dictionary()
     number_of_pieces = range(model.get_piece_size())
     pieces = [model.id_to_piece(i) for i in number_of_pieces if not (model.is_unknown(i) or model.is_control(i))]
+    symbols = dict.fromkeys(FIRST_SYMBOLS)
     for symbol in (*pieces, *settings.special_tokens, MASK):
-        if symbol in dictionary:
+        if symbol in symbols:
             raise UserError(
                 f"{symbol!r} would be twice in the dictionary; train with moses_tokenise, or clean the text (a model "
                 "of yours must not have it as a piece)"
             )
-        dictionary.add_symbol(symbol)
-    return dictionary
+        symbols[symbol] = None
+    return list(symbols)
 
 
 def _load_model(content: bytes, name: FolderName) -> sentencepiece.SentencePieceProcessor:
@@ -302,10 +323,9 @@ def _read_file(path: Path) -> bytes:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None
 
 
-def _dictionary_bytes(dictionary: Dictionary) -> bytes:
-    text = io.StringIO()
-    dictionary.save(text)
-    return text.getvalue().encode()
+def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
+    """dict.txt, as fairseq's Dictionary saves it: a line for each symbol but its own four, with a count."""
+    return "".join(f"{symbol} 1\n" for symbol in symbols[len(FIRST_SYMBOLS) :]).encode()
 
 
 def _sha256(content: bytes) -> str:

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 import sentencepiece
-from fairseq.data import Dictionary
 
-from lazyformer_fairseq.data.text.normalisation import TextSettings, symbol_pattern
+from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, TextSettings, symbol_pattern
 from lazyformer_fairseq.errors import UserError
 
 # Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
@@ -31,7 +30,7 @@ def train_model(word_counts: Iterable[tuple[str, int]], vocab_size: int, setting
     Raises:
         UserError: no word, or a vocabulary too large or too small for them.
     """
-    symbols_beside_pieces = len(Dictionary()) - 1 + len(settings.special_tokens) + 1  # sentencepiece counts <unk>
+    symbols_beside_pieces = len(FIRST_SYMBOLS) - 1 + len(settings.special_tokens) + 1  # sentencepiece counts <unk>
     if vocab_size <= symbols_beside_pieces:
         raise UserError(f"vocabulary of {vocab_size}: too small, the symbols beside the text's pieces alone are more")
     model = io.BytesIO()

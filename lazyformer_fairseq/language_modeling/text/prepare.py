@@ -12,12 +12,11 @@ from typing import Any, Optional
 
 import numpy as np
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import write_items
+from lazyformer_fairseq.files.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.language_modeling.text.sources import END_OF_LINE, SPLITS, Characters, TextSource, WordsOfLines
@@ -94,7 +93,7 @@ def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: P
             counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
             yield ids, sizes
 
-    write_items(prefix, best_fitting_int_dtype(len(dictionary)), counted(), durable=False)
+    write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)
     return dict(counts)
 
 

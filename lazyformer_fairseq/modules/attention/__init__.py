@@ -7,6 +7,7 @@
 | ``recompute`` | Q and K | torch's fused attention | T (T x K with positions, on a GPU and at inference with a bias) |
 | ``fused`` | Q, K and a number a row | P anew; gradients of the block come together once | T |
 | ``tiles`` | of its distribution what the sight shows | products of that; gradients as above | T times keys in sight |
+| ``flex`` | Q and K | torch's FlexAttention | T (T times keys in sight with positions) |
 
 All compute the same thing. An ``s`` that no ``l`` reads is a block of one layer.
 """
@@ -16,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import eager, fused, materialize, recompute
+from lazyformer_fairseq.modules.attention import eager, flex, fused, materialize, recompute
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.tiles import attend as tiles
@@ -91,6 +92,15 @@ BACK_ENDS = {
         has_dropout=False,
         keeps_distribution=False,
         lacks=kernels.LACKS,
+    ),
+    "flex": BackEnd(
+        flex.attend,
+        flex.count_memory,
+        flex.count_reuse_memory,
+        has_dropout=False,
+        keeps_distribution=False,
+        lacks=flex.LACKS,
+        supports=flex.supports,
     ),
 }
 

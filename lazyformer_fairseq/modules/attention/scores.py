@@ -3,7 +3,7 @@
 Bias, padding, causality, relative positions, sight, keys that are no tokens, and what turns scores into weights.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
@@ -61,7 +61,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         assert self.hidden_BK is None or not self.is_causal or self.sight, "streams have no padding before their text"
-        self._written: dict[Hashable, Optional[Tensor]] = {}  # sublayers of a forward pass share it
+        self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
 
     def with_padding(self, padding_mask_BK: Tensor, is_on_right: bool) -> "Scores":
         """The same over sequences with padding, True in the mask, on the right of each or anywhere.
@@ -92,6 +92,12 @@ class Scores:
         if not parts.keys() & _SHARED:
             own._written = self._written
         return own
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, the same object for all sublayers of a forward pass that share padding and sight."""
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
 
     @property
     def features(self) -> frozenset[str]:
@@ -143,9 +149,7 @@ class Scores:
         """
         tokens = keys - self.extra
         shape = (self.sight, time, tokens)  # a sublayer may leave out memory beyond its reach
-        if shape not in self._written:
-            self._written[shape] = self._write(time, tokens, like)
-        added = self._written[shape]
+        added = self.once(shape, lambda: self._write(time, tokens, like))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)

@@ -72,3 +72,22 @@ class ClassificationHead(nn.Module):
         """Logits (B, num_classes) from the features of the first token, ``<s>``."""
         x = self.dropout(features_BTC[:, 0])
         return self.out_proj(self.dropout(self.dense(x).tanh()))
+
+
+class LinearHead(nn.Module):
+    """One linear map of the first token: what LazyFormer's authors published first (github.com/guolinke/TUPE, 4442138).
+
+    Arguments as for :class:`ClassificationHead`.
+    """
+
+    def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """Logits (B, num_classes) from the features of the first token, ``<s>``."""
+        return self.out_proj(self.dropout(features_BTC[:, 0]))
+
+
+CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}

@@ -114,6 +114,7 @@ class AttentionChoice(nn.Module):
 
     def __init__(self, options: ChoiceOptions):
         super().__init__()
+        self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
 
     # What it computes.
 
@@ -148,12 +149,13 @@ class AttentionChoice(nn.Module):
     @property
     def reach(self) -> Optional[int]:
         """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
-        return None
+        return self.most_reach
 
     @classmethod
-    def count_reach(cls, values: Settings) -> Optional[int]:
-        """The most that `reach` may become."""
-        return None
+    def count_reach(cls, values: Settings, heads: int) -> Optional[int]:
+        """The most that `reach` may become, in a causal model."""
+        sight = cls.sight_of(values, heads, is_causal=True)
+        return None if sight is None else sight.reach
 
     # What it costs.
 

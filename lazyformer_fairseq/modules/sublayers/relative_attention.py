@@ -83,7 +83,8 @@ class RelativeAttention(ChoosingAttention):
     @classmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         """Of the keys that it may reach at most."""
-        reaches = [choice.count_reach(planned.values) for choice in choice_classes(planned.values)]
+        heads = sizes.num_heads
+        reaches = [choice.count_reach(planned.values, heads) for choice in choice_classes(planned.values)]
         reach = min([reach for reach in reaches if reach is not None], default=keys)
         seen = keys if planned.readers else min(keys, time + reach)
         return super().count_flops(sizes, planned, time, seen, batch)

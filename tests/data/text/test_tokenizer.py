@@ -8,13 +8,14 @@ from itertools import pairwise
 import pytest
 import sentencepiece
 import torch
+from fairseq.data import Dictionary
 from helpers import train_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.text.tokenizer import FORMAT_VERSION, Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import BOS, DICTIONARY_FILE, EOS, FORMAT_VERSION, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
 
 SENTENCES = [
@@ -56,6 +57,16 @@ def test_dictionary_order(tokenizer):
     assert names[-4:] == ["<url>", "<email>", "<file>", "<mask>"]
     assert len(names) == len(set(names)) == 160
     assert tokenizer.mask_index == 159
+
+
+def test_dictionary_file_is_fairseqs(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "copy")
+    theirs = Dictionary()
+    theirs.add_from_file(str(tmp_path / "copy" / DICTIONARY_FILE))
+    assert theirs.symbols == tokenizer.symbols == tokenizer.dictionary.symbols
+    theirs.save(str(tmp_path / "dict.txt"))
+    assert (tmp_path / "dict.txt").read_bytes() == (tmp_path / "copy" / DICTIONARY_FILE).read_bytes()
+    assert (theirs.bos(), theirs.pad(), theirs.eos(), theirs.unk()) == (BOS, PAD, EOS, UNK)
 
 
 def test_text_comes_back_readable(tokenizer):

@@ -203,6 +203,37 @@ def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mo
 
 
 @pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "flex"),
+        ({"share": 0.9}, "flex"),
+        ({"features": frozenset({"sight", "causal", "positions"})}, "flex"),
+        ({"features": frozenset({"sight", "entmax"})}, "tiles"),
+        ({"head_size": 48}, "tiles"),  # of a size that not every torch has
+        ({"head_size": 48, "share": 0.9}, "tiles"),  # in Triton
+        ({"head_size": 256, "share": 0.9}, "recompute"),
+        ({"features": frozenset({"sight", "bias"})}, "tiles"),  # whose sums flex adds up one by one
+        ({"features": frozenset({"sight", "bias"}), "is_training": False}, "flex"),
+        ({"features": frozenset({"sight", "bias", "causal"})}, "flex"),
+        ({"share": 0.0, "features": frozenset()}, "recompute"),  # all keys
+        ({"features": frozenset({"sight", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
+        ({"has_dropout": True}, "recompute"),
+    ],
+)
+def test_a_sight_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+    cuda = SPARSE._replace(**{"device": "cuda", **changes})
+    assert choose_automatically(cuda, 0) == expected
+
+
+def test_without_triton_a_gpu_computes_sights_in_tiles(measured, monkeypatch):
+    monkeypatch.setattr(fused, "has_triton", lambda: False)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+    assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
+
+
+@pytest.mark.parametrize(
     ("settings", "is_causal", "expected"),
     [
         ({}, False, 0),

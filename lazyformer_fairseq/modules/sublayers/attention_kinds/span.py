@@ -65,10 +65,6 @@ class Span(AttentionChoice):
         """With the longest span that a head may learn: a back end is chosen once, not whenever spans grow."""
         return _sight(values["span"] - 1, heads, is_causal)
 
-    @classmethod
-    def count_reach(cls, values: Settings) -> int:
-        return values["span"] - 1
-
     @property
     def spans(self) -> Tensor:
         """z of each head in tokens (N,), in single precision or better."""

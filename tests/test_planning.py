@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from helpers import ROOT
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
@@ -124,6 +125,14 @@ class TestJob:
 
 
 class TestCommand:
+    def test_the_table_in_the_docs_is_what_it_prints(self):
+        page = (ROOT / "docs" / "training.md").read_text()
+        after = page.partition("### Does it fit")[2]
+        table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
+        archs = [line.split("|")[1].strip() for line in table[2:]]
+        printed = run("plan", *(word for arch in archs for word in ("--arch", arch))).stdout
+        assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
+
     def test_numbers_of_the_paper(self):
         found = plan("--arch", "lazyformer_m2x6_s")
         assert found["parameters"] == pytest.approx(112e6, rel=0.01)

@@ -108,6 +108,17 @@ def prepare(
 @click.option("--from-mnli", is_flag=True, help="RTE, MRPC and STS-B start from the model's best MNLI run.")
 @click.option("--max-train-rows", type=click.IntRange(1), help="Train on so many rows of a task, all runs on the same.")
 @click.option(
+    "--glue-head",
+    type=click.Choice(["dense", "linear"]),
+    default="dense",
+    help="On <s>: RoBERTa's two linear maps with a tanh between, or one linear map.",
+)
+@click.option(
+    "--pooler-dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Dropout in the head.  [default: the checkpoint's, 0 unless set, in a dense head; 0.1 in a linear one]",
+)
+@click.option(
     "--keep-checkpoints",
     type=click.Choice(["none", "best", "all"]),
     default="best",

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from argparse import Namespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -163,9 +163,10 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
-    unfit = {_head(name) for name in in_checkpoint if name not in own or state_dict[name].shape != own[name].shape}
+    shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
+    unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     for head in sorted(unfit):
-        reason = "has another number of outputs there" if head in heads else "is none of this task's"
+        reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
         if _head(name) in unfit:
@@ -177,15 +178,34 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
         state_dict.setdefault(name, weight)
 
 
+def _shapes_by_head(weights: dict[str, Tensor]) -> dict[str, dict[str, torch.Size]]:
+    found: dict[str, dict[str, torch.Size]] = {}
+    for name, weight in weights.items():
+        if name.startswith(PREFIX):
+            found.setdefault(_head(name), {})[name] = weight.shape
+    return found
+
+
 def _head(name: str) -> str:
     return name[len(PREFIX) :].split(".")[0]
 
 
-def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, int]:
-    """Names of the classification heads among the weights, and how many outputs each has."""
+class SavedHead(NamedTuple):
+    """A classification head among a checkpoint's weights: how many outputs, and which kind of head."""
+
+    outputs: int
+    kind: str
+
+
+def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
+    """The classification heads among the weights, by name."""
     suffix = ".out_proj.weight"
     return {
-        _head(name): weight.size(0)
+        _head(name): SavedHead(weight.size(0), _kind(name.removesuffix(suffix), state_dict))
         for name, weight in state_dict.items()
         if name.startswith(PREFIX) and name.endswith(suffix)
     }
+
+
+def _kind(head: str, state_dict: dict[str, Tensor]) -> str:
+    return "dense" if f"{head}.dense.weight" in state_dict else "linear"

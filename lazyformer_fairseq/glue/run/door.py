@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import click
 
@@ -48,6 +48,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["precision"] or ("fp32" if given["gpus"] == "none" else precision_here()),
         given["max_train_rows"],
         given["from_mnli"],
+        *choose_head(given["glue_head"], given["pooler_dropout"]),
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
@@ -78,6 +79,13 @@ def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str,
             raise UserError(f"--task-epochs {text}: the task is not among --tasks")
         epochs[find_task(name).name] = int(number)
     return epochs
+
+
+def choose_head(kind: str, dropout: Optional[float]) -> tuple[Optional[str], Optional[float]]:
+    """Kind and dropout of the classification head, None for a default; a linear one's dropout is 0.1, as published."""
+    if kind == "dense":
+        return None, dropout
+    return kind, 0.1 if dropout is None else dropout
 
 
 def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:

@@ -49,7 +49,7 @@ class Case:
         if "bias" in parts:
             self.learned["table_KN"] = torch.randn(6, heads, **like)
             scores = scores.with_own(bucket_by_distance=torch.randint(6, (tokens + time - 1,)))
-        elif "positions" in parts and is_causal:
+        if "positions" in parts and is_causal:
             self.learned["position_queries_BNTD"] = torch.randn(batch, heads, time, SIZE, **like)
             self.learned["distances_NKD"] = torch.randn(heads, tokens + 1, SIZE, **like)
         self.scores = scores
@@ -83,7 +83,7 @@ MIXED = Sight(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(None, Non
 
 @pytest.mark.parametrize(
     ("parts", "is_causal", "extra"),
-    [({"bias", "right", "given"}, False, 2), ({"bias"}, True, 0), ({"positions", "anywhere"}, True, 2)],
+    [({"bias", "right", "given"}, False, 2), ({"bias"}, True, 0), ({"bias", "positions", "anywhere"}, True, 2)],
 )
 def test_gradients(parts, is_causal, extra, monkeypatch):
     """torch refuses gradients on a processor, although it computes them."""

@@ -88,8 +88,8 @@ def test_a_sights_products_are_those_of_the_pairs_that_it_shows(direction, s):
     assert flops.products == 4 * pairs * narrow.embed_dim // HEADS
 
 
-@of_each_kind
-def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
+def assert_an_l_reuses_all(direction: str, s: str) -> None:
+    """An ``l`` with the values of the ``s`` puts out what the ``s`` does."""
     network = build(direction, f"{s} l")
     attention, lazy = (sublayer.inner for sublayer in network.sublayers)
     with torch.no_grad():
@@ -108,6 +108,11 @@ def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
     reused, _ = lazy(x_BTC, handed_on, shared)
     assert handed_on.keys() == {DISTRIBUTION}
     assert_alike(reused, given)
+
+
+@of_each_kind
+def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
+    assert_an_l_reuses_all(direction, s)
 
 
 @of_encoders
@@ -233,3 +238,4 @@ def test_two_of_them_combine_or_are_refused(direction, one, other):
     assert features.isfinite().all()
     alone = [run(build(direction, f"s[{settings}] f l"), tokens()) for settings in (one, other)]
     assert not any(torch.equal(features, each) for each in alone)
+    assert_an_l_reuses_all(direction, f"s[{one},{other}]")

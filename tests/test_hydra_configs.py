@@ -58,8 +58,9 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
     """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
 
     def run(config: str, *overrides: object) -> DictConfig:
-        no_claim = mock.patch("lazyformer_fairseq.reliability.our_runs.claim")  # of the config's own --save-dir
-        with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_claim:
+        our_runs = "lazyformer_fairseq.reliability.our_runs"
+        no_folder = mock.patch.multiple(our_runs, claim=mock.DEFAULT, log_to=mock.DEFAULT)  # the config's --save-dir
+        with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_folder:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
         return call_main.call_args.args[0]
 

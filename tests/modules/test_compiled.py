@@ -79,7 +79,8 @@ def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, la
         assert_equal_training(eager, other, a_batch(*batch))
     assert not counters["graph_break"]
     # Of the encoder with padding one for the first shape and one for all others, one without; of the loss likewise two.
-    assert 2 <= counters["stats"]["unique_graphs"] <= 5
+    # Tiles are listed by length, so that each length is a graph.
+    assert 2 <= counters["stats"]["unique_graphs"] <= (7 if lazy_backend == "tiles" else 5)
 
 
 def test_only_training_is_compiled(quick_compiler):

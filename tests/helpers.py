@@ -132,19 +132,20 @@ def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[st
 def count_parameters(arch: str, vocab_size: int = 32_768) -> int:
     """Parameters of a named encoder, counted without making them."""
     with torch.device("meta"):
-        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
+        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_causal_parameters(arch: str, vocab_size: int = 267_735) -> int:
     """Parameters of a named causal language model, counted without making them."""
     with torch.device("meta"):
-        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
+        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @functools.cache
-def _dictionary_of(size: int) -> Dictionary:
+def dictionary_of(size: int) -> Dictionary:
+    """One of so many symbols."""
     dictionary = Dictionary()
     while len(dictionary) < size:
         dictionary.add_symbol(f"word{len(dictionary)}")

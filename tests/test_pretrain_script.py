@@ -54,7 +54,7 @@ def eight_gpus(capabilities: str = "echo 9.0") -> str:
 
 def dry_run(pretrain, *arguments: object) -> tuple[list[str], list[str]]:
     """The launcher with its options, and the arguments of fairseq-train or fairseq-hydra-train."""
-    run = pretrain(*arguments, "--dry-run")
+    run = pretrain(*arguments, "--dry-run", "--no-fit")
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
     at = next(

@@ -108,6 +108,7 @@ def test_two_processes_train_as_one_with_twice_the_update_freq(data_folder, tmp_
     run = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     assert "2 processes x 4 sequences x update-freq 1" in run.stdout
+    assert (tmp_path / "two" / "train.log").read_text().count("| begin training epoch 1") == 1
     two = torch.load(tmp_path / "two" / "checkpoint_last.pt")
     assert two["optimizer_history"][-1]["num_updates"] == 6
     for name, weight in alone["model"].items():

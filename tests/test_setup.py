@@ -72,7 +72,16 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     package = tmp_path / "lib" / "lazyformer_fairseq"
     carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
     assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
-    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", "bert_base.yaml", "data", "--dry-run"]
+    command = [
+        sys.executable,
+        "-m",
+        "lazyformer_fairseq.cli",
+        "pretrain",
+        "bert_base.yaml",
+        "data",
+        "--dry-run",
+        "--no-fit",
+    ]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
     launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
@@ -245,6 +254,16 @@ def test_environment_of_another_python_is_refused(tmp_path):
     answer = run("scripts/setup.sh", str(tmp_path))
     assert answer.returncode != 0
     assert "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
+
+
+@pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
+def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, misfit):
+    (tmp_path / "bin").mkdir()
+    answers = f'case "$*" in *torch_check) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
+    make_command(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
+    answer = run("scripts/setup.sh", str(tmp_path))
+    assert "Keeping torch 2.13.0." in answer.stdout and "Ready: " in answer.stdout, answer.stderr
+    assert answer.stderr.strip() == (f"WARNING: {misfit}" if misfit else "")
 
 
 # --- the Makefile

@@ -40,6 +40,16 @@ def capabilities() -> list[Capability]:
     return found
 
 
+def smallest_memory() -> Optional[int]:
+    """Bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
+    found = []
+    for line in _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits"):
+        if not line.strip().isdigit():
+            return None
+        found.append(int(line) * 2**20)
+    return min(found, default=None)
+
+
 def driver() -> Optional[int]:
     """The driver's release, as 580 of 580.65.06; None where there is none."""
     for line in _ask("--query-gpu=driver_version", "--format=csv,noheader"):

@@ -26,18 +26,20 @@ def pattern() -> None:
 @pattern.command()
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.option("--direction", type=click.Choice([ENCODER, CAUSAL]), help="[default: of --arch, else encoder]")
-@click.option("--arch", help="Gives sizes, and the pattern where none is given.  [default: bert_base, causal "
+@click.option("--arch", help="Its sizes, and its pattern if none is given.  [default: bert_base, causal "
               "transformer_xl_base]")  # fmt: skip
 @click.option("--embed-dim", type=POSITIVE, help="[default: the arch's]")
 @click.option("--ffn-embed-dim", type=POSITIVE, help="[default: the arch's]")
 @click.option("--heads", type=POSITIVE, help="[default: the arch's]")
 @click.option("--vocab-size", type=POSITIVE, help="[default: 32768; of causal archs, that of their text]")
-@click.option("--relative-position-buckets", "buckets", type=click.IntRange(min=0), help="Of an encoder's T5 bias; 0 "
-              "for none.  [default: of --arch; without --arch none beside kinds that refuse it]")  # fmt: skip
-@click.option("--length", type=POSITIVE, default=512, help="Tokens of the sequence whose FLOPs are counted.")
-@click.option("--tokens", type=POSITIVE, default=32, help="Tokens of the sequence that is drawn.")
-@click.option("--memory", type=click.IntRange(min=0), default=0, help="Tokens remembered before; causal models only.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw to, instead of as text.")
+@click.option("--relative-position-buckets", "buckets", type=click.IntRange(min=0), help="Of T5's bias in encoders; 0 "
+              "for none.  [default: the arch's; without --arch 0 where a kind refuses the bias]")  # fmt: skip
+@click.option("--length", type=POSITIVE, default=512, help="Tokens whose FLOPs are counted.")
+@click.option("--tokens", type=POSITIVE, default=32, help="Tokens to draw.")
+@click.option(
+    "--memory", type=click.IntRange(min=0), default=0, help="Tokens before these that a causal model remembers."
+)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw to this PNG, not as text.")
 def show(
     patterns: tuple[str, ...],
     direction: Optional[str],
@@ -52,9 +54,10 @@ def show(
     memory: int,
     output: Optional[Path],
 ) -> None:
-    """Print each PATTERN's plan, parameters and FLOPs, and draw which tokens its sublayers look at.
+    """Print each PATTERN's plan and costs, and draw what it looks at.
 
-    What is drawn is measured on the sublayers themselves: how much the output at a token depends on each input.
+    Costs are parameters and FLOPs of each sublayer. The picture comes from the sublayers themselves: how much the
+    output at a token depends on each input.
 
     \b
     lazyformer pattern show 's[strided=8]f' --tokens 32
@@ -93,7 +96,10 @@ def show(
 @click.argument("checkpoint", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("output", type=click.Path(path_type=Path, dir_okay=False), required=False)
 def spans(checkpoint: Path, output: Optional[Path]) -> None:
-    """Print how far each head of CHECKPOINT has learned to look (s[span=1024]), and draw it to the PNG OUTPUT."""
+    """Print how far each head of CHECKPOINT looks, and draw it.
+
+    For models with s[span=1024] or the like, whose heads learn it. OUTPUT is a PNG.
+    """
     from lazyformer_fairseq.pattern.spans import draw_spans, read_spans, spans_table
 
     found = read_spans(checkpoint)

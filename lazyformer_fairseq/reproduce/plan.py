@@ -48,7 +48,7 @@ def plan_table(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, dev
             "what": step.what,
             "state": "done" if record_of(out, step) else "to do",
             "FLOPs": _or_dash(costs[step.name].flops, "{:.1e}"),
-            "hours": _or_dash(costs[step.name].hours, "{:,.2f}" if size.is_tiny else "{:,.0f}"),
+            "hours": _or_dash(costs[step.name].hours, "{:,.2f}" if size.is_tiny else "{:,.1f}"),
             "disk, GB": _or_dash(costs[step.name].gigabytes, "{:,.2f}" if size.is_tiny else "{:,.0f}"),
         }
         for step in steps
@@ -60,7 +60,7 @@ def plan_table(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, dev
     said = [
         f"In all some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
         + (" THIS DOES NOT FIT." if free < disk else ""),
-        f"By arithmetic: {devices} device{'s' * (devices > 1)} that reach {speed / 1e12:g} TFLOP/s each "
+        f"By arithmetic: {devices} device{'s' * (devices > 1)}, {speed / 1e12:g} TFLOP/s of training on each "
         "(--devices, --teraflops), a backward pass of two forward passes, "
         f"{MEGABYTES_A_CORE_SECOND} MB of text a core-second, {BYTES_OF_PARAMETER} bytes a parameter of a checkpoint. "
         "Benchmarks take at most the minutes that they are given, and a round.",

@@ -81,7 +81,9 @@ def test_the_real_parsers_take_every_command(raw, tmp_path, size, parsed):
 @pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6"])
 def test_fairseq_takes_what_the_pretrainings_become(raw, tmp_path, size, arch):
     [step] = [step for step in steps_of(raw, size, tmp_path, batch_size=4) if step.name == f"pretrain_{arch}"]
-    printed = CliRunner().invoke(main, [*step.command[1:], "--gpus", "1", "--max-restarts", "0", "--dry-run"])
+    printed = CliRunner().invoke(
+        main, [*step.command[1:], "--gpus", "1", "--max-restarts", "0", "--dry-run", "--no-fit"]
+    )
     assert printed.exit_code == 0, printed.output
     words = re.findall(r"'[^']*'|\S+", printed.output)
     words = [word.strip("'") for word in words[words.index("fairseq_cli.train") + 1 :]]
@@ -134,6 +136,8 @@ def test_a_million_updates_cost_what_arithmetic_says(raw, tmp_path):
     assert bert.hours == pytest.approx(bert.flops / 8 / 37.5e12 / 3600)
     assert count_parameters(*_model("bert_base", PAPER)) == pytest.approx(112e6, rel=0.01)
     assert bert.gigabytes == pytest.approx(11 * 14 * 0.112, rel=0.01)
+    paper = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, 8, PAPER.flops_per_second)
+    assert paper.hours == pytest.approx(45 * 10_000 / 3600, rel=0.01)  # Table 2: 45 seconds for 100 updates
     lazy = cost_of(all_steps["pretrain_lazyformer_m2x6_s"], PAPER, inputs, devices=8, speed=37.5e12)
     assert 0.9 < lazy.flops / bert.flops < 1
 

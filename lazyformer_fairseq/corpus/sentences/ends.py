@@ -81,7 +81,7 @@ class SentenceSplitter:
 
     def _starts(self, paragraph: str) -> Iterator[int]:
         if self._trained is None:
-            return mend(paragraph, self._rules(paragraph))
+            return mend(paragraph, self._rules, self._rules.exceptions)
         with self._trained.memory_zone():  # else its vocabulary grows with every new word
             return iter([sentence.start_char for sentence in self._trained(paragraph).sents][1:])
 
@@ -122,8 +122,11 @@ class QuickSentencizer:
         self._spacy = load_spacy().blank("en")
         self._spacy.add_pipe("sentencizer")
         self._spacy.max_length = 1 << 31  # the default guards trained models' memory
-        self._exceptions = frozenset(self._spacy.tokenizer.rules)
-        self._reaching = {text for text in self._exceptions if len(text) > 1 and not text.replace("'", "").isalpha()}
+        of_words = self._spacy.vocab.lex_attr_getters  # what it finds out about each new word; we ask for one thing
+        for attribute in of_words.keys() - {importlib.import_module("spacy.attrs").IS_PUNCT}:
+            del of_words[attribute]
+        self.exceptions = frozenset(self._spacy.tokenizer.rules)
+        self._reaching = {text for text in self.exceptions if len(text) > 1 and not text.replace("'", "").isalpha()}
         self._chunks: dict[str, Chunk] = {}
 
     def __call__(self, text: str) -> list[int]:
@@ -175,7 +178,7 @@ class QuickSentencizer:
         chunk = self._chunks.get(text)
         if chunk is None:
             plain = PLAIN_END.fullmatch(text)
-            if plain and plain[1] not in self._exceptions and plain[1] + "." not in self._exceptions:
+            if plain and plain[1] not in self.exceptions and plain[1] + "." not in self.exceptions:
                 return PLAIN_CHUNK
             if len(text) > LONGEST_CHUNK:
                 return Chunk(0, (), text[-1] in self._final_marks)

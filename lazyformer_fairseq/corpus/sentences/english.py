@@ -6,11 +6,13 @@ before the mark, which may be an abbreviation. Where no rule here decides, the s
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Optional
 
 # A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space.
 END = re.compile(r"[.?!…\u0589-\u1fff\u203c-\U0010ffff](?<!\w)(?:(?!\[\w)[^\w\s]|_){0,30}+(?:\[\w{1,3}\]){0,9}+(?=\s)")
+SURE_END = re.compile(r"(?:[?!]|\.[\"”)]?) (?=[A-Z])")  # but for what stands before it
 SPACE = re.compile(r"\s+")
 LONE_MARKS = re.compile(r"(?:[^\w\s]|_){1,30}(?=\s)")
 MARKS = re.compile(r"(?:[^\w\s]|_|\s){0,30}")
@@ -49,6 +51,7 @@ FIRST_WORDS = frozenset(
     What When Whenever Where Whether Which While Who Whose Why Will With Within Without Would Yes Yet You
     Your""".split()
 )
+ABBREVIATIONS = TITLES | BEFORE_NUMBERS | MONTHS | UNSURE | {"etc"}
 AFTER_HOURS = re.compile(r"(?:[A-Z]{2,4}|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|(?:Eastern|Pacific|Central) .*)\b")
 DOTTED = re.compile(r"(?:[^\W\d_]{1,2}\.)+-?[^\W\d_]")  # U.S, p.m, J.R.R, J.-P without their last mark
 LIST_NUMBER = re.compile(r"\W{0,3}(?:\d{1,3}|[A-Za-z]|[IVXLC]{1,6})\.")
@@ -62,27 +65,61 @@ SAID = re.compile(
 )
 
 
-def mend(text: str, starts: Sequence[int]) -> Iterator[int]:
+def mend(
+    text: str, starts_of: Callable[[str], Sequence[int]], exceptions: Container[str] = frozenset()
+) -> Iterator[int]:
     """The places in a cased ``text`` where sentences start, but for the first, in order, each after a space.
 
     Args:
-        starts: where the sentencizer starts sentences: the first word (or sign) of each, ascending.
+        starts_of: the sentencizer: text -> where it starts sentences, the first word (or sign) of each, ascending.
+        exceptions: words after which it may not start one, abbreviations and the like.
     """
-    sentence, index, quotes = 0, 0, _Quotes(text)
+    sure = [*sure_starts(text, exceptions), len(text) + 2]  # the last one is never reached
+    sentence, quotes, number, asked = 0, _Quotes(text), 0, -1
     for mark in END.finditer(text):
+        if mark.end() + 1 == sure[number]:
+            sentence = sure[number]
+            number += 1
+            yield sentence
+            continue
         if mark.start() < sentence:
             continue
         cut, word = _next(text, mark.end(), quotes)
         if word == len(text):
             return
-        while index < len(starts) and starts[index] <= mark.start():
-            index += 1
         is_end = _opinion(text, sentence, mark, cut, word)
         if is_end is None:
-            is_end = index < len(starts) and starts[index] <= word
+            if asked != number:  # the sentencizer reads what stands between two sure starts
+                asked, begin = number, sure[number - 1] if number else 0
+                starts = starts_of(text[begin : sure[number]])
+            after = bisect_right(starts, mark.start() - begin)
+            is_end = after < len(starts) and starts[after] <= word - begin
         if is_end:
             yield cut
             sentence = cut
+
+
+def sure_starts(text: str, exceptions: Container[str] = frozenset()) -> Iterator[int]:
+    """Where a sentence starts by the sentencizer and by all rules here, found without asking them: most places.
+
+    There a capital follows a plain word of three letters or more, no abbreviation, or a number of four digits or more,
+    and a full stop, a question or an exclamation mark. Brackets and quotes may stand around the word, or a closing
+    one after the full stop. Before it the sentencizer looks at nothing behind it, and behind it at nothing before.
+    """
+    for mark in SURE_END.finditer(text):
+        start = mark.start()
+        begin = text.rfind(" ", max(0, start - LONGEST_WORD), start) + 1
+        if not begin and start > LONGEST_WORD:
+            continue
+        word = text[begin:start]
+        if mark.end() - start == 2 and not word.isalnum():
+            word = word.strip('()"“”')
+        if not word.isascii() or word in ABBREVIATIONS or word in exceptions or f"{word}." in exceptions:
+            continue
+        if (word.isalpha() and len(word) > 2 + word[0].isupper() and word[1:].islower()) or (
+            word.isdecimal() and len(word) > 3
+        ):
+            yield mark.end()
 
 
 class _Quotes:

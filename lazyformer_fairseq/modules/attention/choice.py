@@ -3,13 +3,14 @@
 import functools
 import logging
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, recompute
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block, table_of
+from lazyformer_fairseq.modules.attention.tiles import attend as tiles
 from lazyformer_fairseq.modules.processor import compute_capability, device_kind
 
 logger = logging.getLogger(__name__)
@@ -133,13 +134,25 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
-        if "flex" in possible and situation.share:
-            return "flex", "torch's own for attention to some of the keys, as nothing like it was measured here"
+        if situation.device == "cuda" and situation.share and (name := _for_a_sight(situation, possible)):
+            return name, "made for attention to some of the keys, and nothing like it was measured here"
         if "tiles" in possible and situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES:
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
     times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
     return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
+
+
+def _for_a_sight(situation: Situation, possible: list[str]) -> Optional[str]:
+    """On a GPU: ``flex``; but ``tiles`` where Triton computes them and a bias learns.
+
+    There all pairs of one distance add to one number at a time in ``flex``, and in an order that differs from run to
+    run. None where neither can compute it as kernels do.
+    """
+    by_triton = "tiles" in possible and tiles.has_triton(situation.device, situation.features, situation.head_size)
+    first = "bias" in situation.features and situation.is_training
+    names = (["tiles"] if by_triton and first else []) + ["flex"] + (["tiles"] if by_triton else [])
+    return next((name for name in names if name in possible), None)
 
 
 def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:

@@ -20,6 +20,7 @@ from lazyformer_fairseq.modules.attention import fused
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sight_blocks import Numbers, blocks_of, longest_reach
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # Features of scores that it cannot compute.
 LACKS = frozenset({"entmax", "learned", "synthetic"})
@@ -78,6 +79,17 @@ def attend(
 def supports(device: str, features: Set[str], head_size: int) -> bool:
     """Whether it can train here: on a GPU that Triton knows, with heads of a size that all releases of torch have."""
     return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton() and fused.runs_on(device)
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output: one kernel, which keeps a number of each row."""
+    # Each reader differentiates queries and keys too.
+    return count_reuse_memory(size)._replace(pending=size.readers and size.queries + size.values)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output: an attention of its own."""
+    return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
 
 
 def _is_compiled(device: torch.device) -> bool:
@@ -145,7 +157,7 @@ def _plan(sight, heads_and_time, keys: int, extra: int, is_causal: bool, device:
         Numbers.of(sight, heads, device),
         *blocks_of(sight, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
         number(tokens - time),
-        number(0 if is_causal else keys),
+        number(0 if is_causal else keys + time),
         number(tokens),
         tokens - 1 if reach is None else min(reach, tokens - 1),
     )
@@ -192,11 +204,12 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query = q + offset
+        place = torch.clamp(query, min=0)  # before all keys where there are fewer of them than queries
         ahead = k - query
-        seen = ahead > tokens  # never
+        seen = k < 0  # never
         for i in range(bands.size(1)):
             near = (ahead >= bands[h, i, 0]) & (ahead <= bands[h, i, 1]) & (ahead % bands[h, i, 2] == 0)
-            seen = seen | near & (k // bands[h, i, 3] == query // bands[h, i, 3])
+            seen = seen | near & (k // bands[h, i, 3] == place // bands[h, i, 3])
         for i in range(columns.size(1)):
             period = columns[h, i, 1]
             seen = seen | (k < columns[h, i, 0]) | (k % period >= period - columns[h, i, 2])
@@ -215,16 +228,24 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
     """What is added to a score, for torch; None for nothing."""
     exact = torch.promote_types(q.dtype, torch.float32)  # gradients of many scores are summed there
+    found = []
     if scores.table_KN is not None:
         by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
-        return _bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2))
-    if scores.position_queries_BNTD is None:
-        return None
-    tokens = keys - scores.extra
-    # Distances reach, ..., 0.
-    distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
-    by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
-    return _positions(by_distance, plan)
+        found.append(_bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
+    if scores.position_queries_BNTD is not None:
+        tokens = keys - scores.extra
+        # Distances reach, ..., 0.
+        distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
+        by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
+        found.append(_positions(by_distance, plan))
+    return _one_after_the_other(*found) if len(found) > 1 else next(iter(found), None)
+
+
+def _one_after_the_other(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return second(first(score, b, h, q, k), b, h, q, k)
+
+    return add
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lazyformer_fairseq.modules.attention import fused
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
 # numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
@@ -64,6 +65,46 @@ def attend(
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
     attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
     return attention.attend(v_BNKD, dropout), attention
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    own = _count_attention(size)
+    # Each reader differentiates queries and keys too.
+    return own._replace(pending=size.readers and size.queries + size.values)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output: an attention of its own."""
+    own = _count_attention(size._replace(readers=0))
+    by_steps = own.kept > size.pairs * size.number
+    return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
+
+
+def _count_attention(size: AttentionSize) -> Memory:
+    has_positions, learns = "positions" in size.features, not size.features.isdisjoint({"bias", "learned"})
+    is_on_gpu = size.device == "cuda"
+    if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
+        return fused.count_memory(size)
+    has_sight = "sight" in size.features
+    if not is_on_gpu and (size.dropout or has_positions or learns or has_sight):
+        return _count_by_steps(size)
+    # One kernel: a number of each row, and what is added to scores, where that is a sublayer's own.
+    added = size.pairs * size.number if has_positions else 0
+    at_once = min(size.pairs, max(PIECE_NUMBERS, size.pairs // size.batch))
+    gradient = at_once * size.number if has_positions or learns else 0
+    return Memory(added + size.rows * SINGLE, added, size.queries + 2 * size.values + added + gradient)
+
+
+def _count_by_steps(size: AttentionSize) -> Memory:
+    """torch's attention where it is not fused; in single precision inside."""
+    single, has_positions = size.pairs * size.single, "positions" in size.features
+    copies = (size.queries + 2 * size.values) * (size.single // size.number - 1)  # in place of those given
+    kept = single * (1 + 2 * size.dropout) + copies
+    if has_positions:
+        kept += size.batch * (size.keys + 1) * size.width * size.number
+    forward = single * (2 if has_positions and size.number == size.single else 1)
+    return Memory(kept, forward, single * (1 + (not size.dropout)))
 
 
 def attention_with_learned_bias(

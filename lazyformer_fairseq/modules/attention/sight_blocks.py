@@ -105,6 +105,17 @@ def blocks_of(
     return Blocks(*torch.cat(by_group, 1))
 
 
+def listed(shown: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """From blocks (..., R, C): lists of columns, (..., R, C), and counts (..., R, 2), both int32.
+
+    A list begins with those of whole blocks, and goes on with those of others that are shown; counts are of the first
+    and of both.
+    """
+    whole = whole & shown
+    order = (shown.to(torch.int8) + whole.to(torch.int8)).argsort(dim=-1, descending=True, stable=True)
+    return order.to(torch.int32), torch.stack([whole.sum(-1), shown.sum(-1)], -1).to(torch.int32)
+
+
 def longest_reach(sight: Optional[Sight]) -> Optional[int]:
     """How many positions back a causal model's queries see at most; None for no limit."""
     reaches = [_reach(part) for _, parts in _groups(sight) for part in parts]

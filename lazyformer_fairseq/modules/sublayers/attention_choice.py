@@ -10,7 +10,9 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Sight, count_pairs, count_share
+from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.interface import Flops, RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -98,6 +100,7 @@ class AttentionChoice(nn.Module):
 
     Attributes:
         refuses: features of the network's scores that it cannot stand with, each with the reason and the remedy.
+        counts_memory: whether the formula of memory holds with it within a tenth; else it is an estimate.
         copies: by the name of a linear map of its own, which projection it starts as a copy of: "q", "k" or "v". The
             module of its values may have some, too.
         has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
@@ -105,11 +108,13 @@ class AttentionChoice(nn.Module):
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
+    counts_memory: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
     has_probabilities: ClassVar[bool] = True
 
     def __init__(self, options: ChoiceOptions):
         super().__init__()
+        self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
 
     # What it computes.
 
@@ -144,12 +149,13 @@ class AttentionChoice(nn.Module):
     @property
     def reach(self) -> Optional[int]:
         """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
-        return None
+        return self.most_reach
 
     @classmethod
-    def count_reach(cls, values: Settings) -> Optional[int]:
-        """The most that `reach` may become."""
-        return None
+    def count_reach(cls, values: Settings, heads: int) -> Optional[int]:
+        """The most that `reach` may become, in a causal model."""
+        sight = cls.sight_of(values, heads, is_causal=True)
+        return None if sight is None else sight.reach
 
     # What it costs.
 
@@ -180,6 +186,22 @@ class AttentionChoice(nn.Module):
         return Flops(flops.linear, of_s.products - of_s.of_scores)
 
     # Which back end computes it.
+
+    @classmethod
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        """What the innermost attention's memory depends on, given that without this choice.
+
+        What the choice itself takes besides does not count; see `counts_memory`.
+        """
+        size = size._replace(features=size.features | cls.features(values))
+        is_causal = sizes.direction == CAUSAL
+        sight = cls.sight_of(values, sizes.num_heads, is_causal)
+        if sight is None:
+            return size
+        head = size.width // size.heads
+        shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
+        shown = geometry.count(*shapes, Scores(is_causal=is_causal, sight=sight).flat(), size.device)
+        return size._replace(in_tiles=shown.by_key)
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:

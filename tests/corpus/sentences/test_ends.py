@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import spacy
@@ -19,6 +20,7 @@ from spacy.pipeline.sentencizer import Sentencizer
 from tabulate import tabulate
 
 from lazyformer_fairseq.corpus.sentences import ends as sentences_module
+from lazyformer_fairseq.corpus.sentences import english
 from lazyformer_fairseq.corpus.sentences.ends import PERHAPS_FINAL, QuickSentencizer, SentenceSplitter, final_marks
 from lazyformer_fairseq.errors import UserError
 
@@ -120,6 +122,41 @@ def test_quick_sentencizer_is_spacys(text):
     assert quick(text) == plain_starts(text)
 
 
+SENTENCES = [
+    *("It was dark. The ", 'They said "yes." A ', "In 1999. He ", "In 99. It ", "By Inc. The ", "Is it? She "),
+    *("(He went. ", "came). His ", '"Now" (and "then"). ', "word.) And ", '"What?" Anna said. ', "Stop! Go ", "12. "),
+    *("etc. A ", "(etc). The ", "Mr. ", "vol. IV ", "word.” The ", "(ed.) Smith ", " . ", ' " ', "Ph.D. "),
+]
+PROSE = st.lists(st.one_of(st.sampled_from(SENTENCES), PIECES), max_size=10).map("".join)
+
+
+@settings(max_examples=600)
+@given(PROSE)
+def test_sure_starts_are_those_of_spacy_and_of_the_rules(text):
+    sure = list(english.sure_starts(text, quick.exceptions))
+    assert set(sure) <= set(plain_starts(text))
+    with mock.patch.object(english, "sure_starts", lambda text, exceptions: iter(())):
+        by_all_rules = list(english.mend(text, quick))
+    assert set(sure) <= set(by_all_rules)
+    assert list(english.mend(text, quick, quick.exceptions)) == by_all_rules
+
+
+def test_most_starts_are_sure(real_data):
+    text = " ".join((real_data / "raw/gutenberg/austen-emma.txt").read_text().split())
+    sure = list(english.sure_starts(text, quick.exceptions))
+    assert len(sure) > 0.5 * len(split(text))
+
+
+def test_no_exception_of_spacys_reaches_over_a_sure_start():
+    """None consists of a long word, a full stop (with what may stand around it) and a capital."""
+    without = spacy.blank("en").tokenizer
+    without.rules = {}
+    for exception in plain.tokenizer.rules:
+        parts = [token.text for token in without(exception)]
+        for before, mark, after in zip(parts, parts[1:], parts[2:], strict=False):
+            assert not (mark in '.?!"”)' and after[0].isupper() and len(before) > 2), exception
+
+
 def test_every_final_mark_is_searched_for():
     assert all(map(PERHAPS_FINAL.match, Sentencizer.default_punct_chars))
 
@@ -145,7 +182,24 @@ def test_sentences_are_stripped_and_parted_by_spaces(text):
 
 
 @pytest.mark.parametrize(
-    "unit", ["a", ".", "a.", "Mr. ", "A! ", '. " ', ". . ", "He left. ", "( ", "&c. x", "x'", "[1", ".[1]"]
+    "unit",
+    [
+        "a",
+        ".",
+        "a.",
+        "Mr. ",
+        "A! ",
+        '. " ',
+        ". . ",
+        "He left. ",
+        "( ",
+        "&c. x",
+        "x'",
+        "[1",
+        ".[1]",
+        50 * "a" + ". A",
+        "(word). ",
+    ],
 )
 def test_a_long_line_takes_little(unit):
     """Time grows with the length, not with its square."""

@@ -210,7 +210,11 @@ def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mo
         ({"features": frozenset({"sight", "causal", "positions"})}, "flex"),
         ({"features": frozenset({"sight", "entmax"})}, "tiles"),
         ({"head_size": 48}, "tiles"),  # of a size that not every torch has
-        ({"head_size": 48, "share": 0.9}, "recompute"),
+        ({"head_size": 48, "share": 0.9}, "tiles"),  # in Triton
+        ({"head_size": 256, "share": 0.9}, "recompute"),
+        ({"features": frozenset({"sight", "bias"})}, "tiles"),  # whose sums flex adds up one by one
+        ({"features": frozenset({"sight", "bias"}), "is_training": False}, "flex"),
+        ({"features": frozenset({"sight", "bias", "causal"})}, "flex"),
         ({"share": 0.0, "features": frozenset()}, "recompute"),  # all keys
         ({"features": frozenset({"sight", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
         ({"has_dropout": True}, "recompute"),

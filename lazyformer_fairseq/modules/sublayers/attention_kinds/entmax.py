@@ -28,6 +28,8 @@ class Entmax(AttentionChoice):
             from a standard normal distribution, as in the published code.
     """
 
+    counts_memory = True
+
     def __init__(self, options: ChoiceOptions):
         super().__init__(options)
         given = options.values["entmax"]

@@ -16,6 +16,7 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
     Attend,
     Attended,
@@ -39,6 +40,7 @@ class Linformer(AttentionChoice):
         value_projection: F likewise; missing where it is E.
     """
 
+    counts_memory = True
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
         "give --relative-position-buckets 0"
@@ -126,6 +128,10 @@ class Linformer(AttentionChoice):
         """It projects its values along time first, with as many FLOPs as the weighted sum of what comes of it has."""
         product = super().count_lazy_flops(sizes, values, time, keys, batch, flops).products
         return Flops(flops.linear + product, product)
+
+    @classmethod
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        return size._replace(keys=min(values["linformer"], size.keys))
 
     @classmethod
     def situation(cls, situation: Situation, values: Settings) -> Situation:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
     Attend,
     Attended,
@@ -46,6 +47,13 @@ class Persistent(AttentionChoice):
         extra = attention.scores.extra + self.keys.size(1)
         k_BNKD = _append(attention.k_BNKD, self.keys * math.sqrt(self.keys.size(-1)))
         return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))
+
+    @classmethod
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        """With more keys."""
+        size = super().attention_size(sizes, values, size)
+        more = values["persistent"]
+        return size._replace(keys=size.keys + more, in_tiles=size.in_tiles and size.in_tiles + size.rows * more)
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:

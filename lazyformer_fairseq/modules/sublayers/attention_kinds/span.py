@@ -41,6 +41,8 @@ class Span(AttentionChoice):
             STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
     """
 
+    counts_memory = True
+
     def __init__(self, options: ChoiceOptions):
         super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
@@ -62,10 +64,6 @@ class Span(AttentionChoice):
     def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
         """With the longest span that a head may learn: a back end is chosen once, not whenever spans grow."""
         return _sight(values["span"] - 1, heads, is_causal)
-
-    @classmethod
-    def count_reach(cls, values: Settings) -> int:
-        return values["span"] - 1
 
     @property
     def spans(self) -> Tensor:

@@ -30,6 +30,8 @@ class Sparse(AttentionChoice):
         UserError: ``heads=split`` with one head.
     """
 
+    counts_memory = True
+
     def __init__(self, options: ChoiceOptions):
         super().__init__(options)
         self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)

@@ -49,6 +49,7 @@ class Window(AttentionChoice):
         UserError: more dilated heads than there are.
     """
 
+    counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
     def __init__(self, options: ChoiceOptions):

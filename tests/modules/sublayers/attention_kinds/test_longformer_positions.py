@@ -7,6 +7,7 @@ from longformers import inputs, make_decoder, make_encoder
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.hub import LazyFormerHub
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -38,13 +39,17 @@ def test_positions_that_nobody_asks_for_or_that_nobody_gives():
             encoder(inputs(2, 9), global_positions_BT=wrong)
 
 
-def test_a_model_hands_positions_down():
+def model_of_letters(pattern: str) -> LazyFormerModel:
     dictionary = Dictionary()
-    for word in "abcdefgh":
-        dictionary.add_symbol(word)
+    for letter in "abcdefgh":
+        dictionary.add_symbol(letter)
     row = ARCHITECTURES["longformer_tiny"].options()
-    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": "(s[window=1,global=given]lf)x2", "max_positions": 12})
-    model = LazyFormerModel(cfg, dictionary).double().eval()
+    cfg = LazyFormerConfig(**{**row, "sublayer_pattern": pattern, "max_positions": 12})
+    return LazyFormerModel(cfg, dictionary)
+
+
+def test_a_model_hands_positions_down():
+    model = model_of_letters("(s[window=1,global=given]lf)x2").double().eval()
     tokens = torch.randint(4, 12, (2, 9), generator=torch.Generator().manual_seed(3))
     none, last = (torch.zeros(2, 9, dtype=torch.bool) for _ in range(2))
     last[:, 8] = True
@@ -59,3 +64,28 @@ def test_a_model_hands_positions_down():
     assert changed[1].all()
     with pytest.raises(UserError, match="pass global_positions"):
         model(tokens)
+
+
+class Letters:
+    """A tokenizer of letters, for the hub."""
+
+    def __init__(self, dictionary: Dictionary):
+        self.dictionary = dictionary
+
+    def build_input(self, text: str, max_length: int) -> list[int]:
+        return [self.dictionary.index(letter) for letter in text]
+
+
+def test_texts_come_with_positions():
+    model = model_of_letters("s[window=1,global=given]f")
+    dictionary = model.encoder.dictionary
+    model.register_classification_head("choice", 3)
+    hub = LazyFormerHub(model, Letters(dictionary))
+    ids = hub.encode("abcdefgh", "hag")
+    is_a = ids.eq(dictionary.index("a"))
+    expected, _ = model(ids, features_only=True, global_positions=is_a)
+    assert torch.equal(hub.extract_features("abcdefgh", "hag", global_positions=is_a), expected)
+    logits = hub.predict("choice", "abcdefgh", "hag", global_positions=is_a)
+    assert torch.equal(logits, model.classification_heads["choice"](expected))
+    with pytest.raises(UserError, match="pass global_positions"):
+        hub.extract_features("abcdefgh")

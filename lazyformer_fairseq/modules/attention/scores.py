@@ -151,8 +151,10 @@ class Scores:
             layout: lays out what is written, the same numbers, as a back end reads them; leaves what fits as it is.
         """
         tokens = keys - self.extra
-        shape = (self.sight, time, tokens, layout)  # a sublayer may leave out memory beyond its reach
-        added = self.once(shape, lambda: _laid_out(self._write(time, tokens, like), layout))
+        # A sublayer may leave out memory beyond its reach, which follows from its sight. torch.compile would make a
+        # graph for each size that is a key.
+        sizes = () if torch.compiler.is_compiling() else (time, tokens)
+        added = self.once((self.sight, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)

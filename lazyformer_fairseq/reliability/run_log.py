@@ -37,8 +37,14 @@ def log_to(folder: Path) -> None:
 
 
 class _LogFile(logging.FileHandler):
+    """A full disk does not disturb the run: what it logs goes to its output too."""
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk does not disturb the run: what it logs goes to its output too."""
+        """Says nothing."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def _is_output(path: Path) -> bool:

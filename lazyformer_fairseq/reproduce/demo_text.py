@@ -1,13 +1,11 @@
 """``python -m lazyformer_fairseq.reproduce.demo_text FOLDER``: the demo's text, and its task as GLUE's CoLA."""
 
-import json
 import sys
 from pathlib import Path
 
 from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.demo.acceptability import write_acceptability_task
-from lazyformer_fairseq.demo.python_prose import python_prose
-from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.demo.python_prose import write_prose
 from lazyformer_fairseq.reproduce.settings import GLUE, TINY
 
 PROSE = "prose.jsonl"
@@ -18,11 +16,7 @@ def write_demo_text(folder: Path) -> None:
 
     The sentences of the task stand in documents that the corpus holds out, by the same share and seed.
     """
-    prose, task = folder / PROSE, folder / GLUE / "CoLA"
-    if not prose.exists():
-        with whole_file(prose) as file:
-            for each in python_prose():
-                file.write((json.dumps({"text": "\n".join(each.paragraphs)}) + "\n").encode())
+    prose, task = write_prose(folder / PROSE), folder / GLUE / "CoLA"
     if not task.exists():
         share = float(TINY.corpus[TINY.corpus.index("--valid-share") + 1])
         write_acceptability_task(clean_documents([str(prose)]), task, share, seed=1)

@@ -24,7 +24,7 @@ class Size:
     """How large everything is. Words are options of the commands.
 
     Attributes:
-        corpus, pretraining, finetuning, bench: further options of `lazyformer corpus`, `pretrain`, `glue run`, `bench`.
+        corpus, pretraining, bench: further options of `lazyformer corpus`, `pretrain`, `bench`.
         updates: of pre-training.
         kept: updates at which checkpoints are kept and fine-tuned, as Figure 2 does; the paper prints 500,000 alone.
         validate_every: updates between validations.
@@ -39,7 +39,6 @@ class Size:
 
     corpus: tuple[str, ...]
     pretraining: tuple[str, ...]
-    finetuning: tuple[str, ...]
     bench: tuple[str, ...]
     updates: int
     kept: tuple[int, ...]
@@ -77,7 +76,6 @@ class Size:
 PAPER = Size(
     corpus=("--vocab-size", "32768"),
     pretraining=(),
-    finetuning=(),
     bench=("--tokens", "8192", "--rounds", "20"),
     updates=1_000_000,
     kept=(200_000, 400_000, 500_000, 600_000, 800_000, 1_000_000),
@@ -101,7 +99,6 @@ TINY = Size(
         *("--dropout", "0", "--lazy-backend", "eager"),
         *("--num-workers", "0", "--batch-size-valid", "64", "--max-valid-steps", "20", "--log-interval", "20"),
     ),
-    finetuning=(),
     bench=(
         *("--tokens", "64", "--rounds", "3", "--baseline-arch", "bert_tiny", "--backend", "eager"),
         *("--baseline-backend", "eager"),

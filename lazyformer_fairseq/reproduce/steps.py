@@ -143,7 +143,7 @@ def _finetuning(arch: str, size: Size, inputs: Inputs, places: Places) -> Step:
         *(CLI, "glue", "run", "--checkpoint", *models, "--data", str(inputs.glue), "--output", str(places.glue)),
         *("--tasks", *inputs.tasks, "--lrs", *map(str, size.rates), "--seeds", *map(str, size.seeds)),
         *(("--epochs", str(size.epochs), "--max-train-rows", str(size.rows)) if size.rows else ()),
-        *("--keep-checkpoints", "none", *size.finetuning),
+        *("--keep-checkpoints", "none"),
     )
     last = places.glue / "runs" / model_name(arch, updates[-1])
     what = f"{arch} at {len(updates)} checkpoint{'s' * (len(updates) > 1)}"

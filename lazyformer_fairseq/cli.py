@@ -10,6 +10,7 @@ from lazyformer_fairseq import registration
 from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
+from lazyformer_fairseq.curves.commands import curves
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
@@ -17,8 +18,10 @@ from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.launch.commands import pretrain, train
 from lazyformer_fairseq.pattern.commands import pattern
+from lazyformer_fairseq.planning.commands import plan
 from lazyformer_fairseq.reliability import installing
 from lazyformer_fairseq.reliability.hooks import Stage
+from lazyformer_fairseq.reproduce.commands import reproduce
 from lazyformer_fairseq.search.commands import search
 
 
@@ -32,7 +35,7 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-for command in (bench, corpus, glue, lm, pattern, pretrain, search):
+for command in (bench, corpus, curves, glue, lm, pattern, plan, pretrain, reproduce, search):
     main.add_command(command)
 lm.add_command(compare)
 lm.add_command(train)

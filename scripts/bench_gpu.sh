@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measurements of docs/performance.md that need a GPU, in under 9 minutes, on a machine without network.
+# The measurements of docs/performance.md that need a GPU, in 9 minutes, on a machine without network.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -7,10 +7,11 @@ usage() {
   cat <<'HELP'
 usage: [OUT=FOLDER] [PYTHON=PYTHON] scripts/bench_gpu.sh [--tiny] [WHEELS]
 
-Tests the fused kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines in bf16,
-and prints which of the speed-ups that are aimed at are reached. Needs this checkout, Python with torch (CUDA), numpy,
-scipy and scikit-learn, and what else fairseq needs: installed already, or as wheels in the folder WHEELS, from which
-they are put into FOLDER/site. pytest, transformers and matplotlib are used where they are.
+Tests the kernels on the GPU, measures the back ends of lazy attention, then models beside their baselines, in
+bf16 or, below compute capability 8.0, in fp16, and prints which of the speed-ups that are aimed at are reached. Needs
+this checkout, Python with torch (CUDA), numpy, scipy and scikit-learn, and what else fairseq needs: installed already,
+or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, transformers and matplotlib are
+used where they are.
 
 FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (what --lazy-backend auto chooses by, if
 FOLDER/measured.json is copied to backends.json in ~/.cache/lazyformer_fairseq), models/, bars.txt and kinds.txt.
@@ -45,6 +46,8 @@ if [[ $device == cuda ]] && ! "$python" -c 'import sys, torch; sys.exit(not torc
   exit 1
 fi
 
+precision=$("$python" -m lazyformer_fairseq.devices.precision) # the default of the other measurements
+
 # Each part has its own limit, so that a slow one cannot take the others' time; the benchmark then writes what it has.
 part() { timeout --kill-after=60 "$@"; }
 export TRITON_CACHE_AUTOTUNING=1 # what one part finds out about tiles the next one knows
@@ -60,24 +63,25 @@ if [[ $device == cuda ]]; then
 fi
 if "$python" -c 'import pytest' 2>/dev/null; then
   echo "== tests on the GPU" # without conftest.py, which wants all that the corpus builder needs; SIGINT shows failures
-  (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 100 "$python" -m pytest -q --noconftest \
+  (cd "$root" && CUBLAS_WORKSPACE_CONFIG=:4096:8 part --signal=INT 110 "$python" -m pytest -q --noconftest \
     -p no:cacheprovider --override-ini "addopts=--import-mode=importlib" \
-    tests/modules/attention/triton/test_fused_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
+    tests/modules/attention/test_recompute_on_gpu.py tests/modules/attention/triton/test_fused_on_gpu.py \
+    tests/modules/attention/test_sights_on_gpu.py 2>&1 | tee "$out/tests.txt") || failed+=("tests")
 else
   echo "== no tests: pytest cannot be imported" | tee "$out/tests.txt"
 fi
 
 echo "== models"
 models=(
-  --arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute --precision bf16
+  --arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute --precision "$precision"
   --baseline-backend recompute,fused
-  --lengths 8192,512,4096 --tokens 32768 --what encoder,training --rounds 20 --minutes 2.7
+  --lengths 8192,512,4096 --tokens 32768 --what encoder,training --rounds 20 --minutes 2.2
 )
 [[ ${#tiny[@]} -eq 0 ]] || models=(
   --arch lazyformer_m2x6_s_tiny,lazyformer_m6x2_s_tiny --pattern m2x6_w3072=M2x6 --backend fused,recompute
   --baseline-arch bert_tiny --lengths 16,32 --tokens 32 --what encoder,training --rounds 2
 )
-part 220 "${cli[@]}" "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
+part 190 "${cli[@]}" "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
 [[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
 
 echo "== back ends"
@@ -86,9 +90,9 @@ back_ends=(--lengths 128,512,2048,8192 --layers 1,2,6 --batches 4 --heads 12x64 
 part 95 "${cli[@]}" backends "${back_ends[@]}" --device "$device" --output "$out/measured.json" || failed+=("back ends")
 
 echo "== kinds of attention"
-kinds=(--lengths 4096,16384 --heads 12x64 --precision bf16 --rounds 5 --minutes 0.6)
+kinds=(--lengths 4096,16384 --heads 12x64 --rounds 5 --minutes 0.6)
 [[ ${#tiny[@]} -eq 0 ]] || kinds=(--lengths 32 --heads 2x8 --rounds 2)
-part --signal=INT 55 "${cli[@]}" kinds "${kinds[@]}" --device "$device" >"$out/kinds.txt" || failed+=("kinds of attention")
+part --signal=INT 85 "${cli[@]}" kinds "${kinds[@]}" --device "$device" >"$out/kinds.txt" || failed+=("kinds of attention")
 cat "$out/kinds.txt"
 
 [[ ${#failed[@]} -eq 0 ]] || { echo "failed: ${failed[*]}" >&2 && exit 1; }

@@ -4,7 +4,8 @@
     choose_torch.py choose      prints what to give to `pip install`, and on a second line why
     choose_torch.py constrain   prints the constraints under which everything else is installed
 
-A torch that is there is never touched. Where there is none, pip itself is asked what it would install.
+A torch that is there is never touched. Where there is none, pip itself is asked what it would install; where that has
+no kernels for the GPUs of this machine, or needs a newer driver, PyPI's newest that fits them is taken in its place.
 """
 
 import json
@@ -13,6 +14,10 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lazyformer_fairseq.devices import nvidia_smi, torch_builds
 
 # The version that was tried comes first; the range is for an index that does not have it.
 WISHES = ("torch==2.13.0", "torch>=2.6,<3")
@@ -33,15 +38,6 @@ def fits(version: str) -> bool:
     if parts is None:
         return False
     return (2, 6, True) <= (int(parts[1]), int(parts[2]), parts[3] is None) < (3,)
-
-
-def has_gpu() -> bool:
-    """Whether a working NVIDIA driver sees a device."""
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return listing.returncode == 0 and "GPU" in listing.stdout
 
 
 def pip_report(requirement: str) -> dict | None:
@@ -77,6 +73,23 @@ def decide(torch_metadata: dict, gpu: bool, macos: bool) -> tuple[str, str]:
     return exact, f"torch {version} with CUDA, several GB, as pip sees no CPU build (about 5 minutes)"
 
 
+def decide_for_gpus(torch_metadata: dict) -> tuple[str, str]:
+    """The same on a machine with GPUs: PyPI's builds are not all compiled for them."""
+    there, driver = nvidia_smi.capabilities(), nvidia_smi.driver()
+    of_other_index = "+" in torch_metadata["version"] and not is_cpu_build(torch_metadata)
+    if of_other_index or platform.machine() != "x86_64":  # torch_builds knows nothing of them
+        return decide(torch_metadata, gpu=True, macos=False)
+    build = torch_builds.newest_for(there, driver)
+    if build is None:
+        told = f"capability {torch_builds.in_words(there)}" if there else "a capability that it does not tell"
+        requirement, what = decide(torch_metadata, gpu=False, macos=False)
+        return requirement, f"{what}; no torch from 2.6 on runs with driver {driver} on a GPU of {told}"
+    if build == torch_builds.BUILDS[0]:
+        return decide(torch_metadata, gpu=True, macos=False)
+    reason = torch_builds.why(build, there, driver)
+    return f"torch==={build.version}", f"torch {build.version}, {reason}; several GB (about 5 minutes)"
+
+
 def choose() -> str:
     present = installed_version("torch")
     if present is not None:
@@ -87,7 +100,10 @@ def choose() -> str:
     for wish in WISHES:
         report = pip_report(wish)
         if report is not None:
-            return "\n".join(decide(report["install"][0]["metadata"], has_gpu(), platform.system() == "Darwin"))
+            offered = report["install"][0]["metadata"]
+            if nvidia_smi.gpus_of_machine():
+                return "\n".join(decide_for_gpus(offered))
+            return "\n".join(decide(offered, gpu=False, macos=platform.system() == "Darwin"))
     sys.exit("pip finds no torch for this Python and platform: are the network and pip's own settings right?")
 
 

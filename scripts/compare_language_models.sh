@@ -13,8 +13,9 @@ usage: scripts/compare_language_models.sh DATA OUT [options of `lazyformer lm co
 
 Trains the four models on DATA, what `lazyformer lm prepare` wrote, equal in all but their pattern, evaluates and times
 them, and writes table and picture to OUT. Run again after a stop, it goes on.
-On a CPU: 16 sublayers of width 64, 2,000 updates each (the command's defaults). On a GPU, in bf16: the paper's 32
-sublayers, width 256, 8 minutes of training each; four models with three seeds are 96 minutes.
+On a CPU: 16 sublayers of width 64, 2,000 updates each (the command's defaults). On a GPU: the paper's 32
+sublayers, width 256, 8 minutes of training each; four models with three seeds are 96 minutes. It trains in bf16 where it
+has it, else in fp16.
 
   scripts/compare_language_models.sh data/wikitext-2 results/compare --seeds 1 --pattern 'found=(sff)x4 (f)x4'
 
@@ -36,7 +37,7 @@ python=python3
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 
 on_a_gpu=()
-if [[ $("$python" -m lazyformer_fairseq.launch.gpus) -gt 0 ]]; then
+if [[ $("$python" -m lazyformer_fairseq.devices.nvidia_smi) -gt 0 ]]; then
   on_a_gpu=(
     --device cuda --sublayers 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
     --tgt-len 128 --mem-len 128 --batch-size 32 --evaluation-mem-len 640 --clamp-len 400

@@ -3,6 +3,7 @@
 #
 # VENV is made with $PYTHON if it does not exist; one that exists is filled as it is. A torch that is there, in VENV or
 # in $PYTHON, is kept. Indexes, proxies and caches are pip's own settings (PIP_EXTRA_INDEX_URL, pip.conf, ...).
+# A torch that cannot use the GPUs of this machine is named at the end, and the one that could.
 # Every step finds out what is done already, so an interrupted set-up is continued by running it again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -132,4 +133,6 @@ step "Checking that all of it can be imported (15 s)" \
   "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch, transformers.models.bert'
 
 rm -f "$unfinished"
+misfit=$("$python" -m lazyformer_fairseq.devices.torch_check 2>>"$log") || true
+[ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

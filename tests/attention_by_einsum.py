@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Optional
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,20 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 BATCH, HEADS, SIZE = 2, 3, 4
 WIDTH = HEADS * SIZE
 BUCKETS, FAR = 8, 6
+# Padding of 7 tokens.
+RIGHT = torch.arange(7) >= torch.tensor([[4], [7]])
+LEFT = RIGHT.flip(1)
+HOLES = torch.tensor([[False, True, False, True, True, False, False], [True, False, False, False, True, False, True]])
+padded_and_with_memory = pytest.mark.parametrize(
+    "given",
+    [
+        *({"time": 7, "padding": padding, "biased": True} for padding in (None, RIGHT, LEFT, HOLES)),
+        {"time": 1},
+        {"time": 6, "memory": 0},
+        {"time": 4, "memory": 5},
+    ],
+    ids=str,
+)
 
 
 class Attending:

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import logging
 import os
 import shlex
@@ -10,9 +11,14 @@ from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread only waits
-if "LAZYFORMER_CACHE" not in os.environ:  # what the user's machine was measured at decides nothing here
-    cache = tempfile.TemporaryDirectory(prefix="lazyformer_cache_")
-    os.environ["LAZYFORMER_CACHE"] = cache.name
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # What killed processes leave behind goes with one folder, at the end of the tests. tmp_path stays where it ever is.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    # A short name: those of sockets end at 107 characters.
+    temporary = tempfile.TemporaryDirectory(prefix="lf_", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
+    # What the user's machine was measured at decides nothing here.
+    os.environ.setdefault("LAZYFORMER_CACHE", str(Path(temporary.name) / "cache"))
 for talkative in ("matplotlib", "fairseq.tasks.text_to_speech"):  # when imported, which is before pytest looks
     logging.getLogger(talkative).setLevel(logging.WARNING)
 
@@ -36,7 +42,17 @@ hypothesis.settings.load_profile("no deadline")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: at the end of several processes all but one would wait for it."""
-    items.sort(key=lambda item: item.name != "test_every_command_runs")
+    items.sort(key=lambda item: item.originalname != "test_every_command_runs")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: garbage collection, which some tests ask for, may skip it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries in C complain at the end of the process of objects that nobody has freed
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What tests share beside fixtures."""
 
 import functools
+import os
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -22,6 +24,33 @@ from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parent.parent
+
+NVIDIA_SMI = """#!/usr/bin/env bash
+capabilities=({capabilities})
+[[ ${{#capabilities[@]}} -gt 0 ]] || {{ echo "No devices were found"; exit 6; }}
+case $1 in
+  -L) printf 'GPU 0: NVIDIA of compute capability %s\n  MIG 1g.5gb\n' "${{capabilities[@]}}" ;;
+  --query-gpu=compute_cap)
+    {knows} || {{ echo 'Field "compute_cap" is not a valid field to query.'; exit 2; }}
+    printf '%s\\n' "${{capabilities[@]}}" ;;
+  --query-gpu=driver_version) printf '{driver}%.0s\n' "${{capabilities[@]}}" ;;
+  *) exit 9 ;;
+esac
+"""
+
+
+def false_nvidia_smi(
+    folder: Path, monkeypatch, *capabilities: str, driver: str = "580.65.06", knows_capabilities: bool = True
+) -> None:
+    """Puts an nvidia-smi first on the PATH that shows a GPU of each of the compute capabilities."""
+    program = folder / "false_nvidia_smi" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    known = {"capabilities": " ".join(capabilities), "driver": driver, "knows": str(knows_capabilities).lower()}
+    program.write_text(NVIDIA_SMI.format(**known))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+    monkeypatch.setattr(nvidia_smi, "_ask", nvidia_smi._ask.__wrapped__)  # answers are kept else
+
 
 NAMES = ["anna", "ben", "cara", "dan", "eva", "finn", "gina", "hugo", "ida", "jan", "kim", "lea", "max", "nina", "otto"]
 VERBS = ["sees", "likes", "calls", "hears", "helps", "finds", "meets", "knows", "thanks", "asks"]
@@ -103,19 +132,20 @@ def _lines(task: TaskDescription, split: Split, sentences: list[str]) -> list[st
 def count_parameters(arch: str, vocab_size: int = 32_768) -> int:
     """Parameters of a named encoder, counted without making them."""
     with torch.device("meta"):
-        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
+        model = LazyFormerModel(LazyFormerConfig(**ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_causal_parameters(arch: str, vocab_size: int = 267_735) -> int:
     """Parameters of a named causal language model, counted without making them."""
     with torch.device("meta"):
-        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), _dictionary_of(vocab_size))
+        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[arch].options()), dictionary_of(vocab_size))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @functools.cache
-def _dictionary_of(size: int) -> Dictionary:
+def dictionary_of(size: int) -> Dictionary:
+    """One of so many symbols."""
     dictionary = Dictionary()
     while len(dictionary) < size:
         dictionary.add_symbol(f"word{len(dictionary)}")

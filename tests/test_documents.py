@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
 from omegaconf import MISSING as REQUIRED
+from training_logs import write_run
 
 from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.flops import count_parameters as count_parameters_by_formula
@@ -68,6 +69,7 @@ BENCH = (
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
+    "lazyformer curves": "",
     "lazyformer export": "",
     "lazyformer glue": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
@@ -75,6 +77,7 @@ ADDED_OPTIONS = {
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
+    "lazyformer plan": "",
     "lazyformer pattern show": "--tokens 8 --heads 2",
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny --mem-len 8 {BENCH}",
@@ -86,6 +89,7 @@ ADDED_OPTIONS = {
         f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
     ),
     "scripts/preprocess_wiki_books.sh": "--dry-run",
+    "scripts/reproduce_lazyformer.sh": "--plan",
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
     "lazyformer lm train": (
@@ -115,7 +119,8 @@ TESTED_ELSEWHERE = {
 }
 # Every block of this one is in tests/test_a_new_kind.py.
 WALK_THROUGH = "docs/add_a_kind.md"
-QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md", "docs/your_tokenizer.md")
+QUICK = ("README.md", "docs/training.md", "docs/patterns.md", "docs/data.md", "docs/your_tokenizer.md",
+         "docs/reproduce.md")  # fmt: skip
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -177,6 +182,7 @@ def add_what_pages_begin_with(folder: Path) -> None:
     for name in ("lazyformer_m2x6_s", "bert_base", "lazyformer_m2x2"):
         shutil.copytree(BEFORE / "tokenizer", folder / "checkpoints" / name / "tokenizer")
         shutil.copy(BEFORE / "checkpoint_last.pt", folder / "checkpoints" / name)
+        write_run(folder / "checkpoints" / name / "train.log", [9.0, 8.5])
     prepare("wikitext", folder / "my_wikitext", folder / "wikitext-2")
 
 

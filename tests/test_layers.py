@@ -15,9 +15,10 @@ import lazyformer_fairseq
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
 LAYERS = (
     ("cli",),
+    ("reproduce",),
     ("demo",),
-    ("compare", "corpus", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
-    ("benchmark",),
+    ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
+    ("benchmark", "planning"),
     ("training",),
     ("costs",),
     ("lazyformer_fairseq",),  # its __init__.py
@@ -25,7 +26,7 @@ LAYERS = (
     ("criterions", "models", "optim", "tasks"),
     ("reliability",),
     ("data", "modules"),
-    ("arguments", "child_process", "extras", "files", "patterns"),
+    ("arguments", "child_process", "devices", "extras", "files", "patterns"),
     ("errors",),
 )
 

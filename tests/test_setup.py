@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+from helpers import false_nvidia_smi
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
@@ -71,7 +72,16 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     package = tmp_path / "lib" / "lazyformer_fairseq"
     carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
     assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
-    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", "bert_base.yaml", "data", "--dry-run"]
+    command = [
+        sys.executable,
+        "-m",
+        "lazyformer_fairseq.cli",
+        "pretrain",
+        "bert_base.yaml",
+        "data",
+        "--dry-run",
+        "--no-fit",
+    ]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
     launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
@@ -122,7 +132,7 @@ def test_range_is_asked_for_where_the_tried_version_is_not_offered(monkeypatch):
     offers = {"torch>=2.6,<3": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
     monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
     monkeypatch.setattr(choose_torch, "pip_report", offers.get)
-    monkeypatch.setattr(choose_torch, "has_gpu", lambda: False)
+    monkeypatch.setattr(choose_torch.nvidia_smi, "gpus_of_machine", lambda: 0)
     assert choose_torch.choose().startswith("torch==2.9.0\n")
     offers.clear()
     with pytest.raises(SystemExit, match="finds no torch"):
@@ -153,11 +163,55 @@ def test_constraints_hold_what_is_there(monkeypatch):
     assert choose_torch.constrain().endswith("torchaudio==2.6.0")
 
 
-@pytest.mark.parametrize(("script", "gpu"), [("echo 'GPU 0: some'", True), ("exit 9", False), ("echo none", False)])
-def test_gpu_is_one_that_the_driver_lists(tmp_path, monkeypatch, script, gpu):
-    make_command(tmp_path / "nvidia-smi", script)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert choose_torch.has_gpu() is gpu
+# PyPI's builds, and one of an index of the user's.
+OFFERS = {"cpu": ("2.13.0+cpu", OTHERS), "PyPI": ("2.13.0", OTHERS + CUDA), "own": ("2.13.0+cu126", OTHERS + CUDA)}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "driver", "offer", "wanted", "reason"),
+    [
+        ("6.0", "580.65.06", "PyPI", "torch===2.7.1", "the newest on PyPI that has kernels for compute capability 6.0"),
+        ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "has kernels for compute capability 7.0; several GB"),
+        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "has kernels for compute capability 7.0; several GB"),
+        ("7.0", "580.65.06", "own", "torch==2.13.0+cu126", "for the GPU"),
+        ("7.5", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
+        ("8.0", "580.65.06", "cpu", "torch===2.13.0", "with CUDA for the GPU"),
+        ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550 (2.13.0 needs 580)"),
+        ("9.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
+        ("12.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
+        ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "has kernels for compute capability 7.0 and 12.0"),
+        ("12.0 12.0 6.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
+        (
+            "3.5",
+            "470.82.01",
+            "cpu",
+            "torch==2.13.0+cpu",
+            "no torch from 2.6 on runs with driver 470 on a GPU",
+        ),
+        ("", "", "PyPI", "torch==2.13.0", "as pip sees no CPU build"),
+        ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build as there is no GPU"),
+    ],
+)
+def test_choice_for_the_gpus_of_this_machine(tmp_path, monkeypatch, capabilities, driver, offer, wanted, reason):
+    false_nvidia_smi(tmp_path, monkeypatch, *capabilities.split(), driver=driver)
+    version, requires = OFFERS[offer]
+    report = {"install": [{"metadata": {"version": version, "requires_dist": requires}}]}
+    monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
+    monkeypatch.setattr(choose_torch, "pip_report", lambda wish: report)
+    monkeypatch.setattr(choose_torch.platform, "machine", lambda: "x86_64")
+    requirement, why = choose_torch.choose().splitlines()
+    assert requirement == wanted and reason in why
+
+
+def test_an_old_driver_that_does_not_tell_capabilities(tmp_path, monkeypatch):
+    false_nvidia_smi(tmp_path, monkeypatch, "7.0", driver="450.80.02", knows_capabilities=False)
+    requirement, why = choose_torch.decide_for_gpus({"version": "2.13.0", "requires_dist": OTHERS + CUDA})
+    assert requirement == "torch==2.13.0"
+    assert "no torch from 2.6 on runs with driver 450 on a GPU of a capability that it does not tell" in why
+
+
+def test_the_wish_heads_the_table_of_builds():
+    assert f"torch=={choose_torch.torch_builds.BUILDS[0].version}" == choose_torch.WISHES[0]
 
 
 # --- the scripts
@@ -200,6 +254,16 @@ def test_environment_of_another_python_is_refused(tmp_path):
     answer = run("scripts/setup.sh", str(tmp_path))
     assert answer.returncode != 0
     assert "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
+
+
+@pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
+def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, misfit):
+    (tmp_path / "bin").mkdir()
+    answers = f'case "$*" in *torch_check) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
+    make_command(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
+    answer = run("scripts/setup.sh", str(tmp_path))
+    assert "Keeping torch 2.13.0." in answer.stdout and "Ready: " in answer.stdout, answer.stderr
+    assert answer.stderr.strip() == (f"WARNING: {misfit}" if misfit else "")
 
 
 # --- the Makefile

@@ -18,7 +18,7 @@ from lazyformer_fairseq.costs.latency import FEWEST_FOR_QUARTILES, measure
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose_with_reason
+from lazyformer_fairseq.modules.attention.choice import Situation, back_ends_of, choose_with_reason
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Sight, count_share
@@ -127,7 +127,7 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
     things, expected = {}, None
     with suppress(torch.OutOfMemoryError):
         expected = attention.in_single_precision().run("eager")
-    for name in BACKENDS:
+    for name in back_ends_of(attention.q.device.type):
         if not BACK_ENDS[name].lacks.isdisjoint(attention.scores().features):
             continue
         try:
@@ -146,13 +146,13 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
     return things
 
 
-def table(rows: Mapping[Block, Mapping[str, float]]) -> str:
+def table(rows: Mapping[Block, Mapping[str, float]], device: str) -> str:
     """A Markdown table that marks the fastest."""
     lines = []
     for block, milliseconds in rows.items():
         fastest = min(milliseconds.values(), default=None)
         line = _cells(block)
-        for name in BACKENDS:
+        for name in back_ends_of(device):
             ms = milliseconds.get(name)
             line[f"{name}, ms"] = "left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}"
         lines.append(line)

@@ -15,9 +15,11 @@ from lazyformer_fairseq.arguments import (
     named_patterns,
     numbers,
     patterns_apart,
+    precision_option,
     products,
     refuse_missing_folders,
 )
+from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -70,7 +72,9 @@ def stopped_plainly() -> Iterator[None]:
 @click.option("--batch", type=POSITIVE, help="Sequences.  [default: as many as --tokens make up]")
 @click.option("--tokens", type=POSITIVE, default=1024, help="Of a batch; at least one sequence.")
 @several("--precision", "precisions", default="fp32", help="Of fp32, bf16 and fp16.")
-@several("--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles.")
+@several(
+    "--backend", "back_ends", default="auto", help="Of models: auto, eager, materialize, recompute, fused, tiles, flex."
+)
 @whole_numbers("--relative-position-buckets", "32,0", "Of the relative bias, of the models and our BERT; 0: none.",
                "buckets")  # fmt: skip
 @several("--what", "workloads", default="training,encoder,inference",
@@ -119,7 +123,7 @@ def bench(context: click.Context, output: Path, device: str, **given: Any) -> No
 @several("--heads", default="4x16,4x64,12x64", help="Heads, and the size of each.", convert=products, metavar="NxN,...")
 @whole_numbers("--windows", "0,32,256", "Keys to either side that a query sees; 0 for all keys.")
 @click.option("--tokens", type=POSITIVE, default=4096, help="Of a batch at most; longer sequences come alone.")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
+@precision_option
 @on_device
 @click.option("--rounds", type=ROUNDS, default=10, help="Samples of each back end; the median counts.")
 @click.option("--minutes", type=ABOVE_0, default=20, show_default=True,
@@ -148,7 +152,7 @@ def backends(
 
     device = device_named(device)
     kind, path = device_kind(device), output or measured.user_file()
-    dtype = str(PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]).removeprefix("torch.")
+    dtype = str(PRECISIONS[precision or precision_on(device)]).removeprefix("torch.")
     blocks = back_ends.blocks_to_measure(precision=dtype, **sizes)
     if show:
         table = measured.table_of(kind)
@@ -159,7 +163,7 @@ def backends(
     with stopped_plainly():
         rows = back_ends.measure_back_ends(blocks, device, rounds, minutes)
     measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
-    click.echo(f"{back_ends.table(rows)}\n\nwritten to {path}")
+    click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)
         sys.exit(130)
@@ -167,11 +171,11 @@ def backends(
 
 @bench.command()
 @several("--kinds", default="s[window=256],s[strided=64],s[fixed=64,summary=8],s[linformer=256],s[window=256]l",
-         help="Patterns of s and l; an s with settings is a kind of attention.", convert=patterns_apart)  # fmt: skip
+         help="Patterns of s and l, such as s[window=256].", convert=patterns_apart)  # fmt: skip
 @whole_numbers("--lengths", "1024,4096", "Tokens of a sequence.")
 @click.option("--batch", type=POSITIVE, default=1, show_default=True, help="Sequences.")
 @several("--heads", default="12x64", help="Heads, and the size of each.", convert=products, metavar="NxN")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help="[default: fp32, on a GPU bf16]")
+@precision_option
 @click.option("--backend", "back_end", default="auto", help="auto, or one that computes all of them.")
 @on_device
 @click.option("--rounds", type=ROUNDS, default=10, show_default=True, help="Samples of each; the median counts.")
@@ -186,9 +190,8 @@ def kinds(
 ) -> None:
     """Measure kinds of attention beside torch's fused full attention, forward and backward.
 
-    Of given queries, keys and values of an encoder, without bias and padding. Where transformers is installed, a
-    window stands beside Hugging Face's Longformer too. Ctrl-C ends it with the lengths that have
-    been measured.
+    It gives them queries, keys and values, in an encoder without bias and padding. Where transformers is installed,
+    Hugging Face's Longformer runs beside each plain window. After Ctrl-C it prints what it has measured.
 
     \b
     lazyformer bench kinds --kinds 's[window=256],s[window=256,global=1]' --lengths 1024,4096
@@ -197,7 +200,7 @@ def kinds(
     from lazyformer_fairseq.costs.machine import PRECISIONS, device_named
 
     device = device_named(device)
-    dtype = PRECISIONS[precision or ("bf16" if device == "cuda" else "fp32")]
+    dtype = PRECISIONS[precision or precision_on(device)]
     for number, size in heads:
         with stopped_plainly():
             rows = measure_kinds(kinds, lengths, heads=(number, size), device=device, precision=dtype, **given)

@@ -86,6 +86,8 @@ PRODUCTS = {
     "tiles": Products(lambda m: 1, lambda m: m, lambda m: 2 + (m == 1), lambda m: 2 * m),
     # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
     "recompute": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 3 * m, backward_values=lambda m: 2 * m),
+    # The same, but the backward pass goes over all twice, for the gradient of queries and for that of keys and values.
+    "flex": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 4 * m, backward_values=lambda m: 3 * m),
     # torch's attention where it is not fused: on a CPU with dropout.
     "unfused": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 2 * m, backward_values=lambda m: 2 * m),
     # Each layer's QK^T and P V. Backward: an l takes QK^T and P^T dO; the s these two, each layer's dO V^T, dQ and dK.

@@ -1,12 +1,16 @@
 """Describes where a figure was measured."""
 
+import logging
 from typing import Optional
 
 import torch
 
+from lazyformer_fairseq.devices.torch_check import misfit_of_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.modules.processor import device_kind
+
+logger = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -15,12 +19,18 @@ def device_named(name: Optional[str]) -> str:
     """cpu or cuda, as `--device` says; by default and for "auto" cuda where there is a GPU.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or torch has no kernels for it.
     """
-    has_gpu = torch.cuda.is_available()
+    if name == "cpu":
+        return name
+    has_gpu, misfit = torch.cuda.is_available(), misfit_of_torch()
     if name == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch finds no GPU here")
-    return name if name in ("cpu", "cuda") else "cuda" if has_gpu else "cpu"
+        raise UserError(f"--device cuda: torch finds no GPU here{(misfit and f': {misfit}') or ''}")
+    if has_gpu and misfit:
+        raise UserError(f"{misfit}. To use the processor all the same: --device cpu")
+    if misfit:
+        logger.warning("the processor is used: %s", misfit)
+    return "cuda" if has_gpu else "cpu"
 
 
 def describe_machine(device: torch.device | str) -> dict[str, str | int]:

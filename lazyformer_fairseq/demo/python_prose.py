@@ -5,6 +5,7 @@ out, paragraph by paragraph.
 """
 
 import ast
+import json
 import re
 import sysconfig
 import warnings
@@ -13,6 +14,8 @@ from inspect import cleandoc
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple, Optional
+
+from lazyformer_fairseq.files.whole import whole_file
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 FEWEST_WORDS = 6
@@ -50,6 +53,15 @@ def python_prose() -> Iterator[Prose]:
                 paragraphs.append(paragraph)
         if paragraphs:
             yield Prose(name, tuple(paragraphs))
+
+
+def write_prose(path: Path) -> Path:
+    """Writes the documents as JSON lines, unless the file is there. Returns `path`."""
+    if not path.exists():
+        with whole_file(path) as file:
+            for prose in python_prose():
+                file.write((json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n").encode())
+    return path
 
 
 def _sources() -> Iterator[tuple[str, list[str]]]:

@@ -1,6 +1,5 @@
 """The whole demo: text, two models side by side, fine-tuning, table and picture. What is done already is reused."""
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +20,11 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.demo import report
 from lazyformer_fairseq.demo.acceptability import write_acceptability_task
 from lazyformer_fairseq.demo.clock import Clock
-from lazyformer_fairseq.demo.python_prose import python_prose
+from lazyformer_fairseq.demo.python_prose import write_prose
 from lazyformer_fairseq.demo.settings import DemoSettings
 from lazyformer_fairseq.demo.side_by_side import finetune, pretrain
 from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.whole import whole_file
 from lazyformer_fairseq.models import LazyFormerModel
 
 ANSWERS = 5
@@ -75,7 +73,7 @@ def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
         print(f"Reusing the text in {data} and {task}.")
         return
     print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
-    corpus = settings.corpus or str(_write_prose(data.with_name("python_prose.jsonl")))
+    corpus = settings.corpus or str(write_prose(data.with_name("python_prose.jsonl")))
     if not data.exists():
         build_corpus(
             [corpus],
@@ -90,14 +88,6 @@ def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
         )
     if not task.exists():
         write_acceptability_task(clean_documents([corpus]), task, settings.valid_share, settings.seed)
-
-
-def _write_prose(path: Path) -> Path:
-    if not path.exists():
-        with whole_file(path) as file:
-            for prose in python_prose():
-                file.write((json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n").encode())
-    return path
 
 
 def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,14 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, checkpoint_at, divided, numbers
+from lazyformer_fairseq.arguments import (
+    CommandWithSeveralValues,
+    ExistingPath,
+    checkpoint_at,
+    divided,
+    numbers,
+    precision_option,
+)
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
@@ -101,16 +108,23 @@ def prepare(
 @click.option("--from-mnli", is_flag=True, help="RTE, MRPC and STS-B start from the model's best MNLI run.")
 @click.option("--max-train-rows", type=click.IntRange(1), help="Train on so many rows of a task, all runs on the same.")
 @click.option(
+    "--glue-head",
+    type=click.Choice(["dense", "linear"]),
+    default="dense",
+    help="On <s>: RoBERTa's two linear maps with a tanh between, or one linear map.",
+)
+@click.option(
+    "--pooler-dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Dropout in the head.  [default: the checkpoint's, 0 unless set, in a dense head; 0.1 in a linear one]",
+)
+@click.option(
     "--keep-checkpoints",
     type=click.Choice(["none", "best", "all"]),
     default="best",
     help="Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16"]),
-    help="[default: bf16 where the GPUs of this machine have it, else fp16; without GPUs fp32]",
-)
+@precision_option
 @click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
 @click.option(
     "--workers", type=click.IntRange(1), help="Runs at a time.  [default: as many as GPUs, else cores / threads]"

@@ -189,7 +189,8 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
     state = load_safely(checkpoint)
     settings = state["cfg"]["task"]
     head = settings.get("glue_head_name") or task.head_name
-    if heads_in_checkpoint(state["model"]).get(head) != task.num_classes:
+    found = heads_in_checkpoint(state["model"]).get(head)
+    if found is None or found.outputs != task.num_classes:
         raise UserError(f"{checkpoint}: has no classification head {head!r} of {task.name}; give one fine-tuned for it")
     with open_dict(settings):
         settings.glue_task = task.name

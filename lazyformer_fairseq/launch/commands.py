@@ -1,5 +1,6 @@
 """The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
 
+from pathlib import Path
 from typing import Any, Optional
 
 import click
@@ -25,7 +26,8 @@ KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
     "--max-sentences",
     "per_gpu",
     type=POSITIVE,
-    help="At most so many in one forward pass; as many as fit the memory.  [default: 16; 4 on a CPU]",
+    help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; else 16; 4 on a "
+    "CPU]",
 )
 @click.option("--sequences-per-update", "per_update", type=POSITIVE, help="A multiple of nodes x gpus.  [default: 256]")
 @launch_options
@@ -52,12 +54,15 @@ def pretrain(
         return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
     refuse_unknown_arch(arch, ARCHITECTURES)
     _check(run, data)
+    job = _job(arch, None, data, given, per_update)
+    run.show_plan(job)
+    per_gpu = per_gpu or run.batch(job, 16 if run.found else 4)
     options = f"""
         --task full_sentences_masked_lm --tokens-per-sample {ARCHITECTURES[arch].max_positions or 512}
         --arch {arch} --criterion masked_lm_accuracy
         --optimizer fused_adam --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
         --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --max-update 1000000
-        --sequences-per-update {per_update or 256} --batch-size {per_gpu or (16 if run.found else 4)}
+        --sequences-per-update {per_update or 256} --batch-size {per_gpu}
         --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 5000 --keep-interval-updates 3 --keep-updates-list {KEPT}
         --num-workers 2 --log-format simple --log-interval 100 --seed 1"""
@@ -74,7 +79,8 @@ def pretrain(
     "--max-sentences",
     "per_gpu",
     type=POSITIVE,
-    help="Streams of a GPU, at most; as many as fit the memory.  [default: an eighth of an update's rows; 4 on a CPU]",
+    help="Streams of a GPU, at most.  [default: as many as fit its memory, see --fit; else an eighth of an update's "
+    "rows; 4 on a CPU]",
 )
 @click.option(
     "--rows-per-update",
@@ -114,11 +120,14 @@ def train(
         return _from_yaml(run, arch, "language_modeling", data, given, per_gpu, per_update)
     refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
     _check(run, data)
+    job = _job(arch, None, data, given, rows)
+    run.show_plan(job)
+    per_gpu = per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
     options = f"""
         --task stream_language_modeling --tgt-len {tgt_len} --arch {arch} --criterion causal_lm
         --optimizer fused_adam --adam-eps 1e-8 --weight-decay 0 --clip-norm 0.25
         --lr-scheduler cosine --lr 2.5e-4 --warmup-updates 1000 --max-update 40000
-        --sequences-per-update {rows} --batch-size {per_gpu or (-(-rows // 8) if run.found else 4)}
+        --sequences-per-update {rows} --batch-size {per_gpu}
         --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 1000 --keep-interval-updates 3
         --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
@@ -128,8 +137,23 @@ def train(
 def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:
     config = find_config(arch, kind)
     _check(run, data)
+    job = _job(None, config, data, given, per_update)
+    run.show_plan(job)
+    if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
+        per_gpu = run.batch(job, 0) or None  # else the file's
     sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
     run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
+
+
+def _job(arch: Optional[str], config: Optional[Path], data: str, given: tuple[str, ...], per_update: Optional[int]):
+    """What makes a plan's job of a launch, and imports torch for it."""
+
+    def make():
+        from lazyformer_fairseq.planning.launched import job_of_launch
+
+        return job_of_launch(arch, config, data, given, per_update)
+
+    return make
 
 
 def _check(run: Launch, data: str) -> None:

@@ -7,14 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import click
 
+from lazyformer_fairseq.devices.nvidia_smi import count_gpus, smallest_memory
+from lazyformer_fairseq.devices.precision import precision_here
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.launch.gpus import count_gpus, have_bf16
 from lazyformer_fairseq.launch.names import PACKAGE_FOLDER, refuse_own
 
+if TYPE_CHECKING:
+    from lazyformer_fairseq.planning.job import Job
+
+V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
 Setting = Union[str, int, float, bool]
 GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
 
@@ -38,7 +43,10 @@ def launch_options(command: Callable) -> Callable:
             precision("--fp16", flag_value="fp16", help="[default: bf16 where the GPUs have it, else fp16]"),
             precision("--bf16", flag_value="bf16"),
             precision("--fp32", flag_value="fp32", help="[default on a CPU]"),
-            click.option("--dry-run", is_flag=True, help="Print the command, run nothing."),
+            click.option("--fit/--no-fit", "fits", default=True,
+                         help="Take as large a batch as fits the GPUs' memory by formula, unless you give one."),
+            click.option("--dry-run", is_flag=True,
+                         help="Print the command, and on standard error what `lazyformer plan` prints; run nothing."),
         ]
     ):  # fmt: skip
         command = option(command)
@@ -55,6 +63,7 @@ class Launch:
     master: str
     max_restarts: Optional[int]
     precision: Optional[str]
+    fits: bool
     dry_run: bool
 
     def __post_init__(self):
@@ -90,6 +99,41 @@ class Launch:
                 f"{per_update} {unit} an update do not divide among {self.world} processes; give --{unit}-per-update N"
             )
 
+    def batch(self, job: Callable[[], "Job"], otherwise: int) -> int:
+        """Sequences that a process takes at once: what fits the GPUs by formula.
+
+        Args:
+            job: makes what is trained, once it is needed.
+            otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
+        """
+        memory = smallest_memory() if self.found and self.fits else None
+        if memory is None:
+            return otherwise
+        from lazyformer_fairseq.planning.fit import Place
+        from lazyformer_fairseq.planning.launched import batch_that_fits
+
+        try:
+            size, why = batch_that_fits(job(), Place(self.world, memory, self._precision))
+        except UserError as error:  # such as of a kind of sublayer whose memory nobody counts
+            size, why = otherwise, f"the memory is not counted: {error}"
+        click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
+        return size
+
+    def show_plan(self, job: Callable[[], "Job"]) -> None:
+        """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
+        if not (self.dry_run and self.fits):
+            return
+        from lazyformer_fairseq.planning.fit import Place
+        from lazyformer_fairseq.planning.report import as_text, assumed_speed, make_plan
+
+        try:
+            made = job()
+            precision = self._precision if self.found or self.precision else "fp16"
+            place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
+            click.echo(as_text(make_plan(made, place, str(made.config.lazy_backend), assumed_speed())), err=True)
+        except UserError as error:
+            click.echo(f"no plan: {error}", err=True)
+
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
         """Becomes fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
         refuse_own(given)
@@ -121,7 +165,7 @@ class Launch:
 
     @property
     def _precision(self) -> str:
-        return self.precision or ("fp32" if not self.found else "bf16" if have_bf16() else "fp16")
+        return self.precision or precision_here()
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
@@ -143,6 +187,10 @@ class Launch:
         if self.dry_run:
             click.echo(shlex.join(command))
             return
+        if self.found and "--cpu" not in words:
+            from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch  # which takes seconds to import torch
+
+            refuse_unfit_torch(self.processes)
         sys.stdout.flush()
         os.execv(sys.executable, command)
 

@@ -3,14 +3,14 @@
 import hashlib
 import logging
 from argparse import Namespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.layer_norm import layer_norm_class
+from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def check_same_weights(loaded: dict[str, Tensor], own: dict[str, Tensor], per_wo
             "the checkpoint was trained with another dictionary, of the same size but with other symbols or another "
             "order; use the tokenizer and data that the checkpoint was trained with"
         )
-    advice = "give the --arch, --sublayer-pattern and sizes that the checkpoint was trained with"
+    advice = "give the --arch, --sublayer-pattern and sizes (--max-positions too) that the checkpoint was trained with"
     for name, weight in own.items():
         if name not in loaded:
             raise UserError(f"the checkpoint has no weight {name}; {advice}")
@@ -88,7 +88,7 @@ class CheckedModel(BaseFairseqModel):
             model = cls(cfg, task.source_dictionary)
         except ValueError as error:
             raise UserError(str(error)) from error
-        logger.info("LayerNorm: %s.%s", layer_norm_class().__module__, layer_norm_class().__qualname__)
+        logger.info("LayerNorm: %s", describe_layer_norm(getattr(cfg, "compile", False)))
         return model
 
     def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
@@ -115,24 +115,44 @@ def copy_projections(state_dict: dict[str, Tensor], model: nn.Module) -> None:
         state_dict.update(missing)
 
 
-def match_positions(state_dict: dict[str, Tensor], name: str, positions: int, copies: bool) -> None:
+def match_positions(
+    state_dict: dict[str, Tensor], own: dict[str, Tensor], name: str, positions: int, copies: bool
+) -> None:
     """Makes a checkpoint's positions as many as the model's, in place: repeats them (Longformer, section 5).
 
     Args:
+        own: the model's weights.
         name: of the weight with a row for each position.
         positions: the model's.
-        copies: whether it may; else more than the checkpoint has give a UserError.
+        copies: whether it may.
+
+    Raises:
+        UserError: it may not; the checkpoint has more; or other weights belong to positions, as learned scores do.
     """
-    found = state_dict.get(name)
-    if found is None or found.size(0) >= positions:  # check_same_weights refuses more
+    weight = state_dict.get(name)
+    if weight is None or weight.size(0) == positions:
         return
+    found = weight.size(0)
+    differ, remedy = f"the checkpoint has {found} positions, --max-positions is {positions}", f"--max-positions {found}"
+    if found > positions:
+        raise UserError(f"{differ}: give {remedy}; inputs may be shorter")
+    if bound := _bound_to_positions(state_dict, own, name, found, positions):
+        raise UserError(f"{differ}, and {bound} has a part for each, which cannot be repeated: give {remedy}")
     if not copies:
-        raise UserError(
-            f"the checkpoint has {found.size(0)} positions, --max-positions is {positions}: give --copy-positions to "
-            f"copy those {found.size(0)} again and again, or --max-positions {found.size(0)}"
-        )
-    logger.warning("the checkpoint has %d positions: --copy-positions repeats them up to %d", found.size(0), positions)
-    state_dict[name] = found.repeat(-(-positions // found.size(0)), 1)[:positions]
+        raise UserError(f"{differ}: give --copy-positions to copy those {found} again and again, or {remedy}")
+    logger.warning("the checkpoint has %d positions: --copy-positions repeats them up to %d", found, positions)
+    state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
+
+
+def _bound_to_positions(
+    state_dict: dict[str, Tensor], own: dict[str, Tensor], name: str, found: int, positions: int
+) -> str:
+    """The first weight but `name` whose shape differs by the number of positions alone; "" if there is none."""
+    for each in sorted(own.keys() & state_dict.keys() - {name}):
+        sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
+        if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
+            return each
+    return ""
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
@@ -143,9 +163,10 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
-    unfit = {_head(name) for name in in_checkpoint if name not in own or state_dict[name].shape != own[name].shape}
+    shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
+    unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     for head in sorted(unfit):
-        reason = "has another number of outputs there" if head in heads else "is none of this task's"
+        reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
         if _head(name) in unfit:
@@ -157,15 +178,34 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
         state_dict.setdefault(name, weight)
 
 
+def _shapes_by_head(weights: dict[str, Tensor]) -> dict[str, dict[str, torch.Size]]:
+    found: dict[str, dict[str, torch.Size]] = {}
+    for name, weight in weights.items():
+        if name.startswith(PREFIX):
+            found.setdefault(_head(name), {})[name] = weight.shape
+    return found
+
+
 def _head(name: str) -> str:
     return name[len(PREFIX) :].split(".")[0]
 
 
-def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, int]:
-    """Names of the classification heads among the weights, and how many outputs each has."""
+class SavedHead(NamedTuple):
+    """A classification head among a checkpoint's weights: how many outputs, and which kind of head."""
+
+    outputs: int
+    kind: str
+
+
+def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
+    """The classification heads among the weights, by name."""
     suffix = ".out_proj.weight"
     return {
-        _head(name): weight.size(0)
+        _head(name): SavedHead(weight.size(0), _kind(name.removesuffix(suffix), state_dict))
         for name, weight in state_dict.items()
         if name.startswith(PREFIX) and name.endswith(suffix)
     }
+
+
+def _kind(head: str, state_dict: dict[str, Tensor]) -> str:
+    return "dense" if f"{head}.dense.weight" in state_dict else "linear"

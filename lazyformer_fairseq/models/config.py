@@ -41,8 +41,8 @@ class LazyFormerConfig(FairseqDataclass):
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
     lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
         AUTO,
-        "how attention is computed, all exact: eager and materialize keep distributions, recompute and "
-        "fused take memory linear in the length; auto takes the fastest that was measured",
+        "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; "
+        "auto takes the fastest that was measured",
     )
     compile: bool = option(
         False,

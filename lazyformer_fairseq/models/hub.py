@@ -95,8 +95,8 @@ def _assemble(
     model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
 ) -> nn.Module:
     model = model_class(cfg, dictionary)
-    for name, num_classes in heads_in_checkpoint(weights).items():
-        model.register_classification_head(name, num_classes)
+    for name, head in heads_in_checkpoint(weights).items():
+        model.register_classification_head(name, head.outputs, head.kind)
     return model
 
 
@@ -130,14 +130,22 @@ class LazyFormerHub(nn.Module):
         return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
 
     @torch.no_grad()
-    def extract_features(self, *texts: str) -> Tensor:
-        """The encoder's output (B, T, C) for raw texts; rows are padded on the right."""
-        features, _ = self.model(self.encode(*texts), features_only=True)
+    def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
+        """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
+
+        Args:
+            global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
+                ``global=given``, which need it.
+        """
+        features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
         return features
 
     @torch.no_grad()
-    def predict(self, head: str, *texts: str) -> Tensor:
+    def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
         """Logits (B, classes) of a classification head for raw texts.
+
+        Args:
+            global_positions: as in :meth:`extract_features`.
 
         Raises:
             UserError: where the checkpoint has no such head.
@@ -145,7 +153,8 @@ class LazyFormerHub(nn.Module):
         if head not in self.model.classification_heads:
             known = ", ".join(self.model.classification_heads) or "none"
             raise UserError(f"no classification head {head!r}; the checkpoint has: {known}")
-        logits, _ = self.model(self.encode(*texts), classification_head_name=head)
+        ids = self.encode(*texts)
+        logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
         return logits
 
     @torch.no_grad()

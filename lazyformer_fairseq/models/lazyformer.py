@@ -20,7 +20,7 @@ from lazyformer_fairseq.models.checkpoint_match import (
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import ClassificationHead, MaskedLMHead
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, MaskedLMHead
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -97,16 +97,21 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Whether training goes through torch.compile; for the criterion."""
         return self.encoder.sentence_encoder.compiles
 
-    def register_classification_head(self, name: str, num_classes: int) -> None:
-        """Adds the head `name` with fresh weights, or replaces one of another size."""
-        previous = self.classification_heads[name].out_proj.out_features if name in self.classification_heads else None
-        if previous == num_classes:
-            return
+    def register_classification_head(self, name: str, num_classes: int, kind: str = "dense") -> None:
+        """Adds the head `name` with fresh weights, or replaces one of another size or kind.
+
+        Args:
+            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.CLASSIFICATION_HEADS`.
+        """
+        previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
+            if type(previous) is CLASSIFICATION_HEADS[kind] and previous.out_proj.out_features == num_classes:
+                return
             logger.warning(
-                "classification head %s: %d outputs replace its %d, weights start anew", name, num_classes, previous
-            )
-        head = ClassificationHead(self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+                "classification head %s: %d outputs (%s) replace its %d, weights start anew",
+                name, num_classes, kind, previous.out_proj.out_features,
+            )  # fmt: skip
+        head = CLASSIFICATION_HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         head.apply(init_bert_weights)
         self.classification_heads[name] = head
 
@@ -114,7 +119,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
         super().upgrade_state_dict_named(state_dict, name)
         match_classification_heads(state_dict, self.classification_heads)
-        match_positions(state_dict, PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
+        match_positions(state_dict, self.state_dict(), PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
 
 
 class _EncoderWithHead(FairseqEncoder):

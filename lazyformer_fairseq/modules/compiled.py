@@ -12,6 +12,8 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 
+GRAPHS = 256  # of a function, for all networks and shapes of a process; torch's 8 are too few for a bench or a search
+
 
 class CannotCompileError(UserError, RuntimeError):
     """torch has no working compiler here.
@@ -21,15 +23,21 @@ class CannotCompileError(UserError, RuntimeError):
 
 
 @functools.cache
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile") -> Callable:
     """`function`, compiled at its first call; always returns the same object.
+
+    Args:
+        whole: what torch cannot compile as one piece is an error; else it runs as it is.
+        asked_by: the option that an error names.
 
     Raises:
         CannotCompileError: when called, where there is no working compiler.
     """
+    from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
-    fast = torch.compile(function)
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)  # beyond it torch compiles no more, and trains on
+    fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)
     def call(*args):
@@ -38,7 +46,7 @@ def compiled(function: Callable) -> Callable:
         except TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise CannotCompileError(
-                f"--compile: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, "
+                f"{asked_by}: torch cannot compile here ({reason}); install a C++ compiler such as g++ (for a GPU, "
                 "triton too), or leave the option out"
             ) from error
 

@@ -22,13 +22,18 @@ def device_kind(device: str) -> str:
         device: cpu or cuda.
     """
     if device == "cuda":
-        major, minor = torch.cuda.get_device_capability()
+        major, minor = compute_capability()
         return f"{torch.cuda.get_device_name()} (compute capability {major}.{minor})"
     fields = _cpuinfo()
     name = fields.get("model name") or platform.processor() or platform.machine()
     identity = " ".join(f"{field.removeprefix('cpu ')} {fields[field]}" for field in IDENTITY if field in fields)
     identity = identity.removeprefix("vendor_id ")
     return f"{name} ({', '.join(part for part in (identity, torch.backends.cpu.get_cpu_capability()) if part)})"
+
+
+def compute_capability() -> tuple[int, int]:
+    """Of the GPU in use, as (7, 0): which of NVIDIA's instructions it has."""
+    return torch.cuda.get_device_capability()
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -15,6 +15,7 @@ from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.optim import adam_state
 from lazyformer_fairseq.reliability.options import option
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,21 @@ class FusedAdam(FairseqOptimizer):
         }
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
+            state_dict = adam_state.joined_or_split(state_dict, self._optimizer)
         self._check_fits(state_dict)
-        super().load_state_dict(state_dict, optimizer_overrides)
+        super().load_state_dict(adam_state.fitted(state_dict, self._optimizer), optimizer_overrides)
         if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
             self._optimizer.param_groups[1]["weight_decay"] = 0.0
 
     def _check_fits(self, state_dict: dict[str, Any]) -> None:
         """Raises a UserError where a checkpoint's moments are of other weights: torch finds out in the first update."""
+        groups = len(self._optimizer.param_groups), len(state_dict["param_groups"])
+        if groups[0] != groups[1]:
+            raise UserError(
+                f"the checkpoint was trained with{'out' if groups[1] == 1 else ''} --no-decay-bias-and-norm: do "
+                "the same, or give --reset-optimizer"
+            )
         own = [p for group in self._optimizer.param_groups for p in group["params"]]
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         moments = [state_dict["state"].get(number, {}).get("exp_avg") for number in saved]
@@ -84,21 +93,38 @@ class FusedAdam(FairseqOptimizer):
             )
 
     @property
+    def supports_memory_efficient_fp16(self) -> bool:
+        """Asked by fairseq where ``--memory-efficient-fp16`` (or bf16) leaves no weights in single precision.
+
+        Raises:
+            UserError: always: torch's moments would be in half precision, where (1 - b2) g^2 is soon zero.
+        """
+        raise UserError(
+            "--memory-efficient-fp16, --memory-efficient-bf16: --optimizer fused_adam updates weights in single "
+            "precision; leave the option out, or give --optimizer adam"
+        )
+
+    @property
     def supports_flat_params(self) -> bool:
         return not self.cfg.no_decay_bias_and_norm
 
 
 def _fused_adam(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    if torch.cuda.is_available():
+    if _are_on_gpu(groups):  # with --cpu they are not, whatever the machine has
         try:
             from apex.optimizers import FusedAdam as ApexFusedAdam
 
+            optimizer = ApexFusedAdam(groups, adam_w_mode=True, **options)
             logger.info("optimizer: apex.optimizers.FusedAdam")
-            return ApexFusedAdam(groups, adam_w_mode=True, **options)
-        except ImportError:
-            pass
+            return optimizer
+        except (ImportError, RuntimeError) as error:  # RuntimeError: apex was built without its kernels
+            logger.info("optimizer: no apex.optimizers.FusedAdam (%s)", error)
     logger.info("optimizer: torch.optim.AdamW(fused=True)")
     return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def _are_on_gpu(groups: list[dict]) -> bool:
+    return any(weight.is_cuda for group in groups for weight in group["params"])
 
 
 def _betas(value) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """``lazyformer pattern``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -25,16 +26,20 @@ def pattern() -> None:
 @pattern.command()
 @click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
 @click.option("--direction", type=click.Choice([ENCODER, CAUSAL]), help="[default: of --arch, else encoder]")
-@click.option("--arch", help="Gives sizes, and the pattern where none is given.  [default: bert_base, causal "
+@click.option("--arch", help="Its sizes, and its pattern if none is given.  [default: bert_base, causal "
               "transformer_xl_base]")  # fmt: skip
 @click.option("--embed-dim", type=POSITIVE, help="[default: the arch's]")
 @click.option("--ffn-embed-dim", type=POSITIVE, help="[default: the arch's]")
 @click.option("--heads", type=POSITIVE, help="[default: the arch's]")
 @click.option("--vocab-size", type=POSITIVE, help="[default: 32768; of causal archs, that of their text]")
-@click.option("--length", type=POSITIVE, default=512, help="Tokens of the sequence whose FLOPs are counted.")
-@click.option("--tokens", type=POSITIVE, default=32, help="Tokens of the sequence that is drawn.")
-@click.option("--memory", type=click.IntRange(min=0), default=0, help="Tokens remembered before; causal models only.")
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw to, instead of as text.")
+@click.option("--relative-position-buckets", "buckets", type=click.IntRange(min=0), help="Of T5's bias in encoders; 0 "
+              "for none.  [default: the arch's; without --arch 0 where a kind refuses the bias]")  # fmt: skip
+@click.option("--length", type=POSITIVE, default=512, help="Tokens whose FLOPs are counted.")
+@click.option("--tokens", type=POSITIVE, default=32, help="Tokens to draw.")
+@click.option(
+    "--memory", type=click.IntRange(min=0), default=0, help="Tokens before these that a causal model remembers."
+)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw to this PNG, not as text.")
 def show(
     patterns: tuple[str, ...],
     direction: Optional[str],
@@ -43,38 +48,39 @@ def show(
     ffn_embed_dim: Optional[int],
     heads: Optional[int],
     vocab_size: Optional[int],
+    buckets: Optional[int],
     length: int,
     tokens: int,
     memory: int,
     output: Optional[Path],
 ) -> None:
-    """Print each PATTERN's plan, parameters and FLOPs, and draw which tokens its sublayers look at.
+    """Print each PATTERN's plan and costs, and draw what it looks at.
 
-    What is drawn is measured on the sublayers themselves: how much the output at a token depends on each input.
+    Costs are parameters and FLOPs of each sublayer. The picture comes from the sublayers themselves: how much the
+    output at a token depends on each input.
 
     \b
     lazyformer pattern show 's[strided=8]f' --tokens 32
     lazyformer pattern show --arch lazyformer_m2x6_s
     lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output sights.png
     """
+    may_leave_bias_out = arch is None and buckets is None
     direction, arch = _choose(direction, arch)
-    if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders remember nothing; give --direction causal, or 0")
-    if tokens + memory > MOST_DRAWN:
-        raise UserError(
-            f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
-            "drawn; --length counts FLOPs of longer ones"
-        )
-    longest = max(length, tokens, 512)
-    sizes = _sizes(direction, arch, embed_dim, ffn_embed_dim, heads, vocab_size, longest)
+    _check(direction, buckets, tokens, memory)
+    sizes = _sizes(direction, arch, embed_dim, ffn_embed_dim, heads, vocab_size, buckets, max(length, tokens))
     patterns = patterns or (_row(arch).sublayer_pattern,)
     from lazyformer_fairseq.pattern.report import LEGEND, plan_table, text_picture
-    from lazyformer_fairseq.pattern.seen import build_network, look
+    from lazyformer_fairseq.pattern.seen import build_network, look, refuses_bias
 
     drawn = []
     for each in patterns:
-        click.echo(f"{each}\n\n{plan_table(each, sizes, length, memory)}\n")
-        drawn += look(build_network(each, direction, sizes.num_heads, tokens, memory), tokens, memory)
+        of_each = sizes
+        if may_leave_bias_out and refuses_bias(each, direction):
+            of_each = replace(sizes, relative_position_buckets=0)
+        bias_buckets = getattr(of_each, "relative_position_buckets", 0)
+        network = build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
+        click.echo(f"{each}\n\n{plan_table(each, of_each, length, memory)}\n")
+        drawn += look(network, tokens, memory)
     if not drawn:
         click.echo("no sublayer looks at other tokens")
     elif output is None:
@@ -90,7 +96,10 @@ def show(
 @click.argument("checkpoint", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("output", type=click.Path(path_type=Path, dir_okay=False), required=False)
 def spans(checkpoint: Path, output: Optional[Path]) -> None:
-    """Print how far each head of CHECKPOINT has learned to look (s[span=1024]), and draw it to the PNG OUTPUT."""
+    """Print how far each head of CHECKPOINT looks, and draw it.
+
+    For models with s[span=1024] or the like, whose heads learn it. OUTPUT is a PNG.
+    """
     from lazyformer_fairseq.pattern.spans import draw_spans, read_spans, spans_table
 
     found = read_spans(checkpoint)
@@ -117,6 +126,19 @@ def _choose(direction: Optional[str], arch: Optional[str]) -> tuple[str, str]:
     return of_arch, arch
 
 
+def _check(direction: str, buckets: Optional[int], tokens: int, memory: int) -> None:
+    """Raises a UserError for options that mean nothing in this direction, and for more than can be drawn."""
+    if memory and direction == ENCODER:
+        raise UserError(f"--memory {memory}: encoders remember nothing; give --direction causal, or 0")
+    if buckets and direction == CAUSAL:
+        raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave it out")
+    if tokens + memory > MOST_DRAWN:
+        raise UserError(
+            f"--tokens {tokens}, --memory {memory}: at most {MOST_DRAWN} tokens together can be "
+            "drawn; --length counts FLOPs of longer ones"
+        )
+
+
 def _sizes(
     direction: str,
     arch: str,
@@ -124,9 +146,10 @@ def _sizes(
     ffn_embed_dim: Optional[int],
     heads: Optional[int],
     vocab_size: Optional[int],
-    max_positions: int,
+    buckets: Optional[int],
+    longest: int,
 ) -> Sizes:
-    """The arch's, but for what is given."""
+    """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
     row = _row(arch)
     if direction == ENCODER:
         widths = (
@@ -134,7 +157,9 @@ def _sizes(
             ffn_embed_dim or row.encoder_ffn_embed_dim,
             heads or row.encoder_attention_heads,
         )
-        sizes: Sizes = EncoderSizes(vocab_size or PIECES, *widths, max_positions, row.relative_position_buckets)
+        buckets = row.relative_position_buckets if buckets is None else buckets
+        positions = max(longest, row.max_positions or EncoderSizes.max_positions)
+        sizes: Sizes = EncoderSizes(vocab_size or PIECES, *widths, positions, buckets)
     else:
         cutoffs = tuple(int(cutoff) for cutoff in row.adaptive_softmax_cutoff.split(",") if cutoff)
         vocab_size = vocab_size or (WORDS if cutoffs else CHARACTERS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,10 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER
 
 HEAD_SIZE = 8
@@ -37,19 +39,29 @@ class Seen:
     by_heads: tuple[tuple[range, Tensor], ...]
 
 
-def build_network(pattern: str, direction: str, num_heads: int, tokens: int, memory: int = 0) -> Stack:
+def refuses_bias(pattern: str, direction: str) -> bool:
+    """Whether a sublayer of the pattern cannot stand with T5's bias."""
+    return any("bias" in choice.refuses for each in plan(pattern, direction) for choice in choice_classes(each.values))
+
+
+def build_network(
+    pattern: str, direction: str, num_heads: int, tokens: int, memory: int = 0, bias_buckets: int = 0
+) -> Stack:
     """A narrow network of a pattern, in double precision, whose weights are all alike to :func:`look`.
+
+    Args:
+        bias_buckets: of T5's bias in an encoder, which is 0 and shows nothing: what cannot stand with it is refused.
 
     Raises:
         UserError: the pattern cannot be built for this direction, these heads or so many tokens.
     """
     torch.manual_seed(1)
-    sizes, options = (HEAD_SIZE * num_heads, HEAD_SIZE, num_heads), {"lazy_backend": "eager"}
+    sizes = (HEAD_SIZE * num_heads, HEAD_SIZE, num_heads)
+    options: dict[str, Any] = {"lazy_backend": "eager"}
     try:
         if direction == ENCODER:
-            network = Encoder(
-                pattern, None, *sizes, max_positions=tokens, relative_position_buckets=0, **options
-            )  # fmt: skip
+            options["relative_position_buckets"] = bias_buckets
+            network = Encoder(pattern, None, *sizes, max_positions=tokens, **options)
         else:
             network = CausalDecoder(pattern, 2, *sizes, mem_len=memory, **options)
     except UserError:

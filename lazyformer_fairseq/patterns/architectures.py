@@ -137,7 +137,7 @@ _NAMED = {
     "synthesizer_dense_dot_base": _synthesizer("dense+dot", "Dense + Vanilla"),
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
     "adaptively_sparse_base": EncoderArchitecture(
-        "(s[entmax=learned]f)x12", 3072, 768, 12, 0.1, 0, None, "adaptively sparse, section 4, in BERT's size"
+        "(s[entmax=learned]f)x12", 3072, 768, 12, 0.1, 0, None, "adaptively sparse, section 3, in BERT's size"
     ),
     # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
     "reformer_base": EncoderArchitecture(

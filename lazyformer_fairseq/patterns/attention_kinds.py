@@ -164,7 +164,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         choice=SIGHT,
         system="Sparse Transformer, strided",
         help="keys near the query, and every so many-th key",
-        source="Child et al., 2019, section 4.2",
+        source="Child et al., 2019, section 4.3",
         module="sparse:Strided",
         settings=(
             Setting(
@@ -179,7 +179,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         choice=SIGHT,
         system="Sparse Transformer, fixed",
         help="keys of the query's own block, and the last ones of all blocks",
-        source="Child et al., 2019, section 4.2",
+        source="Child et al., 2019, section 4.3",
         module="sparse:Fixed",
         settings=(Setting("fixed", 0, "positions of a block", "tokens", low=1), _SUMMARY, _PART, _HEADS),
         check=_check_fixed,
@@ -208,7 +208,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         choice=SCORES,
         system="Synthesizer",
         help="learned scores in place of, or beside, products of queries and keys",
-        source="Tay et al., 2020, equations 1 to 6",
+        source="Tay et al., 2020, section 3",
         module="synthesizer:Synthesizer",
         settings=(
             Setting(
@@ -249,7 +249,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         choice=WEIGHTS,
         system="adaptively sparse",
         help="alpha-entmax in place of softmax: keys that score far below the best have no weight at all",
-        source="Correia et al., 2019",
+        source="Correia et al., 2019, section 3",
         module="entmax:Entmax",
         settings=(
             Setting(

@@ -83,7 +83,7 @@ class Kind:
 
 
 _SUBLAYERS = "lazyformer_fairseq.modules.sublayers"
-_BLOCK = ("eager", "materialize", "recompute", "fused", "tiles")
+_BLOCK = ("eager", "materialize", "recompute", "fused", "tiles", "flex")
 
 
 def _modules(encoder: str, causal: Optional[str] = None) -> dict[str, str]:
@@ -165,7 +165,7 @@ for _kind in (
         letter="k",
         name="shared keys",
         help="own queries on the keys and values of the nearest s below",
-        source="Brandon et al., 2024 (cross-layer attention), section 3.1",
+        source="Brandon et al., 2024 (cross-layer attention), section 2",
         modules=_modules("shared_keys:SharedKeysAttention", "shared_keys:CausalSharedKeysAttention"),
         reads=KEYS_AND_VALUES,
         check_giver=attention_kinds.why_keys_stay,

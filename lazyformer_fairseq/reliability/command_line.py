@@ -1,6 +1,7 @@
 """How a command line prints errors and warnings. Imports neither fairseq nor torch."""
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -45,8 +46,9 @@ def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
 
 def _user_error_in_text(traceback: str) -> Optional[UserError]:
     """Where fairseq starts a process for each GPU, all that reaches the first one is a traceback's text."""
-    _, name, after = traceback.rpartition(f"{UserError.__module__}.{UserError.__qualname__}: ")
-    return UserError(after.split("\n\n")[0].rstrip()) if name else None
+    package = UserError.__module__.partition(".")[0]  # of a UserError and those derived from it
+    *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
+    return UserError(traceback[last.end() :].split("\n\n")[0].rstrip()) if last else None
 
 
 def without_warnings_nobody_can_act_on(filters: list) -> list:

@@ -141,6 +141,11 @@ HOOKS = (
     *_hooks(RUN, "optim.linear_warmup",
         ("fairseq.trainer:Trainer.get_train_iterator", "telling_updates_per_epoch",
          "schedules are built before data; linear_warmup with --max-epoch needs the updates of an epoch")),
+    *_hooks(RUN, "reliability.out_of_memory",
+        ("fairseq.trainer:Trainer.train_step", "end_where_memory_ends",
+         "a batch that does not fit is left out in silence, and where none fits a run makes no update for ever"),
+        ("fairseq.trainer:Trainer.valid_step", "end_where_memory_ends_in_validation",
+         "a batch that does not fit, twice, ends in a traceback")),
     # A NaN ends a run of fairseq; here the update is skipped, counted, and after many in a row the run rolls back.
     # Before all others, so that whoever acts after an update sees a skipped one like any other.
     *_hooks(RUN, "reliability.bad_updates.skipping",

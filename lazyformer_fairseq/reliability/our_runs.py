@@ -1,6 +1,7 @@
 """Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
 
 import functools
+import os
 import re
 import sys
 from argparse import ArgumentParser
@@ -14,11 +15,13 @@ from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
+from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.files.claims import claim
 from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.reliability.installing import PACKAGE, install, start_run
 from lazyformer_fairseq.reliability.options import refuse_impossible, refuse_unfit
+from lazyformer_fairseq.reliability.run_log import log_to
 from lazyformer_fairseq.reliability.update_size import settle
 
 
@@ -49,6 +52,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         if "--tpu" not in words:
             options.tpu = False
         refuse_impossible(options)
+        _refuse_unfit_torch(options, options)
     return parsed
 
 
@@ -100,12 +104,22 @@ def starting_with_defaults(add_defaults, cfg):
         start_run(command_line=HydraConfig.initialized())
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         refuse_unfit(cfg)
+        _refuse_unfit_torch(cfg.common, cfg.distributed_training)
         settle(cfg)
         _claim_folder(cfg.checkpoint, cfg.distributed_training)
 
 
+def _refuse_unfit_torch(common: Any, distributed_training: Any) -> None:
+    """Raises a UserError for a torch that cannot use the GPUs, unless the run was told to use none."""
+    if not common.cpu:
+        refuse_unfit_torch(int(os.environ.get("LOCAL_WORLD_SIZE", distributed_training.distributed_world_size)))
+
+
 def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
-    """The first process of a run claims ``--save-dir`` for all; each raises a UserError where another run has it."""
+    """The first process of a run claims ``--save-dir`` for all, and logs there.
+
+    Each raises a UserError where another run has it.
+    """
     is_shared = torch.distributed.is_initialized()
     if checkpoint.no_save or (distributed_training.distributed_world_size > 1 and not is_shared):
         return
@@ -113,6 +127,7 @@ def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
     if is_master(distributed_training):
         try:
             claim(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
+            log_to(Path(checkpoint.save_dir))
         except UserError as error:
             problem = [f"--save-dir {error}"]
     if is_shared:

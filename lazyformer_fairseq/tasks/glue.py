@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
@@ -20,6 +20,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription, find
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
 
@@ -43,6 +44,11 @@ class GlueConfig(ReliabilityConfig):
         None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
     )
     glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
+    glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
+        "dense",
+        "the head on <s>: dense is RoBERTa's (dropout, linear map, tanh, dropout, linear map), linear is dropout and "
+        "one linear map; --pooler-dropout is the dropout",
+    )
     max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
     seed: int = II("common.seed")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
@@ -115,7 +121,7 @@ class GlueTask(EncoderTask):
                 f"--tokens-per-sample {self.longest}: the model has {model.max_positions()} positions; give as many at "
                 "most"
             )
-        model.register_classification_head(self.head_name, self.description.num_classes)
+        model.register_classification_head(self.head_name, self.description.num_classes, str(self.cfg.glue_head))
         return model
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):

@@ -10,7 +10,7 @@ from lazyformer_fairseq.benchmark import back_ends
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import measured
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.measured import Block, add_rows, read_table, table_of, user_file
 from lazyformer_fairseq.modules.processor import device_kind
 
@@ -44,7 +44,7 @@ def test_each_block_is_measured_on_each_back_end(own_file):
     printed = run().output
     table = read_table(own_file, device_kind("cpu"))
     assert list(table.rows) == sorted(blocks(1, 2)) and len(table.rows) == 2 * 5 * 2
-    assert all(set(row) == set(BACKENDS) and min(row.values()) > 0 for row in table.rows.values())
+    assert all(set(row) == set(back_ends_of("cpu")) and min(row.values()) > 0 for row in table.rows.values())
     assert {"threads", "torch"} <= table.origin.keys()
     assert printed.count(" *") >= len(table.rows) and str(own_file) in printed
 
@@ -144,8 +144,8 @@ def test_what_does_not_fit_is_said(monkeypatch):
 
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
-    assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
-    assert back_ends.table(rows).count("left out") == 10
+    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
+    assert back_ends.table(rows, "cpu").count("left out") == 10
 
 
 def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
@@ -171,7 +171,7 @@ def test_what_fails_is_left_out(monkeypatch, caplog):
 
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
-    assert all(set(row) == set(BACKENDS) - {"fused"} for row in rows.values())
+    assert all(set(row) == set(back_ends_of("cpu")) - {"fused"} for row in rows.values())
     assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
 
 
@@ -183,10 +183,10 @@ def test_half_precision_is_compared_with_single(monkeypatch):
         return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
 
     rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
-    assert all(set(row) == set(BACKENDS) for row in rows.values())
+    assert all(set(row) == set(back_ends_of("cpu")) for row in rows.values())
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
-    assert all(set(row) == set(BACKENDS) - {"eager"} for row in rows.values())
+    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
 
 
 def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypatch):

@@ -33,7 +33,7 @@ def run(tmp_path):
         path.chmod(0o755)
 
     def call(*arguments: str, gpu: bool = False) -> subprocess.CompletedProcess:
-        count = f"if [ $2 = lazyformer_fairseq.launch.gpus ]; then echo {int(gpu)}; exit; fi"
+        count = f"if [ $2 = lazyformer_fairseq.devices.nvidia_smi ]; then echo {int(gpu)}; exit; fi"
         program("python3", f'{count}\nfor word; do echo "$word"; done')
         environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
         script = tmp_path / "scripts" / "compare_language_models.sh"

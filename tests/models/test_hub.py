@@ -2,11 +2,12 @@ import shutil
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.models.checkpoint_match import match_classification_heads
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, ClassificationHead, LinearHead
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
 
@@ -148,6 +149,35 @@ def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
     torch.save(state, tmp_path / "checkpoint_last.pt")
     with pytest.raises(UserError, match=words):
         LazyFormerModel.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_has_heads_of_either_kind(tmp_path):
+    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+    shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
+    model = LazyFormerModel.from_pretrained(folder).model
+    model.register_classification_head("one", 3, "linear")
+    model.register_classification_head("two", 3, "dense")
+    state = torch.load(folder / "checkpoint_last.pt")
+    torch.save({**state, "model": model.state_dict()}, tmp_path / "checkpoint_last.pt")
+    loaded = LazyFormerModel.from_pretrained(tmp_path).model
+    kinds = {name: type(head) for name, head in loaded.classification_heads.items()}
+    assert (kinds["one"], kinds["two"]) == (LinearHead, ClassificationHead)
+    assert_equal_state(loaded.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("linear", "dense"), ("dense", "linear")])
+def test_a_head_of_another_kind_starts_anew_as_a_whole(theirs, ours, caplog):
+    def heads(kind: str) -> torch.nn.ModuleDict:
+        return torch.nn.ModuleDict({"rte": CLASSIFICATION_HEADS[kind](4, 2)})
+
+    model, saved = heads(ours), heads(theirs)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    state = {f"classification_heads.{name}": weight for name, weight in saved.state_dict().items()}
+    match_classification_heads(state, model)
+    assert_equal_state({name.removeprefix("classification_heads."): weight for name, weight in state.items()}, before)
+    assert (
+        "classification head rte of the checkpoint is left out: it has another number of outputs, or of" in caplog.text
+    )
 
 
 def test_missing_and_extra_heads_are_said_and_start_anew(caplog):

@@ -12,11 +12,12 @@ from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCrit
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 PAD = 1
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.
 BATCHES = [(2, 16, True), (3, 24, True), (4, 40, True), (5, 32, True), (2, 16, False)]
 
@@ -69,7 +70,7 @@ def assert_equal_training(eager, compiled_one, batch: dict, rtol: float = 1e-4) 
         assert difference <= rtol * size + 1e-5, name
 
 
-@pytest.mark.parametrize("lazy_backend", BACKENDS)
+@pytest.mark.parametrize("lazy_backend", back_ends_of("cpu"))
 @pytest.mark.slow
 def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, lazy_backend):
     eager, other = make(False, lazy_backend), make(True, lazy_backend)
@@ -101,6 +102,7 @@ def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_c
     assert_equal_training(eager, (copied, other[1]), batch)
 
 
+@pytest.mark.skipif(TORCH < (2, 11), reason="torch 2.10 compiles a graph for each length")
 def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
     relative = RelativePositionBias(num_heads=2)
     torch.nn.init.normal_(relative.table)
@@ -122,7 +124,7 @@ def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
 
 
 def test_no_compiler_is_a_user_error_for_which_fairseq_writes_no_checkpoint(monkeypatch):
-    def without(function):
+    def without(function, fullgraph):
         def call(*args):
             raise TorchDynamoException("InvalidCxxCompiler: No working C++ compiler found\n\nmore lines")
 

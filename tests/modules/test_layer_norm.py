@@ -1,21 +1,41 @@
 import sys
-from types import ModuleType, SimpleNamespace
 
+import apex_stand_in
+import pytest
 import torch
 
-from lazyformer_fairseq.modules.layer_norm import layer_norm, layer_norm_class
+from lazyformer_fairseq.modules.layer_norm import describe_layer_norm, layer_norm, layer_norm_class
 
 
-class LayerNormOfApex(torch.nn.LayerNorm):
-    pass
-
-
-def test_apex_is_used_on_a_gpu_where_it_can_be_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-    monkeypatch.setitem(sys.modules, "apex.normalization", SimpleNamespace(FusedLayerNorm=LayerNormOfApex))
+def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_kernels(monkeypatch):
+    apex_stand_in.install(monkeypatch)
+    assert isinstance(layer_norm(8), apex_stand_in.FusedLayerNorm)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert layer_norm_class() is torch.nn.LayerNorm
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert isinstance(layer_norm(8), LayerNormOfApex)
+    monkeypatch.delitem(sys.modules, "fused_layer_norm_cuda")  # Python alone
+    assert layer_norm_class() is torch.nn.LayerNorm
+    apex_stand_in.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "apex.normalization", None)  # cannot be imported
     assert layer_norm_class() is torch.nn.LayerNorm
+
+
+def test_apexs_is_torchs_where_it_is_compiled(monkeypatch):
+    apex_stand_in.install(monkeypatch)
+    module = layer_norm(8)
+    monkeypatch.undo()
+    torch.nn.init.normal_(module.weight)
+    assert module.state_dict().keys() == torch.nn.LayerNorm(8).state_dict().keys()
+    x = torch.randn(3, 8)
+    expected = torch.nn.functional.layer_norm(x, (8,), module.weight, module.bias)
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(x), expected)
+    with pytest.raises(torch._dynamo.exc.Unsupported):  # so the line above can fail
+        torch.compile(apex_stand_in.FusedLayerNorm(8), fullgraph=True, backend="eager")(x)
+
+
+def test_the_log_says_which(monkeypatch):
+    assert describe_layer_norm(compiles=True) == "torch.nn.modules.normalization.LayerNorm"
+    apex_stand_in.install(monkeypatch)
+    assert describe_layer_norm(compiles=False).endswith(".FusedLayerNorm")
+    assert describe_layer_norm(compiles=True).endswith(".FusedLayerNorm (in what --compile compiles, torch's own)")

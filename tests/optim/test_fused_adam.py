@@ -1,6 +1,7 @@
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import apex_stand_in
 import pytest
 import torch
 
@@ -71,21 +72,33 @@ def test_betas_may_be_a_pair_or_text():
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.98)
 
 
-def test_apex_is_used_on_a_gpu_where_it_can_be_imported(monkeypatch, caplog):
-    class FusedAdamOfApex(torch.optim.AdamW):
-        def __init__(self, params, adam_w_mode, **options):
-            assert adam_w_mode
-            super().__init__(params, **options)
+def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_kernels(monkeypatch, caplog):
+    caplog.set_level("INFO")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "apex", None)  # cannot be imported
-    with caplog.at_level("INFO"):
-        assert type(FusedAdam(config(), make_parameters()).optimizer) is torch.optim.AdamW
-    monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
-    monkeypatch.setitem(sys.modules, "apex.optimizers", SimpleNamespace(FusedAdam=FusedAdamOfApex))
-    with caplog.at_level("INFO"):
-        assert type(FusedAdam(config(), make_parameters()).optimizer) is FusedAdamOfApex
-    assert caplog.messages == ["optimizer: torch.optim.AdamW(fused=True)", "optimizer: apex.optimizers.FusedAdam"]
+    def without_kernels(*arguments, **options):
+        raise RuntimeError("apex.optimizers.FusedAdam requires cuda extensions")
+
+    def kind() -> type:
+        return type(FusedAdam(config(), make_parameters()).optimizer)
+
+    apex_stand_in.install(monkeypatch)
+    assert kind() is apex_stand_in.FusedAdam
+    monkeypatch.setitem(sys.modules, "apex.optimizers", SimpleNamespace(FusedAdam=without_kernels))
+    assert kind() is torch.optim.AdamW
+    monkeypatch.setitem(sys.modules, "apex.optimizers", None)  # cannot be imported
+    assert kind() is torch.optim.AdamW
+    monkeypatch.undo()  # on a processor, --cpu
+    assert kind() is torch.optim.AdamW
+    apex, *others = caplog.messages
+    assert apex == "optimizer: apex.optimizers.FusedAdam"
+    assert "requires cuda extensions" in others[0]
+    assert others[1] == others[-1] == "optimizer: torch.optim.AdamW(fused=True)"
+
+
+def test_half_precision_weights_are_refused_in_words(fairseq_train, data_folder, tmp_path):
+    options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --max-update 1"
+    with pytest.raises(UserError, match="--memory-efficient-fp16.*--optimizer adam"):
+        fairseq_train(data_folder, f"{options} --fp16 --memory-efficient-fp16 --batch-size 4", tmp_path)
 
 
 @pytest.mark.parametrize(("precision", "is_scaled"), [("--bf16", False), ("--fp16", True)])

@@ -100,12 +100,23 @@ def test_the_plan_names_whom_each_reads_and_adds_up():
     assert sum(parameters[:-1]) == parameters[-1] and sum(flops[:-1]) == pytest.approx(flops[-1], abs=0.1)
 
 
-@pytest.mark.parametrize("arch", ["lazyformer_m2x6_s", "par_transformer_base", "transformer_xl_24b"])
+@pytest.mark.parametrize("arch", ["lazyformer_m2x6_s", "longformer_base", "par_transformer_base", "transformer_xl_24b"])
 def test_the_total_is_that_of_the_built_arch(arch):
     total = columns_of(show("--arch", arch, "--tokens", "2"))[-1]
     count = count_parameters if arch in ARCHITECTURES else count_causal_parameters
     vocabulary = {"transformer_xl_24b": [204]}.get(arch, [])
     assert total[0] == "all" and int(total[4].replace(",", "")) == count(arch, *vocabulary)
+
+
+def test_the_bias_of_an_arch_is_left_out_where_it_is_refused_or_unwanted():
+    """Where no arch is named, it goes by itself."""
+
+    def around(*arguments: str) -> int:
+        return int(columns_of(show(*arguments, "--tokens", "2"))[-2][4].replace(",", ""))
+
+    table = 12 * ARCHITECTURES["bert_base"].relative_position_buckets
+    assert around("s") - around("s[linformer=2]") == table
+    assert around("s") - around("s[linformer=2]", "--arch", "bert_base", "--relative-position-buckets", "0") == table
 
 
 def test_several_patterns_make_one_picture(tmp_path):
@@ -125,6 +136,8 @@ def test_a_pattern_that_looks_at_nothing():
         (("l",), "no s below it"),
         (("s", "--arch", "no_such"), "no_such: unknown"),
         (("s", "--arch", "bert_base", "--direction", "causal"), "bert_base is encoder"),
+        (("s[linformer=2]", "--arch", "bert_base"), "T5's bias needs; give --relative-position-buckets 0"),
+        (("s", "--direction", "causal", "--relative-position-buckets", "8"), "causal models have no T5 bias"),
         (("s", "--memory", "3"), "encoders remember nothing"),
         (("s", "--heads", "5"), "5 attention heads do not divide an embedding dimension of 768"),
         (("s", "--tokens", "1000"), "at most 256"),

@@ -1,8 +1,11 @@
-import pytest
+"""The table of kinds of attention: its rows, what readers learn of them, and what is refused."""
 
-from lazyformer_fairseq.errors import UserError
+import pytest
+from refusals import assert_refused
+
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, CHOICES, SETTINGS, chosen_kinds, with_defaults
 from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 
 @pytest.mark.parametrize("row", ATTENTION_KINDS, ids=lambda row: row.name)
@@ -33,10 +36,59 @@ def test_a_reader_knows_whom_it_reads():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "character", "why"),
-    [("f s[window=0]", 12, "must be 1 or more"), ("f s[windw=2]", 5, "did you mean window?")],
+    ("pattern", "under", "why"),
+    [
+        ("f s[window=0]", "0", "window must be 1 or more"),
+        ("f s[windw=2]", "windw", "did you mean window?"),
+        ("s[window=2,global=first]", "first", "global needs a whole number or given, not 'first'"),
+        ("s[dilation=2]f", "dilation", "dilation needs window, as in s[window=...,dilation=...]"),
+        ("s[window=2,dilated_heads=3]f", "dilated_heads", "dilated_heads needs gaps"),
+        ("s[window=2,global=1,persistent=3]", "global", "global cannot stand with persistent"),
+        ("s[window=2,global=1,synthesizer=random+dot]", "global", "global cannot stand with synthesizer"),
+        ("s[strided=8,part=neither]", "neither", "part is one of both, local, summary"),
+        ("s[part=local]", "part", "part needs strided or fixed, as in s[strided=...,part=...]"),
+        ("s[summary=4]", "summary", "summary needs fixed"),
+        ("s[strided=8,summary=4]", "summary", "summary needs fixed"),
+        ("s[strided=8,fixed=4]", "fixed", "strided and fixed are both a choice of sight"),
+        ("s[window=8,strided=4]", "strided", "both a choice of sight"),
+        ("s[fixed=8,part=local,summary=2]", "summary", "part=local sees no summaries"),
+        ("s[fixed=8,part=local,heads=split]", "heads", "part=local leaves one part"),
+        ("s[strided=8,part=summary,heads=split]", "heads", "part=summary leaves one part"),
+        ("s[fixed=4]", "fixed", "a block of 4 has no last 8 positions: give summary=4 or less"),
+        ("s[fixed=4,summary=6]", "summary", "a block of 4 has no last 6 positions"),
+        ("s[linformer=0]", "0", "linformer must be 1 or more"),
+        ("s[share=kv]", "share", "share needs linformer"),
+        ("s[linformer=2,share=all]", "all", "share is one of none, heads, kv, layers"),
+        ("s[window=2,linformer=2]", "window", "window cannot stand with linformer"),
+        ("s[linformer=4,synthesizer=random]", "synthesizer", "synthesizer cannot stand with linformer"),
+        ("s[synthesizer=dence]", "dence", "synthesizer is a sum of some of dense, random, fixed"),
+        ("s[synthesizer=dot]", "synthesizer", "dot alone is what an s computes without settings"),
+        ("s[synthesizer=dense+dense]", "dense+dense", "has one of its terms twice"),
+        ("s[synthesizer=dense,rank=4]", "rank", "rank is of factorised_random"),
+        ("s[rank=4]", "rank", "rank needs synthesizer"),
+        ("s[entmax=1]", "1", "entmax must be from 1.01 to 2, not 1"),
+        ("s[entmax=3]", "3", "entmax must be from 1.01 to 2, not 3"),
+        ("s[entmax=learnt]", "learnt", "entmax needs a number or learned, not 'learnt'"),
+        ("s[buckets=5]", "buckets", "buckets must be even"),
+        ("s[buckets=0]", "0", "buckets must be 2 or more"),
+        ("s[rounds=2]", "rounds", "rounds needs buckets, as in"),
+        ("s[window=4,buckets=8]", "buckets", "both a choice of sight"),
+        ("s[buckets=8,entmax=1.5]", "entmax", "entmax cannot stand with buckets: rounds are joined"),
+        ("s[buckets=8,persistent=4]", "persistent", "persistent cannot stand with buckets: vectors are no tokens"),
+    ],
 )
-def test_a_bad_setting_has_a_caret_under_it(pattern, character, why):
-    with pytest.raises(UserError, match=why) as caught:
-        plan(pattern)
-    assert f"character {character}:" in str(caught.value)
+def test_what_means_nothing_is_refused(pattern, under, why):
+    assert_refused(pattern, under, why)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "direction", "under", "why"),
+    [
+        ("f s[window=2, global=given]", CAUSAL, "global", "global=given is for encoders"),
+        ("fs[linformer=2]", CAUSAL, "linformer", "linformer is not for causal models: each of its keys mixes all"),
+        ("s[synthesizer=random,length=8]", ENCODER, "length", "an encoder's longest input is its --max-positions"),
+    ],
+)
+def test_what_means_nothing_in_one_direction_is_refused_there(pattern, direction, under, why):
+    assert_refused(pattern, under, why, direction)
+    plan(pattern, ENCODER if direction == CAUSAL else CAUSAL)

@@ -13,6 +13,7 @@ from helpers import NAMES, THINGS, write_toy_glue
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.modules.networks.heads import ClassificationHead, LinearHead
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,14 @@ def test_head_and_its_name(config):
     cfg = config("STS-B", "--glue-head-name", "similarity")
     model = setup_task(cfg.task).build_model(cfg.model)
     assert model.classification_heads["similarity"].out_proj.out_features == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], ClassificationHead), (["--glue-head", "linear"], LinearHead)])
+def test_the_kind_of_the_head(config, given, expected):
+    cfg = config("STS-B", "--pooler-dropout", "0.1", *given)
+    (head,) = setup_task(cfg.task).build_model(cfg.model).classification_heads.values()
+    assert type(head) is expected
+    assert head.dropout.p == 0.1
 
 
 def test_tokenizer_is_found_beside_the_checkpoint(glue, config, data_folder, tmp_path):

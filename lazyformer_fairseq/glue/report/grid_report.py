@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -85,11 +85,18 @@ def _deviations(results: Results) -> Iterator[str]:
     epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(TASKS[task].epochs)]:
         yield f"Epochs: {', '.join(changed)}; the paper has {TASKS['MNLI'].epochs}."
+    heads = {(run.head, run.head_dropout) for run in results.runs.values()}
+    if heads - {(None, None)}:
+        yield f"Head: {_either({_describe_head(*head) for head in heads})}; the default is dense."
     for task, runs in of_task.items():
         started = {run.started_from for run in runs} - {None}
         if started:
             which = "all" if all(run.started_from for run in runs) else "some"
             yield f"{task}: {which} runs started from the {_either(started)} checkpoint, which the paper does not do."
+
+
+def _describe_head(kind: Optional[str], dropout: Optional[float]) -> str:
+    return (kind or "dense") + (f" with dropout {dropout:g}" if dropout is not None else "")
 
 
 def _training_rows(task: str, runs: list[Run]) -> str:

@@ -32,6 +32,8 @@ _RESULT_FIELDS = {
     "rows_in_file": (int, _OPTIONAL),
     "seconds": _NUMBER,
     "started_from": (str, _OPTIONAL),
+    "head": (str, _OPTIONAL),
+    "head_dropout": (*_NUMBER, _OPTIONAL),
 }
 _KEY_FIELDS = ("model", "task", "lr", "seed")
 _GRID_FIELDS = {"models": (dict,), "tasks": (list,), "lrs": (list,), "seeds": (list,)}

@@ -48,6 +48,7 @@ class Run:
         baseline: as `metrics`, for the majority class or a constant score.
         rows_in_file: that it could have been trained on; None in results older than this field.
         seconds: it took.
+        head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
         started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
     """
 
@@ -62,6 +63,8 @@ class Run:
     rows_in_file: Optional[int]
     seconds: float
     started_from: Optional[str]
+    head: Optional[str]
+    head_dropout: Optional[float]
 
 
 @dataclass(frozen=True)

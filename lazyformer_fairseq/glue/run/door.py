@@ -4,19 +4,22 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import click
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription, find_task
+from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
+from lazyformer_fairseq.devices.precision import precision_here
+from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
 from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models
-from lazyformer_fairseq.glue.run.workers import Workers, best_precision, visible_gpus
+from lazyformer_fairseq.glue.run.workers import Workers
 
 
 def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cluster]]:
@@ -42,9 +45,10 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["lrs"],
         given["seeds"],
         epochs,
-        given["precision"] or ("fp32" if given["gpus"] == "none" else best_precision()),
+        given["precision"] or ("fp32" if given["gpus"] == "none" else precision_here()),
         given["max_train_rows"],
         given["from_mnli"],
+        *choose_head(given["glue_head"], given["pooler_dropout"]),
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
@@ -77,6 +81,13 @@ def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str,
     return epochs
 
 
+def choose_head(kind: str, dropout: Optional[float]) -> tuple[Optional[str], Optional[float]]:
+    """Kind and dropout of the classification head, None for a default; a linear one's dropout is 0.1, as published."""
+    if kind == "dense":
+        return None, dropout
+    return kind, 0.1 if dropout is None else dropout
+
+
 def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
     """Where runs go, from the command's options; UserError where these do not fit together."""
     options = {}
@@ -103,6 +114,8 @@ def _choose_gpus(names: str) -> list[str]:
     there = visible_gpus()
     if names and not there:
         raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
+    if there:
+        refuse_unfit_torch(len(there))
     return [name.strip() for name in names.split(",")] if names else there
 
 

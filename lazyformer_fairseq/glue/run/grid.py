@@ -36,6 +36,7 @@ class Run:
         data: folder of the prepared task; `data_sha256` tells its contents.
         tokens_per_sample: longest input in ids.
         precision: fp32, fp16 or bf16.
+        head, head_dropout: --glue-head and --pooler-dropout; None for the defaults.
         started_from: MNLI where the model was fine-tuned on it first, else None.
         rows_in_file: of the training split as it was prepared.
         train_rows, train_tokens: of an epoch.
@@ -56,6 +57,8 @@ class Run:
     rows_in_file: int
     train_rows: int
     train_tokens: int
+    head: Optional[str] = None
+    head_dropout: Optional[float] = None
 
     @property
     def name(self) -> str:
@@ -64,7 +67,8 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What decides the result, wherever the files lie; as JSON."""
-        names = ("data_sha256", "lr", "seed", "epochs", "tokens_per_sample", "precision", "max_train_rows")
+        names = ("data_sha256", "lr", "seed", "epochs", "tokens_per_sample", "precision", "max_train_rows", "head")
+        names += ("head_dropout",)
         return {
             "model": self.model.name,
             "checkpoint_sha256": self.model.sha256,
@@ -102,6 +106,8 @@ class Run:
             *("--task", "glue", "--glue-task", self.task.name, "--tokens-per-sample", str(self.tokens_per_sample)),
             *(("--max-train-rows", str(self.max_train_rows)) if self.max_train_rows else ()),
             *("--criterion", "glue", *self.model.options, "--finetune-from-model", str(start)),
+            *(("--glue-head", self.head) if self.head else ()),
+            *(("--pooler-dropout", repr(self.head_dropout)) if self.head_dropout is not None else ()),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6"),
             *("--weight-decay", "0.01", "--clip-norm", "1.0"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", "0.06", "--lr", repr(self.lr)),
@@ -121,6 +127,7 @@ class Grid:
     Attributes:
         epochs: task -> number.
         from_mnli: RTE, MRPC and STS-B start from the model's best MNLI run.
+        head, head_dropout: as in :class:`Run`.
     """
 
     output: Path
@@ -132,6 +139,8 @@ class Grid:
     precision: str = "fp32"
     max_train_rows: Optional[int] = None
     from_mnli: bool = False
+    head: Optional[str] = None
+    head_dropout: Optional[float] = None
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -172,6 +181,8 @@ class Grid:
             counts["rows"],
             rows,
             round(counts["kept_tokens"] * rows / counts["rows"]),
+            self.head,
+            self.head_dropout,
         )
 
     def write(self) -> None:
@@ -188,6 +199,8 @@ class Grid:
             "max_train_rows": self.max_train_rows,
             "precision": self.precision,
             "from_mnli": self.from_mnli,
+            "head": self.head,
+            "head_dropout": self.head_dropout,
         }
         if content != before:
             path.parent.mkdir(parents=True, exist_ok=True)

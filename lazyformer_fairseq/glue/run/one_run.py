@@ -91,6 +91,8 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "train_seconds": train_seconds,
         "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),
         "started_from": run.started_from,
+        "head": run.head,
+        "head_dropout": run.head_dropout,
         "start": str(start),
         "parameters": run.model.parameters,
         "settings": run.settings,

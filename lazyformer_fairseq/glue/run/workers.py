@@ -8,7 +8,6 @@ processes start afresh, and see that GPU alone.
 import multiprocessing
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -92,32 +91,6 @@ class Workers:
             job.process.kill()
         for job in self._jobs:
             job.process.join()
-
-
-def visible_gpus() -> list[str]:
-    """GPUs as CUDA_VISIBLE_DEVICES would name them; from the driver's tool, because CUDA itself must not start here."""
-    try:
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    there = sum(line.startswith("GPU ") for line in answer.stdout.splitlines()) if answer.returncode == 0 else 0
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or not there:
-        return list(map(str, range(there)))
-    return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-
-
-def best_precision() -> str:
-    """bf16 if all GPUs have it (compute capability 8.0), fp16 if they do not, fp32 without GPUs."""
-    try:
-        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        capabilities = [float(line) for line in answer.stdout.split()]
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        capabilities = []
-    if not visible_gpus():
-        return "fp32"
-    return "bf16" if capabilities and min(capabilities) >= 8 else "fp16"
 
 
 def _work(run: Run, start: Path, threads: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import named_patterns, numbers
+from lazyformer_fairseq.arguments import named_patterns, numbers, precision_option
+from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.language_modeling.commands import PREPARED
 from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
 
@@ -52,8 +53,8 @@ def whole_numbers(flag: str, name: str, help_text: str) -> Callable:
 @size("evaluation_streams", "Rows of an evaluation batch; no influence on the result.", flag="--evaluation-batch-size")
 @size("rate", "Highest learning rate.", click.FloatRange(0, 1, min_open=True), flag="--lr")
 @size("warmup_ratio", "Share of the updates until then.", click.FloatRange(0, 1))
-@click.option("--device", type=click.Choice(["cpu", "cuda"]),
-              help="cuda is in bf16.  [default: cuda where there is one]")  # fmt: skip
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
+@precision_option
 def compare(
     data: Path,
     out: Path,
@@ -62,6 +63,7 @@ def compare(
     updates: Optional[int],
     minutes: Optional[float],
     device: Optional[str],
+    precision: Optional[str],
     **sizes: Any,
 ) -> None:
     """Train Transformer-XL, Sandwich, PAR and lazy PAR on DATA, equal in all but their pattern, and report to OUT.
@@ -83,12 +85,14 @@ def compare(
     from lazyformer_fairseq.costs.machine import device_named
     from lazyformer_fairseq.language_modeling.comparison.run import compare as run
 
+    device = device_named(device)
     settings = ComparisonSettings(
         data=str(data),
         patterns=patterns | more_patterns,
         updates=None if minutes else updates or DEFAULTS["updates"],
         minutes=minutes,
-        device=device_named(device),
+        device=device,
+        precision=precision or precision_on(device),
         **sizes,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C

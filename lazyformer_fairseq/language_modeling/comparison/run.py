@@ -42,7 +42,7 @@ def compare(settings: ComparisonSettings, folder: Path, command: Sequence[str]) 
     """
     with claimed(folder):
         plan, begun = folder / "updates.json", any(folder.glob("runs/*/checkpoint_last.pt"))
-        keep_settings(folder / "settings.json", asdict(settings), "a comparison", begun, made_by_them=[plan])
+        keep_settings(folder / "settings.json", settings.as_kept(), "a comparison", begun, made_by_them=[plan])
         updates = planned_updates(settings, plan)
         _train_all(settings, updates, folder / "runs")
         if not (folder / "costs.json").exists():

@@ -1,8 +1,8 @@
 """The models of `lazyformer lm compare`: miniatures of the PAR paper's, equal in all but their pattern."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Optional
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
 
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
@@ -47,15 +47,19 @@ class ComparisonSettings:
     rate: float = 3e-3
     warmup_ratio: float = 0.1
     device: str = "cpu"
+    precision: str = "fp32"
 
     def __post_init__(self):
         for pattern in self.patterns.values():
             expand(pattern)  # raises a UserError where it cannot be read
         assert (self.updates is None) != (self.minutes is None)
 
-    @property
-    def precision(self) -> str:
-        return "fp32" if self.device == "cpu" else "bf16"
+    def as_kept(self) -> dict[str, Any]:
+        """For the folder. Those of older folders, which name no precision, are fp32 on a CPU and bf16 on a GPU."""
+        kept = asdict(self)
+        if self.precision == ("fp32" if self.device == "cpu" else "bf16"):
+            del kept["precision"]
+        return kept
 
     def training_command(self, model: str, seed: int, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains one model.
@@ -77,5 +81,6 @@ class ComparisonSettings:
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", str(self.rate)),
             *("--batch-size", str(self.streams), "--max-update", str(updates), "--seed", str(seed)),
             *("--num-workers", "0", "--no-epoch-checkpoints"),
-            *("--cpu" if self.device == "cpu" else "--bf16",),
+            *(["--cpu"] if self.device == "cpu" else []),
+            *([] if self.precision == "fp32" else [f"--{self.precision}"]),
         ]

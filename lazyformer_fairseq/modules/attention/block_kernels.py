@@ -1,9 +1,9 @@
 """The kernels that a lazy block needs, as operators that torch.compile takes as they are."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Optional, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,6 +103,26 @@ def as_operators(
             _fake_block_gradient,
         ),
     )
+
+
+class HasShape(Protocol):
+    """A piece of a distribution, which implementations compute piece by piece."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of its probabilities."""
+
+
+PieceT = TypeVar("PieceT", bound=HasShape)
+
+
+def with_stored(pieces: Iterable[PieceT], stored: Optional[Tensor]) -> Iterator[tuple[PieceT, Optional[Tensor]]]:
+    """Each piece with its part of `stored`, where they lie one behind the other; None where nothing is stored."""
+    start = 0
+    for piece in pieces:
+        end = start + math.prod(piece.shape)
+        yield piece, None if stored is None else stored[start:end].view(piece.shape)
+        start = end
 
 
 def empty_heads(like: Tensor) -> Tensor:

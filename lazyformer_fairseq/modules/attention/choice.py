@@ -3,14 +3,15 @@
 import functools
 import logging
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention import BACK_ENDS, recompute
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block, table_of
-from lazyformer_fairseq.modules.processor import device_kind
+from lazyformer_fairseq.modules.attention.tiles import attend as tiles
+from lazyformer_fairseq.modules.processor import compute_capability, device_kind
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,15 @@ SHARE_OF_MEMORY = 0.4
 # with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 in sight, 0.5 to 0.8 and 0.3 to 0.4.
 FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
+
+
+def back_ends_of(device: str) -> tuple[str, ...]:
+    """Those that train on such a type of device."""
+    return tuple(name for name, row in BACK_ENDS.items() if row.supports(device, frozenset(), 64))
+
+
+class BackEndNotHereError(UserError, RuntimeError):
+    """A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt."""
 
 
 class Situation(NamedTuple):
@@ -76,8 +86,20 @@ def check_backend(name: str, attention_dropout: float) -> None:
 
 
 def choose(name: str, situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> str:
-    """The back end for an ``s`` with this many readers."""
-    return choose_automatically(situation, readers, among) if name == AUTO else name
+    """The back end for an ``s`` with this many readers.
+
+    Raises:
+        BackEndNotHereError: the one that the user names does not run on this device.
+    """
+    if name == AUTO:
+        return choose_automatically(situation, readers, among)
+    if not BACK_ENDS[name].runs_on(situation.device):
+        major, minor = compute_capability()
+        raise BackEndNotHereError(
+            f"--lazy-backend {name}: needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}: "
+            f"give {AUTO} or recompute"
+        )
+    return name
 
 
 @functools.lru_cache(maxsize=1024)
@@ -100,11 +122,10 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     processes.
     """
     if situation.has_dropout:
-        learns = situation.is_training and situation.learned != NOTHING_LEARNED
         if not BACK_ENDS["recompute"].lacks.isdisjoint(situation.features):
             return "eager", "attention dropout on weights that no kernel of torch has"
-        if readers and (situation.device == "cpu" or learns):
-            return "eager", "attention dropout, which no fused kernel has"
+        if readers and (situation.device == "cpu" or not _is_possible("recompute", situation)):
+            return "eager", "attention dropout, which no fused kernel has here"
         return "recompute", "attention dropout"
     possible = [name for name in among if _is_possible(name, situation)]
     if situation.keys < situation.time:  # no table has this; torch's was the fastest for 0 to 2 readers
@@ -113,6 +134,8 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
+        if situation.device == "cuda" and situation.share and (name := _for_a_sight(situation, possible)):
+            return name, "made for attention to some of the keys, and nothing like it was measured here"
         if "tiles" in possible and situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES:
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
@@ -120,8 +143,25 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
 
 
+def _for_a_sight(situation: Situation, possible: list[str]) -> Optional[str]:
+    """On a GPU: ``flex``; but ``tiles`` where Triton computes them and a bias learns.
+
+    There all pairs of one distance add to one number at a time in ``flex``, and in an order that differs from run to
+    run. None where neither can compute it as kernels do.
+    """
+    by_triton = "tiles" in possible and tiles.has_triton(situation.device, situation.features, situation.head_size)
+    first = "bias" in situation.features and situation.is_training
+    names = (["tiles"] if by_triton and first else []) + ["flex"] + (["tiles"] if by_triton else [])
+    return next((name for name in names if name in possible), None)
+
+
 def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:
-    """Fused attention, or ``eager`` where torch would write something that it cannot fuse out again and again."""
+    """Fused attention; on a processor ``eager`` where torch would write what it cannot fuse out again and again.
+
+    On a GPU torch fuses a bias that learns too (:mod:`.recompute`).
+    """
+    if situation.device == "cuda":
+        return next((name for name in ("recompute", "eager", "fused", "tiles") if name in possible), "eager")
     writes = bool(readers) if situation.learned == "positions" else situation.is_training
     first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
     return next((name for name in [*first, "recompute", "eager", "tiles"] if name in possible), "eager")
@@ -159,15 +199,42 @@ def _is_possible(name: str, situation: Situation) -> bool:
         situation.device, situation.features, situation.head_size
     ):
         return False
-    if name == "recompute" and situation.is_training and "learned" in situation.features:
-        return False  # torch fuses no attention whose additions learn: `fused` would compute under its name
-    writes_a_mask = name == "recompute" and "sight" in situation.features  # T x K, for each head if there is a bias
-    if not (row.keeps_distribution or writes_a_mask):
+    if name == "recompute" and situation.is_training and not _torch_fuses(situation):
+        return False  # `fused` would compute under its name, or torch would write the distribution
+    written = _numbers_written(name, situation) * torch.empty((), dtype=situation.precision).element_size()
+    return not written or written <= SHARE_OF_MEMORY * _memory(situation.device)
+
+
+def _torch_fuses(situation: Situation) -> bool:
+    """Whether torch fuses an attention whose additions to scores learn: a bias, dense scores.
+
+    Positions count as fused on a processor: a table tells what they cost there.
+    """
+    if situation.device != "cuda":
+        return "learned" not in situation.features
+    if situation.learned == NOTHING_LEARNED and "learned" not in situation.features:
         return True
-    size = torch.empty((), dtype=situation.precision).element_size()
-    distributions = situation.batch * situation.heads * situation.time * situation.keys * size
-    kept = situation.blocks if situation.is_training and row.keeps_distribution else 1
-    return distributions * kept <= SHARE_OF_MEMORY * _memory(situation.device)
+    return recompute.has_kernel(situation.precision, situation.head_size, compute_capability())
+
+
+def _numbers_written(name: str, situation: Situation) -> int:
+    """Numbers of T x K matrices that are in memory at once."""
+    matrix = situation.heads * situation.time * situation.keys
+    distribution = situation.batch * matrix
+    if BACK_ENDS[name].keeps_distribution:
+        return distribution * (situation.blocks if situation.is_training else 1)
+    if name == "flex" and "positions" in situation.features:  # of keys that a sight may hide
+        return 2 * distribution * (situation.blocks if situation.is_training else 1)  # in single precision
+    if name != "recompute":
+        return 0
+    if "sight" in situation.features:  # a mask, for each head if there is a bias
+        return distribution
+    own = {"positions", "learned"} & situation.features
+    if situation.device != "cuda" or not situation.is_training or not (own or "bias" in situation.features):
+        return 0
+    # The additions, of each sublayer or for all; and their gradient, a piece at a time.
+    added = distribution * situation.blocks if own else distribution if "padding" in situation.features else matrix
+    return added + min(distribution, max(matrix, recompute.PIECE_NUMBERS))
 
 
 def _memory(device: str) -> int:

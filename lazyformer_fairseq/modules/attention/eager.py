@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.weights import distribution
+from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory
 
 
 class StoredDistribution(NamedTuple):
@@ -34,3 +35,36 @@ def attend(
     has_blind_rows = scores.sight is not None
     stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
     return stored.attend(v_BNKD, dropout), stored
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    stored, single = size.pairs * size.number, size.pairs * size.single
+    is_half = size.number < size.single
+    has_positions = "positions" in size.features
+    kept = single + _dropped(size) + (stored if is_half and not size.dropout else 0)
+    if has_positions:  # torch multiplies with a copy of the distances for each sequence
+        kept += size.batch * (size.keys + 1) * size.width * size.number
+    forward = stored * (1 + has_positions) + (single if is_half else 0) + (stored if is_half and size.dropout else 0)
+    # softmax's gradient needs P, dP and dS at once; the product's and dropout's own are gone by then.
+    backward = single if size.dropout else 2 * single - (stored if is_half else 0)
+    if "sight" in size.features and not is_half:  # rows that see nothing are looked for
+        backward += single
+    if "entmax" in size.features:
+        forward, backward = forward + 3 * single, backward + 3 * single
+    if size.features & {"bias", "learned"}:  # written once for all sequences
+        added = size.heads * size.time * size.keys * size.number
+        forward, backward = forward + added, backward + added
+    pending = stored if size.readers else 0
+    return Memory(kept, forward, backward - pending, pending)  # its own dP adds to that of its readers
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``: dropout of its own, and dP."""
+    stored = size.pairs * size.number
+    return Memory(_dropped(size), stored if size.dropout else 0, stored * (1 + size.dropout) - _dropped(size) // 2)
+
+
+def _dropped(size: AttentionSize) -> int:
+    """A dropout mask, and the distribution behind it."""
+    return size.pairs * (size.mask + size.number) if size.dropout else 0

@@ -3,7 +3,7 @@
 A key is the query of its position, scaled to length one. A round of hashing gives each position a bucket; positions
 are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,
 in its own chunk and the one before; in encoders, which the paper leaves open, in the one after too. Rounds are joined
-so that a query looks at the union of what it sees in each, each key once (equations 5 to 7, and appendix A): by their
+so that a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their
 log-sum-exps, with -log N at a key that N rounds show.
 
 Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.

@@ -1,5 +1,7 @@
 """Back end ``materialize``: the ``s`` keeps its distribution in the values' precision, each ``l`` is one product."""
 
+from functools import partial
+
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import block_gradient
@@ -16,3 +18,5 @@ def attend(
 
 
 _KERNELS = blockwise.kernels("materialize", store=True)
+count_memory = partial(blockwise.count_memory, store=True)
+count_reuse_memory = partial(blockwise.count_reuse_memory, store=True)

@@ -1,11 +1,31 @@
-"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. It never keeps P."""
+"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. It never keeps P.
 
+torch's kernels differ in what they take of a bias that learns, a dense matrix to them:
+
+| device | kernel | gradient of the bias | dropout |
+|---|---|---|---|
+| CPU | flash | none: our own ``fused`` takes its place | none: unfused |
+| GPU | memory-efficient, compute capability 5.0 and above | yes | yes |
+| GPU | flash (no bias at all) and cuDNN's, 8.0 and above | none | yes |
+
+Source: can_use_mem_efficient_attention and its neighbours in torch's
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
+"""
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lazyformer_fairseq.modules.attention import fused
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+
+# The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
+# numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
+PIECE_NUMBERS = 2**26
+ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
 
 
 class RecomputedAttention:
@@ -15,19 +35,25 @@ class RecomputedAttention:
         self.q_BNTD = q_BNTD
         self.k_BNKD = k_BNKD
         self.scores = scores
-        # We write positions out once for all readers: they are no smaller than what torch adds to scores.
-        self._added = None if scores.position_queries_BNTD is None else self._dense()
+        self._learns = scores.is_learning
+        is_on_gpu = q_BNTD.device.type == "cuda"
+        # We write out once for all readers what is no smaller than what torch adds to scores.
+        self._added = None
+        if scores.position_queries_BNTD is not None or (self._learns and is_on_gpu):
+            self._added = aligned(self._dense()) if is_on_gpu else self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask.
 
-        torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless dropout
-        is on, which that kernel lacks. torch keeps Transformer-XL's positions: to it they are a dense bias.
+        On a CPU torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless
+        dropout is on, which that kernel lacks. torch keeps Transformer-XL's positions: to it they are a dense bias.
         """
         can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not dropout
-        if self._added is None and self.scores.is_learning and can_fuse:
+        if self._added is None and self._learns and can_fuse:
             return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, readers=0)[0]
         added = self._dense() if self._added is None else self._added
+        if self._learns and added is not None and v_BNKD.device.type == "cuda":
+            return attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
         return F.scaled_dot_product_attention(self.q_BNTD, self.k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
 
     def _dense(self) -> Tensor | None:
@@ -40,3 +66,102 @@ def attend(
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
     attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
     return attention.attend(v_BNKD, dropout), attention
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    own = _count_attention(size)
+    # Each reader differentiates queries and keys too.
+    return own._replace(pending=size.readers and size.queries + size.values)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output: an attention of its own."""
+    own = _count_attention(size._replace(readers=0))
+    by_steps = own.kept > size.pairs * size.number
+    return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
+
+
+def _count_attention(size: AttentionSize) -> Memory:
+    has_positions, learns = "positions" in size.features, not size.features.isdisjoint({"bias", "learned"})
+    is_on_gpu = size.device == "cuda"
+    if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
+        return fused.count_memory(size)
+    has_sight = "sight" in size.features
+    if not is_on_gpu and (size.dropout or has_positions or learns or has_sight):
+        return _count_by_steps(size)
+    # One kernel: a number of each row, and what is added to scores, where that is a sublayer's own.
+    added = size.pairs * size.number if has_positions else 0
+    at_once = min(size.pairs, max(PIECE_NUMBERS, size.pairs // size.batch))
+    gradient = at_once * size.number if has_positions or learns else 0
+    return Memory(added + size.rows * SINGLE, added, size.queries + 2 * size.values + added + gradient)
+
+
+def _count_by_steps(size: AttentionSize) -> Memory:
+    """torch's attention where it is not fused; in single precision inside."""
+    single, has_positions = size.pairs * size.single, "positions" in size.features
+    copies = (size.queries + 2 * size.values) * (size.single // size.number - 1)  # in place of those given
+    kept = single * (1 + 2 * size.dropout) + copies
+    if has_positions:
+        kept += size.batch * (size.keys + 1) * size.width * size.number
+    forward = single * (2 if has_positions and size.number == size.single else 1)
+    return Memory(kept, forward, single * (1 + (not size.dropout)))
+
+
+def attention_with_learned_bias(
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, added: Tensor, dropout: float = 0.0
+) -> Tensor:
+    """torch's attention with additions that get a gradient, by its memory-efficient kernel where that runs.
+
+    Elsewhere, as on a CPU, torch writes the distribution. The sequences go through in pieces of
+    :data:`PIECE_NUMBERS`; torch.compile sees one piece, as pieces would be a graph for each size.
+
+    Args:
+        added: broadcastable to (B, N, T, K), in the precision of the queries.
+
+    Returns:
+        (B, N, T, D).
+    """
+    # Flash takes no additions. cuDNN's is preferred on some GPUs, and has no gradient for them. And where nothing but
+    # the additions learns torch's forward pass leaves out what the memory-efficient backward pass reads.
+    has_others = any(part.requires_grad for part in (q_BNTD, k_BNKD, v_BNKD))
+    kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH] if has_others else [SDPBackend.MATH]
+    with sdpa_kernel(kernels):
+        if torch.compiler.is_compiling():
+            return F.scaled_dot_product_attention(q_BNTD, k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
+        batch = q_BNTD.size(0)
+        at_once = max(1, PIECE_NUMBERS // (q_BNTD.size(1) * q_BNTD.size(2) * k_BNKD.size(2)))
+        parts = (q_BNTD, k_BNKD, v_BNKD, added)
+        outputs = [
+            F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+            for q, k, v, bias in (
+                [part if len(part) < batch else part[first : first + at_once] for part in parts]
+                for first in range(0, batch, at_once)
+            )
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def aligned(added: Tensor) -> Tensor:
+    """The same numbers, laid out so that the memory-efficient kernel reads them as they are.
+
+    It wants rows without gaps that begin at multiples of :data:`ALIGNMENT` numbers. torch would copy others in each
+    call, and knows nothing of where the first one begins.
+    """
+    if torch.compiler.is_compiling():  # it lays out anew what it computes, and torch copies the rest
+        return added
+    starts = (*added.stride()[:-1], added.storage_offset())
+    if added.stride(-1) == 1 and all(start % ALIGNMENT == 0 for start in starts):
+        return added
+    keys = added.size(-1)
+    return F.pad(added.contiguous(), (0, -keys % ALIGNMENT))[..., :keys]
+
+
+def has_kernel(precision: torch.dtype, head_size: int, capability: tuple[int, int]) -> bool:
+    """Whether the memory-efficient kernel takes this on a GPU of that compute capability."""
+    half = precision in (torch.float16, torch.bfloat16)
+    if not half and precision != torch.float32:
+        return False
+    if capability < (8, 0) and precision == torch.bfloat16:
+        return False
+    return capability >= (5, 0) and head_size % (8 if half else 4) == 0

@@ -3,7 +3,7 @@
 Bias, padding, causality, relative positions, sight, keys that are no tokens, and what turns scores into weights.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
@@ -29,7 +29,8 @@ class Scores:
         far: from this distance on, on either side, all share a bucket.
         lengths_B: keys from there on are padding; None where nothing is padded.
         is_causal: a query sees no key after itself.
-        hidden_BK: True at padding that stands elsewhere too, then `lengths_B` is None.
+        hidden_BK: True at padding that stands elsewhere too, then `lengths_B` is None. Not in a causal model without a
+            sight: there a query before all text would see nothing, and its output would be NaN.
         position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
         distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
             future, which no query may look at: with it, :func:`relative_shift` is a view.
@@ -59,7 +60,8 @@ class Scores:
     given_places_BG: Optional[Tensor] = None
 
     def __post_init__(self) -> None:
-        self._written: dict[Hashable, Optional[Tensor]] = {}  # sublayers of a forward pass share it
+        assert self.hidden_BK is None or not self.is_causal or self.sight, "streams have no padding before their text"
+        self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
 
     def with_padding(self, padding_mask_BK: Tensor, is_on_right: bool) -> "Scores":
         """The same over sequences with padding, True in the mask, on the right of each or anywhere.
@@ -90,6 +92,12 @@ class Scores:
         if not parts.keys() & _SHARED:
             own._written = self._written
         return own
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns, the same object for all sublayers of a forward pass that share padding and sight."""
+        if key not in self._written:
+            self._written[key] = make()
+        return self._written[key]
 
     @property
     def features(self) -> frozenset[str]:
@@ -140,9 +148,8 @@ class Scores:
             like: a tensor of the scores' device and precision.
         """
         tokens = keys - self.extra
-        if self.sight not in self._written:
-            self._written[self.sight] = self._write(time, tokens, like)
-        added = self._written[self.sight]
+        shape = (self.sight, time, tokens)  # a sublayer may leave out memory beyond its reach
+        added = self.once(shape, lambda: self._write(time, tokens, like))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)

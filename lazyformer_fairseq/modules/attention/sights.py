@@ -75,6 +75,14 @@ class Sight(NamedTuple):
             by_group.append(torch.stack(masks).any(0).expand(heads if len(self.groups) > 1 else 1, -1, -1))
         return torch.cat(by_group)
 
+    @property
+    def reach(self) -> Optional[int]:
+        """Positions before a query's own that it sees at most; None where there is no limit, or places count."""
+        parts = [part for _, parts in self.groups for part in parts]
+        if any(isinstance(part, Columns) or part.before is None or part.block for part in parts):
+            return None
+        return max(part.before * part.dilation for part in parts)
+
     def flat(self) -> list[int]:
         """As numbers, for torch operators; :func:`sight_of` reads them."""
         numbers = []

@@ -1,4 +1,4 @@
-"""What turns scores into a distribution: softmax, or alpha-entmax (Peters et al., 2019, equation 11), and its gradient.
+"""What turns scores into a distribution: softmax, or alpha-entmax (Peters et al., 2019, section 3), and its gradient.
 
 With eps = alpha - 1, entmax gives each key p = [1 + eps (s - tau)]_+^(1 / eps), where tau makes a row sum to one: keys
 far enough below the best have exactly none. eps -> 0 is softmax, eps = 1 is sparsemax.
@@ -139,7 +139,7 @@ def _powers(bases: Tensor, exponent: Tensor, may_look: bool) -> tuple[Tensor, Te
 
 
 def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N: Tensor) -> Tensor:
-    """dS: with w = p^(2 - alpha), w (dP - the mean of dP weighted by w) (Peters et al., Proposition 2)."""
+    """dS: with w = p^(2 - alpha), w (dP - the mean of dP weighted by w) (Peters et al., 2019, section 3)."""
     exponent = exponent_N[:, None, None]
     slopes = probabilities ** (2 - exponent)
     slopes = slopes.masked_fill_(probabilities == 0, 0)
@@ -148,7 +148,7 @@ def _entmax_gradient(probabilities: Tensor, d_probabilities: Tensor, exponent_N:
 
 
 def _exponent_gradient(probabilities: Tensor, d_scores: Tensor, exponent_N: Tensor) -> Tensor:
-    """d exponent (N,) (Correia et al., 2019, Proposition 1), in a form that holds near softmax too.
+    """d exponent (N,) (Correia et al., 2019, section 3), in a form that holds near softmax too.
 
     Differentiate p^eps = 1 + eps (s - tau) by alpha: dp = w (c - l^2 phi(eps l)), with l = log p, w = p^(2 - alpha),
     phi(z) = (1 - (1 - z) e^z) / z^2, and c such that a row sums to 0. So d exponent is the sum of -dS l^2 phi(eps l).

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.patterns.sizes import CausalSizes
 
 
 def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -127,6 +129,19 @@ class AdaptiveSoftmax(nn.Module):
         self.band_weight = nn.Parameter(torch.empty(others, embedding.embed_dim)) if others else None
         self.band_bias = nn.Parameter(torch.zeros(others)) if others else None
 
+    @staticmethod
+    def count_memory(sizes: CausalSizes, run: Pass, predicted: int) -> Memory:
+        """With its loss: the head's distribution over the first band, and each further band's over its own words.
+
+        How many words are of which band depends on the text: counted by Zipf's law.
+        """
+        (first, _), *others = sizes.bands
+        logits = predicted * (first + len(others))
+        kept = logits * SINGLE
+        for (words, width), share in zip(others, _shares_by_rank(sizes), strict=True):
+            kept += int(predicted * share) * (words * SINGLE + (sizes.embed_dim + width) * run.number)
+        return Memory(kept, logits * SINGLE, 2 * logits * SINGLE)
+
     def negative_log_likelihood(self, features: Tensor, target: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """-log P of the targets, in nats. A band beyond the first computes scores only for targets of its own.
 
@@ -182,3 +197,11 @@ def _log_softmax(scores: Tensor) -> Tensor:
 
 def _at_least_float32(scores: Tensor) -> Tensor:
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _shares_by_rank(sizes: CausalSizes) -> list[float]:
+    """Of a text's words, those of each band but the first, if a word is as frequent as its rank is low."""
+    bounds = [*sizes.cutoffs, sizes.vocab_size]
+    return [
+        math.log(upper / lower) / (math.log(sizes.vocab_size) + 0.5772) for lower, upper in itertools.pairwise(bounds)
+    ]

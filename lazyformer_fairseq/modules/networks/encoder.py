@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import scores
 from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
@@ -131,6 +132,12 @@ class Encoder(Stack):
         x = self.embed_tokens(tokens_BT) + positions
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
         return F.dropout(x, self.dropout, self.training)
+
+    @staticmethod
+    def count_embedding_memory(sizes: EncoderSizes, run: Pass) -> Memory:
+        """The first sublayer's input, a dropout mask, and what LayerNorm remembers (pre-norm: the last one)."""
+        x, mask = run.tokens(sizes.embed_dim), run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
+        return Memory(2 * x + mask + 2 * SINGLE * run.batch * run.time, x, 2 * x)
 
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
         asking = [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]

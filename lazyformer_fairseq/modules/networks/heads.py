@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class MaskedLMHead(nn.Module):
@@ -23,6 +25,13 @@ class MaskedLMHead(nn.Module):
         self.layer_norm = layer_norm(embed_dim)
         self.weight = embed_tokens.weight
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
+
+    @staticmethod
+    def count_memory(sizes: Sizes, run: Pass, predicted: int) -> Memory:
+        """With its loss: four of (M, C), and the logits' distribution; its gradient is there twice."""
+        logits = predicted * sizes.vocab_size
+        kept = 4 * predicted * sizes.embed_dim * run.number + logits * SINGLE
+        return Memory(kept, logits * (run.number + (SINGLE if run.number < SINGLE else 0)), 2 * logits * SINGLE)
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None) -> Tensor:
         """Logits from features (B, T, C).
@@ -63,3 +72,22 @@ class ClassificationHead(nn.Module):
         """Logits (B, num_classes) from the features of the first token, ``<s>``."""
         x = self.dropout(features_BTC[:, 0])
         return self.out_proj(self.dropout(self.dense(x).tanh()))
+
+
+class LinearHead(nn.Module):
+    """One linear map of the first token: what LazyFormer's authors published first (github.com/guolinke/TUPE, 4442138).
+
+    Arguments as for :class:`ClassificationHead`.
+    """
+
+    def __init__(self, embed_dim: int, num_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """Logits (B, num_classes) from the features of the first token, ``<s>``."""
+        return self.out_proj(self.dropout(features_BTC[:, 0]))
+
+
+CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}

@@ -216,7 +216,7 @@ def _with(situation: Situation, settings: Given) -> Situation:
 
 def _features(planned: PlannedSublayer) -> frozenset[str]:
     """What its settings put into scores."""
-    return frozenset().union(*(choice.features_of(planned.values) for choice in choice_classes(planned.values)))
+    return frozenset().union(*(choice.features(planned.values) for choice in choice_classes(planned.values)))
 
 
 def _run(

@@ -1,7 +1,7 @@
 """What the file of a kind of attention offers: it changes what an ``s`` attends with, and what comes of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from torch import Tensor, nn
@@ -10,38 +10,36 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Sight, count_pairs, count_share
+from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.interface import Flops, RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-@dataclass(frozen=True)
-class ChoiceOptions:
-    """What a choice is built from.
+@dataclass(frozen=True, kw_only=True)
+class ChoiceOptions(SublayerOptions):
+    """What a choice is built from: the network's options, and those of its ``s``.
 
     Attributes:
-        options: of the network.
         values: all settings of the ``s``, by name.
         is_causal: for a causal model.
     """
 
-    options: SublayerOptions
     values: Settings
     is_causal: bool
 
-    @property
-    def embed_dim(self) -> int:
-        return self.options.embed_dim
-
-    @property
-    def num_heads(self) -> int:
-        return self.options.num_heads
+    @classmethod
+    def of(cls, options: SublayerOptions, values: Settings, is_causal: bool) -> "ChoiceOptions":
+        """The options of a network with what is the ``s``'s own."""
+        shared = {field.name: getattr(options, field.name) for field in fields(SublayerOptions)}
+        return cls(**shared, values=values, is_causal=is_causal)
 
     @property
     def head_size(self) -> int:
-        return self.options.embed_dim // self.options.num_heads
+        return self.embed_dim // self.num_heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,21 +92,31 @@ PROJECTIONS = frozenset({"queries", "keys"})
 class AttentionChoice(nn.Module):
     """The module of a row of :data:`lazyformer_fairseq.patterns.attention_kinds.ATTENTION_KINDS`.
 
+    A kind changes what it must and inherits the rest, which is a plain ``s``'s. Whoever needs to know something before
+    there is a module (formulas, back ends, what a network refuses) asks the class, which gets the settings.
+
+    Args:
+        options: of the network and the ``s``.
+
     Attributes:
-        features: what it puts into the scores, of :attr:`Scores.features`.
         refuses: features of the network's scores that it cannot stand with, each with the reason and the remedy.
+        counts_memory: whether the formula of memory holds with it within a tenth; else it is an estimate.
         copies: by the name of a linear map of its own, which projection it starts as a copy of: "q", "k" or "v". The
             module of its values may have some, too.
+        has_probabilities: whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a
+            search mixes.
     """
 
-    features: ClassVar[frozenset[str]] = frozenset()
     refuses: ClassVar[Mapping[str, str]] = {}
+    counts_memory: ClassVar[bool] = False
     copies: ClassVar[Mapping[str, str]] = {}
+    has_probabilities: ClassVar[bool] = True
 
-    @classmethod
-    def build(cls, options: ChoiceOptions) -> "AttentionChoice":
-        """One with fresh weights."""
-        return cls()
+    def __init__(self, options: ChoiceOptions):
+        super().__init__()
+        self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
+
+    # What it computes.
 
     def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> Optional[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values, (B, places, C) each, of an encoder's ``s``; None for all positions' projections."""
@@ -131,6 +139,8 @@ class AttentionChoice(nn.Module):
         """
         return None
 
+    # What it sees of a causal model's memory.
+
     @classmethod
     def why_no_memory(cls, values: Settings) -> str:
         """Why a causal model with it can have no memory; empty if it can."""
@@ -139,12 +149,15 @@ class AttentionChoice(nn.Module):
     @property
     def reach(self) -> Optional[int]:
         """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
-        return None
+        return self.most_reach
 
     @classmethod
-    def count_reach(cls, values: Settings) -> Optional[int]:
-        """The most that `reach` may become."""
-        return None
+    def count_reach(cls, values: Settings, heads: int) -> Optional[int]:
+        """The most that `reach` may become, in a causal model."""
+        sight = cls.sight_of(values, heads, is_causal=True)
+        return None if sight is None else sight.reach
+
+    # What it costs.
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
@@ -168,18 +181,32 @@ class AttentionChoice(nn.Module):
 
     @classmethod
     def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """FLOPs of an ``l`` that reads it, given those without this choice."""
-        return flops
+        """FLOPs of an ``l`` that reads it, given those without this choice: what its ``s`` does beside the scores."""
+        of_s = cls.count_flops(sizes, values, time, keys, batch, Flops(0, 2 * flops.products))
+        return Flops(flops.linear, of_s.products - of_s.of_scores)
+
+    # Which back end computes it.
 
     @classmethod
-    def features_of(cls, values: Settings) -> frozenset[str]:
-        """What it puts into the scores with these settings."""
-        return cls.features
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        """What the innermost attention's memory depends on, given that without this choice.
+
+        What the choice itself takes besides does not count; see `counts_memory`.
+        """
+        size = size._replace(features=size.features | cls.features(values))
+        is_causal = sizes.direction == CAUSAL
+        sight = cls.sight_of(values, sizes.num_heads, is_causal)
+        if sight is None:
+            return size
+        head = size.width // size.heads
+        shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
+        shown = geometry.count(*shapes, Scores(is_causal=is_causal, sight=sight).flat(), size.device)
+        return size._replace(in_tiles=shown.by_key)
 
     @classmethod
-    def has_probabilities(cls, values: Settings) -> bool:
-        """Whether the distribution on ``eager`` has `probabilities`, (B, N, T, K) of tokens, which a search mixes."""
-        return True
+    def features(cls, values: Settings) -> frozenset[str]:
+        """What it puts into the scores, of :attr:`Scores.features`."""
+        return frozenset()
 
     @classmethod
     def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[Sight]:
@@ -189,18 +216,17 @@ class AttentionChoice(nn.Module):
     @classmethod
     def situation(cls, situation: Situation, values: Settings) -> Situation:
         """What decides which back end computes the innermost attention."""
-        situation = situation._replace(features=situation.features | cls.features_of(values))
-        sight = cls.sight_of(values, situation.heads, "causal" in situation.features)
+        situation = situation._replace(features=situation.features | cls.features(values))
+        is_causal = "causal" in situation.features
+        sight = cls.sight_of(values, situation.heads, is_causal)
         if sight is None:
             return situation
-        return situation._replace(
-            share=count_share(sight, situation.time, situation.keys, "causal" in situation.features)
-        )
+        return situation._replace(share=count_share(sight, situation.time, situation.keys, is_causal))
 
 
 def build_choices(options: ChoiceOptions) -> nn.ModuleDict:
     """By name, in the table's order: the first one is outermost."""
-    return nn.ModuleDict({row.name: row.load().build(options) for row in chosen_kinds(options.values)})
+    return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
 
 
 def build_values(options: ChoiceOptions) -> nn.ModuleDict:

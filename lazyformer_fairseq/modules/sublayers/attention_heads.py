@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.attention import BACK_ENDS, able_back_end, attend
+from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
     Attended,
     Attention,
@@ -57,7 +58,7 @@ class AttentionSublayer(Sublayer):
 
     @classmethod
     def choice_options(cls, options: SublayerOptions, values: Settings) -> ChoiceOptions:
-        return ChoiceOptions(options, values, cls.direction == CAUSAL)
+        return ChoiceOptions.of(options, values, cls.direction == CAUSAL)
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
@@ -118,18 +119,55 @@ class AttentionSublayer(Sublayer):
         return self.out_proj(merge_heads(attended.output_BNTD)), {DISTRIBUTION: attended.distribution, **handed_on}
 
 
+def count_attention_memory(
+    sizes: Sizes, planned: PlannedSublayer, run: Pass, projected: int, is_reader: bool = False
+) -> Memory:
+    """Of a sublayer that attends.
+
+    Args:
+        planned: whose settings shape the scores.
+        projected: bytes of what it projects and autograd keeps.
+        is_reader: whether it reads the distribution of `planned`.
+    """
+    size = AttentionSize(
+        run.batch,
+        sizes.num_heads,
+        run.time,
+        run.keys,
+        sizes.embed_dim,
+        run.number,
+        run.mask,
+        run.device,
+        run.attention_dropout,
+        run.features,
+        planned.readers.count(DISTRIBUTION),
+    )
+    for choice in choice_classes(planned.values):
+        size = choice.attention_size(sizes, planned.values, size)
+    row = BACK_ENDS[able_back_end(run.back_end(planned), size.dropout, size.features)]
+    inner = (row.count_reuse_memory if is_reader else row.count_memory)(size)
+    output = run.tokens(sizes.embed_dim)
+    # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
+    backward = max(output + inner.backward, 2 * projected - inner.kept)
+    kept = inner.kept + projected + output
+    return inner._replace(kept=kept, forward=output + inner.forward, backward=backward)
+
+
 class ChoosingAttention(AttentionSublayer):
     """The base of ``s``: its settings choose what it computes.
 
     Attributes:
         choices: by name, the outermost first.
         has_queries, has_keys: whether it projects them.
+        why_no_memory: why it can attend to no memory; empty if it can.
     """
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         kept = projections(planned.values)
         self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
+        reasons = [choice.why_no_memory(planned.values) for choice in choice_classes(planned.values)]
+        self.why_no_memory = next(filter(None, reasons), "")
         of_choice = self.choice_options(options, planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)
@@ -165,6 +203,12 @@ class ChoosingAttention(AttentionSublayer):
         for choice in choice_classes(planned.values):
             flops = choice.count_flops(sizes, planned.values, time, keys, batch, flops)
         return flops
+
+
+def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:
+    """Bytes of a projection (B, K, C) of memory and segment, and of a copy of both, which there is with a memory."""
+    of_keys = run.batch * run.keys * sizes.embed_dim * run.number
+    return of_keys, of_keys if run.memory else 0
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -37,6 +38,15 @@ class FeedForward(Sublayer):
     @classmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         return Flops(2 * batch * time * 2 * sizes.embed_dim * sizes.ffn_embed_dim)
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """What the activation and the second map remember: two of (B, T, W), of which ReLU shares one, and a mask."""
+        hidden, output = run.tokens(sizes.ffn_embed_dim), run.tokens(sizes.embed_dim)
+        remembered = 2 if run.activation_dropout or run.activation != "relu" else 1
+        mask = run.mask_of_tokens(sizes.ffn_embed_dim) if run.activation_dropout else 0
+        gradients = hidden * (3 - remembered)  # one of the remembered is gone by then
+        return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None

@@ -8,7 +8,9 @@ from typing import Any, ClassVar, NamedTuple, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.settings import Value
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -112,6 +114,16 @@ class Sublayer(nn.Module):
     @abstractmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         """FLOPs of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """What it takes in an update, without its input and what the residual connection around it takes.
+
+        Raises:
+            UserError: nobody has counted that.
+        """
+        why = f"nobody counts the memory of {planned.kind.name}: its class has no count_memory"
+        raise UserError(f"{planned.text}: {why}")
 
     @abstractmethod
     def forward(

@@ -6,8 +6,15 @@ from typing import ClassVar, Optional
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_choice import build_values, choice_classes
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer, merge_heads, with_memory
+from lazyformer_fairseq.modules.sublayers.attention_heads import (
+    AttentionSublayer,
+    count_attention_memory,
+    count_remembered,
+    merge_heads,
+    with_memory,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
@@ -48,6 +55,13 @@ class LazyAttention(AttentionSublayer):
         for choice in choice_classes(giver.values) if giver else ():
             flops = choice.count_lazy_flops(sizes, giver.values, time, keys, batch, flops)
         return flops
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Values, output, and what the back end keeps."""
+        values, inputs = count_remembered(sizes, run)
+        found = count_attention_memory(sizes, planned.giver, run, values, is_reader=True)
+        return found._replace(kept=found.kept + inputs)
 
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None

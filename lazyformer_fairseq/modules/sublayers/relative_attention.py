@@ -7,10 +7,18 @@ from typing import ClassVar, Optional
 import torch
 from torch import Tensor
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes
-from lazyformer_fairseq.modules.sublayers.attention_heads import ChoosingAttention, split_heads, with_memory
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
+from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes, projections
+from lazyformer_fairseq.modules.sublayers.attention_heads import (
+    ChoosingAttention,
+    count_attention_memory,
+    count_remembered,
+    split_heads,
+    with_memory,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -75,15 +83,29 @@ class RelativeAttention(ChoosingAttention):
     @classmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         """Of the keys that it may reach at most."""
-        reaches = [choice.count_reach(planned.values) for choice in choice_classes(planned.values)]
+        heads = sizes.num_heads
+        reaches = [choice.count_reach(planned.values, heads) for choice in choice_classes(planned.values)]
         reach = min([reach for reach in reaches if reach is not None], default=keys)
         seen = keys if planned.readers else min(keys, time + reach)
         return super().count_flops(sizes, planned, time, seen, batch)
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries that meet keys and queries that meet distances, these, keys, values, memory and input, output."""
+        kept = projections(planned.values)
+        of_keys, inputs = count_remembered(sizes, run)
+        queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + ("keys" in kept))
+        projected = queries + of_keys * (1 + ("keys" in kept))
+        found = count_attention_memory(sizes, planned, run, projected)
+        distances = (run.keys + 1) * sizes.embed_dim * run.number if "keys" in kept else 0
+        return found._replace(kept=found.kept + inputs + distances)
 
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, HandedOn]:
         if memory_BMC is not None:
+            if self.why_no_memory:
+                raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
             memory_BMC, shared = self._within_reach(memory_BMC, x_BTC.size(1), shared)
         x_BKC = with_memory(memory_BMC, x_BTC)
         c = x_BTC.size(-1)

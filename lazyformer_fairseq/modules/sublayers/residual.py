@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, Sublayer
+from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class ResidualSublayer(nn.Module):
@@ -22,6 +24,17 @@ class ResidualSublayer(nn.Module):
         self.dropout = dropout
         self.normalize_before = normalize_before
         self.layer_norm = layer_norm(embed_dim)
+
+    @staticmethod
+    def count_memory(inner: Memory, sizes: Sizes, run: Pass) -> Memory:
+        """Of `inner` and what stands around it: a dropout mask, the input and the output of LayerNorm, two sums a row.
+
+        In the backward pass gradients of the output, and of what goes past, take the place of LayerNorm's two.
+        """
+        x = run.tokens(sizes.embed_dim)
+        mask = run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
+        kept = inner.kept + 2 * x + mask + 2 * SINGLE * run.batch * run.time
+        return inner._replace(kept=kept, forward=max(inner.forward, x), backward=max(inner.backward - mask, 2 * x))
 
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None

@@ -7,8 +7,13 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention
-from lazyformer_fairseq.modules.sublayers.attention_heads import ChoosingAttention, split_heads
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
+from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, projections
+from lazyformer_fairseq.modules.sublayers.attention_heads import (
+    ChoosingAttention,
+    count_attention_memory,
+    split_heads,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
@@ -40,6 +45,12 @@ class SelfAttention(ChoosingAttention):
     def plain_flops(cls, sizes: Sizes, time: int, keys: int, batch: int) -> Flops:
         c = sizes.embed_dim
         return Flops(2 * batch * time * 4 * c * c, 2 * (2 * batch * time * keys * c))
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries, keys, values, output, and what the back end keeps."""
+        parts = len(projections(planned.values)) + 1
+        return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
 
     def forward(
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None

@@ -9,8 +9,14 @@ from typing import ClassVar, Optional
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer, split_heads
+from lazyformer_fairseq.modules.sublayers.attention_heads import (
+    AttentionSublayer,
+    count_attention_memory,
+    count_remembered,
+    split_heads,
+)
 from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
 from lazyformer_fairseq.modules.sublayers.relative_attention import with_distances
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
@@ -19,7 +25,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class SharedKeysAttention(AttentionSublayer):
-    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 3.1).
+    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
 
     It sees what that ``s`` sees: bias, padding, sight, persistent or projected keys, weights. It draws its own dropout.
     """
@@ -51,6 +57,15 @@ class SharedKeysAttention(AttentionSublayer):
             # Less is what is out of sight; more is what the s computes for its keys.
             flops = changed._replace(linear=min(flops.linear, changed.linear))
         return flops._replace(linear=projections + flops.linear)
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries, output, what the back end keeps, and on ``eager`` copies of keys and values."""
+        queries = run.tokens(sizes.embed_dim) * (2 if "positions" in run.features else 1)
+        shaper = planned.shaper
+        copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
+        found = count_attention_memory(sizes, replace(shaper, readers=()), run, queries + copies)
+        return found._replace(pending=0)
 
     @classmethod
     def _count_linear(cls, sizes: Sizes, time: int, keys: int, batch: int) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, get_temp_dir
 
 import torch
 from fairseq.data.iterators import BufferedIterator
@@ -58,6 +58,7 @@ class Preemption:
             if os.environ.get(FORWARDED) == str(os.getppid()):
                 os.setpgid(0, 0)  # else a terminal's Ctrl-C comes twice
             Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
+            get_temp_dir()  # for the workers' sockets, and removed at exit; one of their own they would leave behind
             for number in SIGNALS:
                 if signal.getsignal(number) == signal.SIG_IGN:  # as whoever started this process wants it
                     continue

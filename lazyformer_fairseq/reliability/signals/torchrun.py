@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -78,8 +79,11 @@ def main(arguments: list[str]) -> int:
     os.environ[FORWARDED] = str(os.getpid())
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # see above: the same with c10d, if it is shared
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # how each one ended
+    options = parse_args(arguments)
     try:
-        run(parse_args(arguments))
+        with TemporaryDirectory(prefix="lazyformer_", ignore_cleanup_errors=True) as folder:
+            options.log_dir = options.log_dir or folder  # torch leaves a folder of its own behind
+            run(options)
     except ChildFailedError as error:
         failures = error.failures.values()
         codes = {failure.exitcode for failure in failures}

@@ -42,7 +42,7 @@ def _refuse_what_cannot_be_mixed(candidates: Iterable[str]) -> None:
     for sublayer in sublayers:
         if lazy is None or DISTRIBUTION not in sublayer.kind.hands_on:
             continue
-        if not all(choice.has_probabilities(sublayer.values) for choice in choice_classes(sublayer.values)):
+        if not all(choice.has_probabilities for choice in choice_classes(sublayer.values)):
             raise UserError(
                 f"--candidates: {lazy.text} beside {sublayer.text}: a search mixes the distributions that {lazy.text} "
                 f"reuses, and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
@@ -62,7 +62,7 @@ def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> N
             f"and values that {reader} reads, and those of several kinds do not mix; keep one, or leave {reader} out"
         )
     for giver in givers:
-        if any(choice.features & _LEARNING for choice in choice_classes(giver.values)):
+        if any(choice.features(giver.values) & _LEARNING for choice in choice_classes(giver.values)):
             raise UserError(
                 f"--candidates: {reader} beside {giver.text}: a search mixes the keys and values that {reader} reads, "
                 f"and not what each {giver.text} adds to their scores; leave one of the two out"

@@ -137,6 +137,14 @@ def test_training_rows_are_those_of_the_files_that_were_prepared(tmp_path, in_fi
     assert f"Training rows: {words}" in markdown
 
 
+def test_another_head_is_said(tmp_path):
+    assert "Head: " not in write_report(make_grid(tmp_path / "one", tasks=["RTE"]), tmp_path / "report")
+    markdown = write_report(make_grid(tmp_path / "two", tasks=["RTE"], head="linear", head_dropout=0.1), tmp_path / "b")
+    assert "Head: linear with dropout 0.1; the default is dense." in markdown
+    markdown = write_report(make_grid(tmp_path / "three", tasks=["RTE"], head=None, head_dropout=0.1), tmp_path / "c")
+    assert "Head: dense with dropout 0.1; the default is dense." in markdown
+
+
 def test_no_run_at_all_is_an_error(tmp_path):
     write_grid(tmp_path, {"lazy": "c.pt"}, ["RTE"], [2e-5], [1])
     write_failure(tmp_path, RunKey("lazy", "RTE", 2e-5, 1), "no")

@@ -16,7 +16,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.commands import name_checkpoints
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
-from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_tasks, load_prepared
+from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_head, choose_tasks, load_prepared
 from lazyformer_fairseq.glue.run.grid import Grid
 from lazyformer_fairseq.glue.run.start_models import load_start_models
 
@@ -71,6 +71,19 @@ def test_the_command_is_table_5_as_the_yaml_has_it(grid, start_checkpoint):
     assert cfg.checkpoint.finetune_from_model == str(start_checkpoint)
 
 
+def test_a_head_is_what_was_asked_for(grid, start_checkpoint):
+    def settings_of(*chosen) -> tuple[str, float]:
+        head, dropout = choose_head(*chosen)
+        arguments = grid("CoLA", head=head, head_dropout=dropout).runs[0].command(start_checkpoint, cpu=True)
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+        return str(cfg.task.glue_head), cfg.model.pooler_dropout
+
+    assert settings_of("dense", None) == ("dense", 0.0)
+    assert settings_of("dense", 0.1) == ("dense", 0.1)
+    assert settings_of("linear", None) == ("linear", 0.1)
+    assert settings_of("linear", 0.0) == ("linear", 0.0)
+
+
 def test_long_runs_save_what_they_need_to_go_on(grid):
     short, long = (grid("CoLA", epochs=epochs).runs[0] for epochs in (10, 10_000))
     assert "--no-last-checkpoints" in short.command(short.folder, cpu=True)
@@ -84,6 +97,11 @@ def test_what_decides_a_result_must_match_it(grid):
     assert run.result() == {"settings": run.settings}
     with pytest.raises(UserError, match="result of another run \\(epochs is 10 there, 3 here\\)"):
         grid("CoLA", epochs=3).runs[0].result()
+    older = {name: value for name, value in run.settings.items() if not name.startswith("head")}
+    (run.folder / "result.json").write_text(json.dumps({"settings": older}))
+    assert run.result() == {"settings": older}
+    with pytest.raises(UserError, match="result of another run \\(head is None there, 'linear' here"):
+        grid("CoLA", head="linear", head_dropout=0.1).runs[0].result()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         run.result()

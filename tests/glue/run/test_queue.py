@@ -218,7 +218,7 @@ def test_equal_seeds_give_equal_results(grid, start_checkpoint):
 
 
 def test_mnli_has_both_dev_sets_and_a_broken_start_is_reported(grid, tmp_path):
-    one = grid("MNLI", "RTE", seeds=(1,), from_mnli=True, max_train_rows=32)
+    one = grid("MNLI", "RTE", seeds=(1,), from_mnli=True, max_train_rows=32, head="linear", head_dropout=0.1)
     queue = RunQueue(one, Workers(1, []))
     queue.run()
     mnli, rte = results(one)
@@ -226,6 +226,12 @@ def test_mnli_has_both_dev_sets_and_a_broken_start_is_reported(grid, tmp_path):
     assert (rte["started_from"], mnli["started_from"]) == ("MNLI", None)
     assert rte["start"].endswith("MNLI/lr0.001_seed1/checkpoint_best.pt")
     assert (rte["train_rows"], rte["max_train_rows"]) == (32, 32)
+    assert (rte["head"], rte["head_dropout"]) == ("linear", 0.1)
+    state = torch.load(one.runs[1].folder / "checkpoint_best.pt")
+    assert state["cfg"]["model"]["pooler_dropout"] == 0.1
+    assert [name for name in state["model"] if name.startswith("classification_heads.rte")] == [
+        f"classification_heads.rte.out_proj.{part}" for part in ("weight", "bias")
+    ]
 
     other = grid("CoLA", output="other", seeds=(1,))
     object.__setattr__(other.models[0], "checkpoint", tmp_path / "gone.pt")

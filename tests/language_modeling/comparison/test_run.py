@@ -130,6 +130,8 @@ def test_parameters_are_those_of_the_trained_model(finished):
 
 
 def test_other_settings_are_refused_by_name(finished, data):
+    with pytest.raises(UserError, match=r"other settings \(precision is None there, 'fp16' here\)"):
+        compare(tiny(data, precision="fp16"), finished, COMMAND.split())
     with pytest.raises(UserError, match=r"other settings \(rate is 0.003 there, 0.002 here\)"):
         compare(tiny(data, rate=0.002), finished, [])
 
@@ -204,3 +206,19 @@ def test_a_pattern_that_cannot_be_read_claims_no_folder(data, tmp_path):
     result = CliRunner().invoke(main, options)
     assert isinstance(result.exception, UserError) and "no s below it" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "option", "kept"),
+    [
+        ("cpu", "fp32", "--cpu", False),
+        ("cuda", "bf16", "--bf16", False),
+        ("cuda", "fp16", "--fp16", True),
+        ("cuda", "fp32", None, True),
+    ],
+)
+def test_a_gpu_without_bf16_trains_in_fp16(data, device, precision, option, kept):
+    settings = tiny(data, device=device, precision=precision)
+    words = settings.training_command("lazy", 1, 4)
+    assert {"--cpu", "--fp16", "--bf16"} & set(words) == ({option} if option else set())
+    assert ("precision" in settings.as_kept()) is kept  # a folder from before this was a setting can be resumed

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from lazyformer_fairseq.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
@@ -80,7 +80,7 @@ class Block:
         return [*outputs, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", back_ends_of("cpu"))
 @settings(max_examples=40)
 @given(
     layers=st.integers(1, 6),
@@ -103,7 +103,7 @@ def test_forward_and_all_gradients(backend, layers, batch, heads, time, size, bi
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", back_ends_of("cpu"))
 def test_in_low_precision_no_back_end_is_worse_than_rounding(backend, dtype):
     block = Block(3, 2, 2, 40, 32, biased=True, padded="right", seed=1, dtype=dtype)
     for ours, theirs in zip(block.by(backend), block.by_plain_softmax(), strict=True):
@@ -166,7 +166,7 @@ def names_of_kernels(run) -> set[str]:
     return {event.key for event in recorded.key_averages()}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", back_ends_of("cpu"))
 @pytest.mark.parametrize("biased", [False, True])
 def test_which_kernel_runs(backend, biased):
     """With a bias that learns, torch's attention would fall back to its unfused form: ours takes its place."""

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from lazyformer_fairseq.modules.attention import choice, fused
-from lazyformer_fairseq.modules.attention.choice import BACKENDS, Situation, choose, choose_automatically
+from lazyformer_fairseq.modules.attention.choice import (
+    BACKENDS,
+    BackEndNotHereError,
+    Situation,
+    choose,
+    choose_automatically,
+)
 from lazyformer_fairseq.modules.attention.measured import Block, Table
 from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
@@ -34,6 +40,7 @@ def measured(monkeypatch):
     choice.choose_automatically.cache_clear()
     monkeypatch.setattr(choice, "device_kind", lambda device: f"kind of {device}")
     monkeypatch.setattr(choice, "table_of", kinds.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     yield rows
     choice.choose_automatically.cache_clear()
 
@@ -55,10 +62,11 @@ def measured(monkeypatch):
         ({"has_dropout": True}, 1, "eager"),  # nothing fused has it on a processor
         ({"has_dropout": True}, 0, "recompute"),
         ({"device": "cuda", "has_dropout": True}, 1, "recompute"),
-        ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "eager"),
+        ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "recompute"),
     ],
 )
-def test_the_nearest_measured_row_decides(measured, changes, readers, expected):
+def test_the_nearest_measured_row_decides(measured, monkeypatch, changes, readers, expected):
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     situation = CPU._replace(**{"keys": changes.get("time", CPU.keys), **changes})
     assert choose("auto", situation, readers) == expected
     assert choose("eager", situation, readers) == "eager"
@@ -82,13 +90,57 @@ def test_a_device_that_was_not_measured_gets_torchs_own_and_says_so_once(measure
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     choice._say_that_nothing_was_measured.cache_clear()
     assert choose_automatically(cuda, 1) == "recompute"
-    assert choose_automatically(cuda._replace(features=frozenset({"bias"})), 1) == "eager"
+    for features in (frozenset({"bias"}), frozenset({"bias", "padding"}), frozenset({"learned"})):
+        assert choose_automatically(cuda._replace(features=features), 1) == "recompute"
     assert choose_automatically(cuda._replace(features=frozenset({"bias"}), is_training=False), 1) == "recompute"
-    assert (
-        choose_automatically(cuda._replace(features=frozenset({"bias"}), time=2**20, keys=2**20), 1) == "recompute"
-    )  # nothing else fits
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and "on kind of cuda" in warnings[0] and "lazyformer bench backends" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes", "expected"),
+    [
+        ((7, 0), {}, "recompute"),
+        ((7, 0), {"head_size": 60}, "eager"),  # the memory-efficient kernel wants 16 bytes
+        ((7, 0), {"precision": torch.float32, "head_size": 60}, "recompute"),
+        ((7, 0), {"precision": torch.bfloat16}, "eager"),
+        ((8, 0), {"precision": torch.bfloat16}, "recompute"),
+        ((8, 0), {"precision": torch.float64}, "eager"),
+        ((8, 0), {"batch": 2048, "features": frozenset({"bias"})}, "recompute"),  # the bias is that of one sequence
+        ((8, 0), {"batch": 2048, "features": frozenset({"bias", "padding"})}, "fused"),
+        ((7, 0), {"batch": 2048, "features": frozenset({"bias", "padding"})}, "tiles"),
+        ((7, 0), {"has_dropout": True}, "recompute"),
+        ((7, 0), {"has_dropout": True, "head_size": 60}, "eager"),
+    ],
+)
+def test_on_a_gpu_a_bias_that_learns_goes_through_torchs_kernel_where_that_runs_and_fits(
+    measured, monkeypatch, capability, changes, expected
+):
+    measured.clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**34)
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    cuda = CPU._replace(device="cuda", precision=torch.float16, features=frozenset({"bias"}))
+    assert choose_automatically(cuda._replace(**changes), 1) == expected
+
+
+def test_below_8_0_fused_is_neither_chosen_nor_to_be_had(measured, monkeypatch):
+    measured.clear()
+    measured.update([row(512, 2, "fused")])
+    monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    cuda = CPU._replace(device="cuda")
+    for capability in ((8, 0), (9, 0), (12, 0), (7, 5), (7, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
+        choose_automatically.cache_clear()
+        if capability >= (8, 0):
+            assert choose_automatically(cuda, 1) == choose("fused", cuda, 1) == "fused"
+            continue
+        assert choose_automatically(cuda, 1) != "fused"
+        with pytest.raises(BackEndNotHereError, match=f"has {capability[0]}.{capability[1]}: give auto or recompute"):
+            choose("fused", cuda, 1)
+        assert choose("fused", CPU, 1) == "fused"
 
 
 def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
@@ -148,6 +200,37 @@ def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mo
     assert choose_automatically(SPARSE._replace(share=0.8, time=2**18, keys=2**18), 1) == "tiles"  # no mask fits
     (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "attention to some of the keys" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "flex"),
+        ({"share": 0.9}, "flex"),
+        ({"features": frozenset({"sight", "causal", "positions"})}, "flex"),
+        ({"features": frozenset({"sight", "entmax"})}, "tiles"),
+        ({"head_size": 48}, "tiles"),  # of a size that not every torch has
+        ({"head_size": 48, "share": 0.9}, "tiles"),  # in Triton
+        ({"head_size": 256, "share": 0.9}, "recompute"),
+        ({"features": frozenset({"sight", "bias"})}, "tiles"),  # whose sums flex adds up one by one
+        ({"features": frozenset({"sight", "bias"}), "is_training": False}, "flex"),
+        ({"features": frozenset({"sight", "bias", "causal"})}, "flex"),
+        ({"share": 0.0, "features": frozenset()}, "recompute"),  # all keys
+        ({"features": frozenset({"sight", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
+        ({"has_dropout": True}, "recompute"),
+    ],
+)
+def test_a_sight_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
+    monkeypatch.setattr(fused, "has_triton", lambda: True)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+    cuda = SPARSE._replace(**{"device": "cuda", **changes})
+    assert choose_automatically(cuda, 0) == expected
+
+
+def test_without_triton_a_gpu_computes_sights_in_tiles(measured, monkeypatch):
+    monkeypatch.setattr(fused, "has_triton", lambda: False)
+    monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
+    assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SublayerOptions
 from lazyformer_fairseq.modules.sublayers.relative_attention import RelativeAttention, encode_distances
 from lazyformer_fairseq.patterns.grammar import plan
@@ -155,7 +156,7 @@ def test_distances_in_half_precision_are_those_of_single_precision_rounded():
 
 @pytest.mark.parametrize("pieces", [2**21, 7])  # 7: a piece is a row
 @pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("back_end", [name for name in BACKENDS if name != "eager"])
+@pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])
 @pytest.mark.parametrize("time, memory_length", [(5, 4), (4, 0), (1, 6), (6, 2)])
 def test_each_back_end_equals_eager_forward_and_gradients(time, memory_length, back_end, layers, pieces, monkeypatch):
     monkeypatch.setattr(blockwise, "PIECE_ELEMENTS", pieces)
@@ -227,3 +228,29 @@ def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
         attention(x, {}, decoder.context(x, memory_length), memory)[0].sum().backward()
     keys = memory_length + time
     assert max(sizes) <= 2 * heads * time * (keys + 1) < time * keys * WIDTH  # 2 of the batch
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        ("s[window=2]", 2),
+        ("s[window=2,dilation=3,dilated_heads=1]", 6),
+        ("s[strided=4,part=local]", 4),
+        ("s[strided=4]", 20),
+        ("s[fixed=4,part=local]", 20),  # where memory begins, blocks do
+        ("s[window=2] l", 20),  # a reader needs all
+        ("s[window=2] k", 20),
+        ("s[window=30]", 20),
+    ],
+)
+def test_memory_out_of_sight_is_not_projected(pattern, kept):
+    torch.manual_seed(1)
+    decoder = CausalDecoder(pattern, 17, 12, 20, 3, mem_len=20, lazy_backend="eager").double().eval()
+    for weight in decoder.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    tokens, memory, projected = torch.randint(17, (2, 24)), StreamMemory(), []
+    decoder(tokens[:, :20], memory)
+    decoder.sublayers[0].inner.kv_proj.register_forward_pre_hook(lambda _, given: projected.append(given[0].size(1)))
+    found, _ = decoder(tokens[:, 20:], memory)
+    assert projected == [kept + 4]
+    torch.testing.assert_close(found, decoder(tokens)[0][:, 20:])

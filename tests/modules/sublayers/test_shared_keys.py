@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops, count_parameters, count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
@@ -46,7 +47,7 @@ def gradients(outputs, leaves):
     return torch.autograd.grad(loss, leaves, retain_graph=True)  # the table of biases is written once
 
 
-@pytest.mark.parametrize("back_end", BACKENDS)
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("window", [0, 2])
 def test_an_encoder(back_end, padded, window):
@@ -86,7 +87,7 @@ def test_an_encoder(back_end, padded, window):
         torch.testing.assert_close(our, their)
 
 
-@pytest.mark.parametrize("back_end", BACKENDS)
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 @pytest.mark.parametrize("memory_length", [0, 3])
 def test_a_causal_model(back_end, memory_length):
     """Equation by equation of Transformer-XL, with own queries and an own projection of distances."""
@@ -190,20 +191,20 @@ def test_each_k_reads_the_nearest_s_and_an_l_looks_through_it():
 
 
 def test_a_k_needs_an_s():
-    with pytest.raises(UserError, match="this k has no s below it whose keys and values it could reuse") as caught:
-        plan("f k s")
-    *_, shown, caret = str(caught.value).splitlines()
-    assert caret.index("^") - shown.index("f k s") == 2
+    assert_refused("f k s", "k", "this k has no s below it whose keys and values it could reuse")
 
 
-def test_an_s_may_keep_its_keys(monkeypatch):
-    row = ATTENTION_KINDS[0]
-    monkeypatch.setitem(row.__dict__, "why_keys_stay", lambda values: "they are made of glass")
-    pattern = f"s k s[{row.name}=3] (l k)x2"
-    with pytest.raises(UserError, match=f"this k cannot read s.{row.name}=3.: .* they are made of glass") as caught:
-        plan(pattern)
-    *_, shown, caret = str(caught.value).splitlines()
-    assert caret.index("^") - shown.index(pattern) == pattern.rindex("k")
+@pytest.mark.parametrize(
+    ("giver", "why"),
+    [
+        ("s[buckets=4]", "buckets keeps its keys and values for itself: they are its queries too"),
+        ("s[window=2,global=1]", "its global tokens have keys and values of their own"),
+        ("s[synthesizer=random]", "its scores are made for its own input"),
+    ],
+)
+def test_an_s_may_keep_its_keys(giver, why):
+    assert_refused(f"s k {giver} (l k)x2", "k)x2", f"this k cannot read {giver}: ")
+    assert_refused(f"s k {giver} (l k)x2", "k)x2", why)
 
 
 def counted(call) -> int:

@@ -1,11 +1,13 @@
 """Several processes through scripts/pretrain.sh: one is killed, one is sent a signal, there are more or fewer."""
 
+import getpass
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -44,16 +46,18 @@ def pretrain(data_folder, tmp_path) -> Callable[..., subprocess.Popen]:
     return start
 
 
-def finish(run: subprocess.Popen, when: str = "", act=None) -> tuple[int, str]:
-    """Reads to the end, and calls `act` once, when a line has `when`. Returns the exit code and the output."""
-    output = []
+def finish(run: subprocess.Popen, *steps: tuple[str, Callable[[], object]]) -> tuple[int, str]:
+    """Reads to the end, and acts once when a line has a step's words, then looks for the next step's.
+
+    Returns the exit code and the output.
+    """
+    output, left = [], list(steps)
     with run:
         for line in run.stdout:
             output.append(line)
-            if act and re.search(when, line):
-                act()
-                act = None
-    assert act is None, "".join(output)[-3000:]
+            if left and re.search(left[0][0], line):
+                left.pop(0)[1]()
+    assert not left, "".join(output)[-3000:]
     return run.returncode, "".join(output)
 
 
@@ -62,8 +66,8 @@ def workers_of(run: subprocess.Popen) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
 
 
-def checkpoint(folder: Path) -> dict:
-    return torch.load(folder / "checkpoint_last.pt")
+def checkpoint(folder: Path, name: str = "checkpoint_last.pt") -> dict:
+    return torch.load(folder / name)
 
 
 def assert_equal_runs(one: dict, other: dict) -> None:
@@ -72,15 +76,34 @@ def assert_equal_runs(one: dict, other: dict) -> None:
         assert_equal_state(one[part], other[part], part)
 
 
-def test_a_killed_process_changes_nothing(pretrain, tmp_path):
-    code, output = finish(pretrain("--gpus 2", "whole"))
-    assert code == 0, output[-3000:]
-    run = pretrain("--gpus 2 --max-restarts 1")
-    saved = r"Saved checkpoint .* @ 3 updates"
-    code, output = finish(run, saved, lambda: os.kill(workers_of(run)[1], signal.SIGKILL))
-    assert code == 0, output[-3000:]
+SAVED = r"Saved checkpoint .* @ {} updates"
+
+
+def test_one_of_two_processes_is_killed_then_their_launcher(pretrain, tmp_path, monkeypatch):
+    """All start again after the first kill, as if nothing had been; after the second they save and end."""
+    temporary = Path(tempfile.mkdtemp())  # tmp_path is too long for the data workers' sockets
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(temporary))
+    options = "--gpus 2 --max-restarts 1 --num-workers 1 --max-update 100000"
+    whole = pretrain(options, "whole")
+    code, output = finish(whole, (SAVED.format(6), whole.terminate))
+    assert code == EXIT_CODE, output[-3000:]
+    assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}, "nothing is left"
+
+    run, workers = pretrain(options), []
+
+    def kill_launcher():
+        workers.extend(os.pidfd_open(pid) for pid in workers_of(run))
+        run.kill()
+
+    second_worker = (SAVED.format(3), lambda: os.kill(workers_of(run)[1], signal.SIGKILL))
+    _, output = finish(run, second_worker, (SAVED.format(6), kill_launcher))  # until nobody can write any more
     assert "restart 1 of 1" in output and "@ 3 updates)" in output
-    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    assert_equal_runs(*(checkpoint(tmp_path / each, "checkpoint_1_6.pt") for each in ("run", "whole")))
+    for worker in workers:
+        assert select.select([worker], [], [], 600)[0], "it trains on without its launcher"
+        os.close(worker)
+    assert re.search(r"SIGTERM: saved at \d+ updates", output), output[-3000:]
+    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] >= 6
 
 
 @pytest.mark.slow
@@ -94,9 +117,8 @@ def test_a_signal_changes_nothing(pretrain, tmp_path, interruptible, to_the_scri
     run = pretrain("--gpus 2")
     code, output = finish(
         run,
-        "num_updates=4",
         # To one of them: both agree on the update to stop at.
-        lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number),
+        ("num_updates=4", lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number)),
     )
     assert code == expected, output[-3000:]
     assert "Traceback" not in output and "restart" not in output
@@ -119,22 +141,6 @@ def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypat
     agent._forward(signal.SIGUSR1, None)
     agent._start_workers(None)
     assert told == [(12345, signal.SIGUSR1)] * 2 and agent._remaining_restarts == 0
-
-
-def test_processes_save_and_end_with_their_launcher(pretrain, tmp_path):
-    run = pretrain("--gpus 2 --max-update 100000")
-    workers = []
-
-    def kill():
-        workers.extend(os.pidfd_open(pid) for pid in workers_of(run))
-        run.kill()
-
-    _, output = finish(run, "num_updates=4", kill)  # which reads until nobody can write any more
-    for worker in workers:
-        assert select.select([worker], [], [], 600)[0], "it trains on without its launcher"
-        os.close(worker)
-    assert re.search(r"SIGTERM: saved at \d+ updates", output), output[-3000:]
-    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] >= 4
 
 
 @pytest.mark.slow

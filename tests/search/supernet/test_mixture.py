@@ -9,7 +9,6 @@ from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_kinds.window import Window
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 from lazyformer_fairseq.search.supernet.mixture import Choices, Supernet, supernet_pattern
@@ -211,9 +210,8 @@ def test_kinds_of_attention_are_mixed_and_a_certain_choice_is_the_network_of_tha
     assert found.allclose(network(tokens)[0], atol=1e-6)
 
 
-def test_a_kind_whose_distribution_cannot_be_mixed_is_refused_beside_l_alone(monkeypatch):
-    monkeypatch.setattr(Window, "has_probabilities", classmethod(lambda cls, values: values["window"] != 1))
-    assert supernet_pattern(("s[window=1]", "f"), 2) == "s[window=1]fs[window=1]f"
+def test_a_kind_whose_distribution_cannot_be_mixed_is_refused_beside_l_alone():
+    assert supernet_pattern(("s[persistent=1]", "f"), 2) == "s[persistent=1]fs[persistent=1]f"
     assert supernet_pattern(("s[window=2]", "l"), 2) == "s[window=2]ls[window=2]"
-    with pytest.raises(UserError, match=r"l beside s\[window=1\]: a search mixes the distributions that l reuses"):
-        supernet_pattern(("s", "s[window=1]", "l"), 2)
+    with pytest.raises(UserError, match=r"l beside s\[persistent=1\]: a search mixes the distributions that l reuses"):
+        supernet_pattern(("s", "s[persistent=1]", "l"), 2)

@@ -25,10 +25,12 @@ from lazyformer_fairseq.modules.attention.block_kernels import (
     empty_heads,
     empty_rows,
     missing_gradients,
+    with_stored,
 )
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
 from lazyformer_fairseq.modules.attention.blocks.additions import Bias, Dense, Piece, added_by_distance
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # Features of scores that these lack: they compute every score of softmax(QK^T / sqrt(D) + additions).
 LACKS = frozenset({"sight", "extra", "entmax"})
@@ -43,6 +45,15 @@ def stored_size(q: Tensor, k: Tensor) -> int:
     """How many numbers a stored distribution takes; causal ones leave some unused."""
     batch, heads, time, _ = q.shape
     return batch * heads * time * k.size(-2)
+
+
+def _piece_size(heads: int, time: int, keys: int) -> tuple[int, int, int]:
+    """Sequences, heads and rows of a processor's piece, at most."""
+    rows = min(time, max(1, PIECE_ELEMENTS // keys))
+    if rows < time:
+        return 1, 1, rows
+    size = rows * keys  # of a head's part of a piece
+    return max(1, WORTH_A_PIECE // (heads * size)), min(heads, max(1, PIECE_ELEMENTS // size)), rows
 
 
 class _Distribution:
@@ -66,21 +77,14 @@ class _Distribution:
 
     def pieces(self) -> Iterator[tuple[Piece, Optional[Tensor]]]:
         """All pieces, each with its part of the stored distribution."""
-        start = 0
-        for piece in self._pieces():
-            end = start + math.prod(piece.shape)
-            yield piece, None if self.stored is None else self.stored[start:end].view(piece.shape)
-            start = end
+        return with_stored(self._pieces(), self.stored)
 
     def _pieces(self) -> Iterator[Piece]:
         batch, heads, time, _ = self.q.shape
         if self.q.device.type != "cpu":
             yield Piece(slice(0, batch), slice(0, heads), slice(0, time), self.keys)
             return
-        rows = min(time, max(1, PIECE_ELEMENTS // self.keys))
-        size = rows * self.keys  # of a head's part of a piece
-        at_once = max(1, WORTH_A_PIECE // (heads * size)) if rows == time else 1
-        several = min(heads, max(1, PIECE_ELEMENTS // size)) if rows == time else 1
+        at_once, several, rows = _piece_size(heads, time, self.keys)
         for sequence in range(0, batch, at_once):
             for head in range(0, heads, several):
                 for row in range(0, time, rows):
@@ -241,3 +245,37 @@ def _add_product(total: Tensor, piece: Piece, probabilities: Tensor, rows: Tenso
 
 def _side_by_side(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
+
+
+def count_memory(size: AttentionSize, store: bool) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    piece, rows = _count_piece(size)
+    of_piece = int(4 * size.queries * piece / size.pairs)
+    # dS behind a bias leaves as many zeros as rows, see Bias.room; positions compute scores by distance besides.
+    d_scores = piece * (size.keys + rows) // size.keys if "bias" in size.features else piece
+    by_distance = piece if "positions" in size.features else 0
+    scratch, more_scratch = (by_distance + (0 if store else piece)) * size.number, d_scores * size.number
+    if size.number < SINGLE:  # dS in single precision, where sums are made of it or taken from it
+        of_piece = max(of_piece, 2 * piece * SINGLE)
+    backward = size.queries + 2 * size.values + size.batch * size.time * size.width * SINGLE + size.rows * SINGLE
+    pending = size.readers * (size.queries + size.values)
+    kept = size.pairs * size.number if store else 0
+    if size.device == "cpu":
+        return Memory(kept, of_piece, backward + of_piece, pending, scratch, more_scratch)
+    return Memory(kept, scratch + of_piece, backward + of_piece + scratch + more_scratch, pending)
+
+
+def count_reuse_memory(size: AttentionSize, store: bool) -> Memory:
+    """Of an ``l``, besides values and output."""
+    piece, _ = _count_piece(size)
+    of_piece = int(2 * size.queries * piece / size.pairs)
+    computed = 0 if store or size.device == "cpu" else piece * size.number
+    return Memory(0, of_piece + computed, size.queries + size.values + of_piece + computed)
+
+
+def _count_piece(size: AttentionSize) -> tuple[int, int]:
+    """Numbers and rows of a piece."""
+    if size.device != "cpu":
+        return size.pairs, size.time
+    at_once, several, rows = _piece_size(size.heads, size.time, size.keys)
+    return min(size.batch, at_once) * several * rows * size.keys, rows

@@ -1,10 +1,21 @@
-"""Back end ``tiles``: it computes what the sight shows, and little more."""
+"""Back end ``tiles``: it computes what the sight shows, and little more. Triton on a GPU where it can, else torch."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import block_gradient
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention import block_gradient, fused
+from lazyformer_fairseq.modules.attention.block_kernels import Counted
+from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
+from lazyformer_fairseq.modules.attention.sight_blocks import blocks_of
 from lazyformer_fairseq.modules.attention.tiles import kernels
+from lazyformer_fairseq.modules.attention.tiles.geometry import STRETCH_ELEMENTS, TILE
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+
+# What the Triton kernels lack, of what these have.
+_NOT_IN_TRITON = fused.NOT_IN_TRITON | (blockwise.LACKS - {"sight"})
 
 
 def attend(
@@ -12,12 +23,69 @@ def attend(
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout.
 
-    It keeps the distribution only if somebody reads it: computing it anew once is cheaper than much memory.
+    In torch it keeps the distribution only if somebody reads it: computing it anew once is cheaper than much memory.
     """
     assert not dropout, "it has none"
-    chosen = _KEEPING if readers else _RECOMPUTING
+    if _is_for_triton(q_BNTD, k_BNKD, v_BNKD, scores):
+        chosen = fused.triton_kernels("triton_tiles", _count_listed)
+    else:
+        chosen = _KEEPING if readers else _RECOMPUTING
     return block_gradient.attend(chosen, q_BNTD, k_BNKD, v_BNKD, scores, readers)
+
+
+def has_triton(device: str, features: frozenset[str], head_size: int) -> bool:
+    """Whether Triton computes it on such a device."""
+    can = device == "cuda" and "sight" in features and features.isdisjoint(_NOT_IN_TRITON)
+    return can and head_size <= fused.LARGEST_HEAD and fused.has_triton() and fused.runs_on(device)
+
+
+def _is_for_triton(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+    is_plain = q.shape == k.shape == v.shape and q.dtype != torch.float64
+    return is_plain and has_triton(q.device.type, scores.features, q.size(-1))
+
+
+def _count_listed(q: Sequence[int], k: Sequence[int], flat: FlatScores) -> Counted:
+    """Scores of the tiles that are listed, if they have 64 queries and keys, without those of keys that all see."""
+    shown = blocks_of(flat.scores().sight, int(q[2]), int(k[2]), 0, False, (64, 64), torch.device("cpu")).shown
+    return Counted(q[0] * int(shown.expand(q[1], -1, -1).sum()) * 64 * 64, 0)
 
 
 _KEEPING = kernels.kernels("stored_tiles", store=True)
 _RECOMPUTING = kernels.kernels("tiles", store=False)
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output."""
+    kept = size.shown * size.number if size.readers else 0
+    piece, share = _count_piece(size)
+    has_positions, rows = "positions" in size.features, int(size.queries * share)
+    # Scores by distance have as many columns more as a tile has rows.
+    in_tile, columns = TILE if size.in_tiles else size.time, size.shown // size.rows
+    by_distance = piece + int(size.rows * share) * in_tile
+    scratch = (piece * (not size.readers) + by_distance * has_positions) * size.number + (3 + has_positions) * rows
+    more_scratch = piece * size.number + rows * (1 + size.readers)
+    sums = 2 * (size.values // size.number) * size.single  # of gradients of keys and values
+    backward = size.queries + sums + 2 * size.values * (size.number < SINGLE) + size.rows * SINGLE + 2 * rows
+    is_half, of_tiles = size.number < SINGLE, 0
+    if "bias" in size.features:  # a tile of each head, which is summed along diagonals
+        of_tiles = size.heads * in_tile * (2 * columns + in_tile) * SINGLE + is_half * piece * SINGLE
+    if "entmax" in size.features:
+        of_tiles = 9 * piece * SINGLE
+    backward += max(of_tiles, 2 * is_half * piece * SINGLE)  # dS in single precision, where sums are taken from it
+    pending = size.readers * (size.queries + size.values)
+    if size.device == "cpu":
+        return Memory(kept, rows, backward, pending, scratch, more_scratch)
+    return Memory(kept, rows + scratch, backward + scratch + more_scratch, pending)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output."""
+    _, share = _count_piece(size)
+    rows = int(size.queries * share)
+    return Memory(0, rows, size.queries + (size.values // size.number) * size.single + rows)
+
+
+def _count_piece(size: AttentionSize) -> tuple[int, float]:
+    """Entries of a piece, and which share of all that is."""
+    piece = min(size.shown, STRETCH_ELEMENTS) if size.device == "cpu" else size.shown
+    return piece, piece / size.shown

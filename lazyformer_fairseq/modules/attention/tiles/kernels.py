@@ -20,6 +20,7 @@ from lazyformer_fairseq.modules.attention.block_kernels import (
     empty_gradients,
     empty_heads,
     empty_rows,
+    with_stored,
 )
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -55,11 +56,7 @@ class _Distribution:
 
     def pieces(self) -> Iterator[tuple[Piece, Optional[Tensor]]]:
         """All pieces, each with its part of the stored distribution."""
-        start = 0
-        for piece in self._pieces():
-            end = start + math.prod(piece.shape)
-            yield piece, None if self.stored is None else self.stored[start:end].view(piece.shape)
-            start = end
+        return with_stored(self._pieces(), self.stored)
 
     def _pieces(self) -> Iterator[Piece]:
         sequences = self.q.size(0)

@@ -3,7 +3,8 @@
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`; what an ``s`` saves
 is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
 head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 readers m + 4. Any T and
-D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
+D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a sight programs meet the
+tiles alone that it shows.
 """
 
 import math
@@ -14,7 +15,13 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.block_kernels import empty_heads, missing_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton.launch import FEWEST_KEYS, MOST_LAYERS, launch, tiles_for
+from lazyformer_fairseq.modules.attention.triton.launch import (
+    FEWEST_KEYS,
+    MOST_LAYERS,
+    launch,
+    tiles_for,
+    tiles_for_a_sight,
+)
 from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
 from lazyformer_fairseq.modules.attention.triton.passes import (
     forward_kernel,
@@ -22,6 +29,7 @@ from lazyformer_fairseq.modules.attention.triton.passes import (
     query_side_kernel,
     value_gradient_kernel,
 )
+from lazyformer_fairseq.modules.attention.triton.sight import sight_arguments
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -43,7 +51,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
         "BLOCK_K",
         q,
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
-        tiles=tiles_for("value_gradient", q),
+        **_tiles("value_gradient", q, scores, keeps_keys=True),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
     )
     return dv
@@ -83,7 +91,7 @@ def block_gradient(
         "BLOCK_K",
         q,
         strided=dict(**read, dq=dq, dk=dk, dv=dv),
-        tiles=tiles_for("key_side", q, len(values)),
+        **_tiles("key_side", q, scores, True, len(values)),
         set_to_zero=(() if alike else ("dq",)) + (() if band is None else ("far_sums",)),
         band=band,
         far_sums=far_sums,
@@ -92,8 +100,8 @@ def block_gradient(
         **shared,
     )
     if alike:
-        tiles = tiles_for("query_side", q, len(values))
-        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), tiles=tiles, **shared)
+        of_tiles = _tiles("query_side", q, scores, False, len(values))
+        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), **of_tiles, **shared)
     d_table = q.new_empty(0) if band is None else bias.table_gradient(band, far_sums, scores.table_KN)
     return [dq.to(q.dtype), dk, dv, d_table, *missing_gradients(q, 4)]
 
@@ -105,11 +113,17 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
         "BLOCK_Q",
         q,
         strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
-        tiles=tiles_for("reuse" if reuses else "attend", q),
+        **_tiles("reuse" if reuses else "attend", q, scores, keeps_keys=False),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
         REUSES=reuses,
     )
     return output
+
+
+def _tiles(kernel: str, q: Tensor, scores: Scores, keeps_keys: bool, layers: int = 1) -> dict[str, Any]:
+    """Of a launch: tiles to choose from, and with a sight the lists for the one that there is."""
+    tiles = tiles_for(kernel, q, layers) if scores.sight is None else tiles_for_a_sight(kernel, q, layers)
+    return dict(tiles=tiles, **sight_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:

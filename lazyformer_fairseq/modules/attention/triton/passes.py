@@ -18,8 +18,10 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
     count_tiles,
     far_tiles,
     head_of,
+    in_sight,
     inside,
     length_of,
+    listed_tiles,
     load_rows,
     near_scores,
     nth_tile,
@@ -36,6 +38,8 @@ def forward_kernel(
     v,
     bias,
     lengths,
+    sight,
+    seen,
     o,
     lse,
     q_strides,
@@ -50,10 +54,16 @@ def forward_kernel(
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REUSES: tl.constexpr,
+    BANDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES."""
+    """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES.
+
+    With a sight it walks over the tiles of keys that are listed for it: first those that all queries see, then those
+    with a mask. A query that sees no key has an output of zeros and an `lse` of infinity.
+    """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
     bias, below, above = bias_of(bias, n, reach)
@@ -70,16 +80,20 @@ def forward_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
+    listed, whole, shown = listed_tiles(sight, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
-            tile = nth_tile(j, low, high, full, near)
+        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near:
+            if near or sight is not None:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
-                scores = near_scores(products, distance, keys[None, :] < length, scale, bias, reach)
+                is_key = keys[None, :] < length
+                if near and sight is not None:
+                    is_key &= in_sight(queries[:, None], keys[None, :], sight, seen, b, n, time, BANDS, COLUMNS)
+                scores = near_scores(products, distance, is_key, scale, bias, reach)
                 far_bias = 0.0
                 factor = 1.0
             else:
@@ -88,16 +102,26 @@ def forward_kernel(
                 factor = scale * LOG2_E
             if not REUSES:
                 new_max = tl.maximum(row_max, tl.max(scores, 1) * factor + far_bias)
-                shrink = tl.exp2(row_max - new_max)
+                if sight is not None:  # before a row has seen a key
+                    shrink = tl.where(row_max == new_max, 1.0, tl.exp2(row_max - new_max))
+                else:
+                    shrink = tl.exp2(row_max - new_max)
                 output *= shrink[:, None]
                 row_max = new_max
-            probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
+            if sight is not None:
+                base = tl.where(row_max == float("-inf"), 0.0, row_max)
+                probabilities = tl.exp2(scores - base[:, None])
+            else:
+                probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
             if not REUSES:
                 row_sum = row_sum * shrink + tl.sum(probabilities, 1)
             v_rows = load_rows(v_head, first_key, v_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             output = tl.dot(probabilities.to(v_rows.dtype), v_rows, output, input_precision="ieee")
 
     if not REUSES:
+        if sight is not None:
+            row_max = tl.where(row_sum == 0, float("inf"), row_max)
+            row_sum = tl.where(row_sum == 0, 1.0, row_sum)
         output /= row_sum[:, None]
         tl.store(lse, (row_max + tl.log2(row_sum)) * LN_2, mask=queries < time)
     store_rows(o, o_strides, b, n, first_query, output, time, HEAD, BLOCK_Q, BLOCK_D)
@@ -120,14 +144,34 @@ def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexp
 
 @triton.jit
 def transposed_probabilities(
-    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, NEAR: tl.constexpr
+    k_rows,
+    q_rows,
+    keys,
+    queries,
+    lse,
+    length,
+    time,
+    scale,
+    bias,
+    reach,
+    far_bias,
+    sight,
+    seen,
+    b,
+    n,
+    BANDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    NEAR: tl.constexpr,
 ):
-    """P^T (keys, queries) in float32, zeros at keys of padding and where there is no query."""
+    """P^T (keys, queries) in float32, zeros at keys of padding or out of sight, and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
-    if NEAR:
+    if NEAR or sight is not None:
         distance = keys[:, None] - queries[None, :]
-        scores = near_scores(products, distance, keys[:, None] < length, scale, bias, reach) - log_sums[None, :]
+        is_key = keys[:, None] < length
+        if NEAR and sight is not None:
+            is_key &= in_sight(queries[None, :], keys[:, None], sight, seen, b, n, time, BANDS, COLUMNS)
+        scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[None, :]
     else:
         scores = products * (scale * LOG2_E) + (far_bias - log_sums)[None, :]
     return tl.exp2(scores)
@@ -141,6 +185,8 @@ def value_gradient_kernel(
     lse,
     bias,
     lengths,
+    sight,
+    seen,
     dv,
     q_strides,
     k_strides,
@@ -153,6 +199,8 @@ def value_gradient_kernel(
     time_class,
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BANDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -167,15 +215,33 @@ def value_gradient_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
+    listed, whole, shown = listed_tiles(sight, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
-            tile = nth_tile(j, low, high, full, near)
+        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+                k_rows,
+                q_rows,
+                keys,
+                queries,
+                lse,
+                length,
+                time,
+                scale,
+                bias,
+                reach,
+                far_bias,
+                sight,
+                seen,
+                b,
+                n,
+                BANDS,
+                COLUMNS,
+                near,
             )
             rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
@@ -193,6 +259,8 @@ def key_side_kernel(
     delta,
     bias,
     lengths,
+    sight,
+    seen,
     dq,
     dk,
     dv,
@@ -215,6 +283,8 @@ def key_side_kernel(
     BLOCK_D: tl.constexpr,
     M: tl.constexpr,
     ADDS_DQ: tl.constexpr,
+    BANDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -247,15 +317,33 @@ def key_side_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
+    listed, whole, shown = listed_tiles(sight, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
-            tile = nth_tile(j, low, high, full, near)
+        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+                k_rows,
+                q_rows,
+                keys,
+                queries,
+                lse,
+                length,
+                time,
+                scale,
+                bias,
+                reach,
+                far_bias,
+                sight,
+                seen,
+                b,
+                n,
+                BANDS,
+                COLUMNS,
+                near,
             )
             dp = tl.zeros([BLOCK_K, BLOCK_Q], tl.float32)
             for i in tl.static_range(M):
@@ -268,7 +356,7 @@ def key_side_kernel(
             ds = p * (dp - load_row(delta, queries, time, 0.0, near)[None, :])
             rounded = ds.to(q_rows.dtype)
             if band is not None:
-                if near:
+                if near or sight is not None:
                     distance = keys[:, None] - queries[None, :]
                     in_band = (tl.abs(distance) < reach) & (queries[None, :] < time)
                     tl.store(band + queries[None, :] * (2 * reach + 1) + distance, rounded, mask=in_band)
@@ -304,6 +392,8 @@ def query_side_kernel(
     delta,
     bias,
     lengths,
+    sight,
+    seen,
     dq,
     q_strides,
     k_strides,
@@ -318,6 +408,8 @@ def query_side_kernel(
     HEAD: tl.constexpr,
     BLOCK_D: tl.constexpr,
     M: tl.constexpr,
+    BANDS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -340,16 +432,20 @@ def query_side_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
+    listed, whole, shown = listed_tiles(sight, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
-            tile = nth_tile(j, low, high, full, near)
+        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near:
+            if near or sight is not None:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
-                scores = near_scores(products, distance, keys[None, :] < length, scale, bias, reach) - log_sums[:, None]
+                is_key = keys[None, :] < length
+                if near and sight is not None:
+                    is_key &= in_sight(queries[:, None], keys[None, :], sight, seen, b, n, time, BANDS, COLUMNS)
+                scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[:, None]
             else:
                 far_bias = tl.where(tile < low, below, above)
                 scores = products * (scale * LOG2_E) + (far_bias - log_sums)[:, None]

@@ -4,6 +4,8 @@ A program keeps one tile of queries (or keys) and walks over tiles of keys (or q
 All tiles that lie wholly `reach` or more away from the kept one share one bias and need no mask: they are *far*, and
 the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
 of 2 reach + 1 entries, and mask padding.
+
+With a sight a program walks over the tiles that are listed for it (:mod:`.sight`), and looks every bias up.
 """
 
 import triton
@@ -89,15 +91,61 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 
 @triton.jit
-def count_tiles(low, high, full, total, NEAR: tl.constexpr):
-    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far."""
-    return high - low + total - full if NEAR else low + full - high
+def listed_tiles(sight, seen, first, time, b, n, heads, KEPT: tl.constexpr, MOVING: tl.constexpr):
+    """(where the list of the tile that begins at `first` begins, how many all see, how many there are)."""
+    if sight is None:
+        listed = 0
+        whole = 0
+        shown = 0
+    else:
+        row = (n if seen is None else b * heads + n) * ((time + KEPT - 1) // KEPT) + first // KEPT
+        listed = sight[0] + tl.cast(row, tl.int64) * ((time + MOVING - 1) // MOVING)
+        whole = tl.load(sight[1] + 2 * row)
+        shown = tl.load(sight[1] + 2 * row + 1)
+    return listed, whole, shown
 
 
 @triton.jit
-def nth_tile(j, low, high, full, NEAR: tl.constexpr):
-    """The index of the j-th near, or of the j-th far tile."""
-    return low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
+def count_tiles(low, high, full, total, sight, whole, shown, NEAR: tl.constexpr):
+    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far.
+
+    With a sight: how many of those listed have a mask, or how many have none.
+    """
+    if sight is None:
+        count = high - low + total - full if NEAR else low + full - high
+    else:
+        count = shown - whole if NEAR else whole
+    return count
+
+
+@triton.jit
+def nth_tile(j, low, high, full, sight, listed, whole, NEAR: tl.constexpr):
+    """The index of the j-th of them."""
+    if sight is None:
+        tile = low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
+    else:
+        tile = tl.load(listed + whole + j if NEAR else listed + j)
+    return tile
+
+
+@triton.jit
+def in_sight(queries, keys, sight, seen, b, n, time, BANDS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whether a query sees a key, from places that broadcast against each other; see :class:`.sight_blocks.Numbers`."""
+    ahead = keys - queries
+    shown = ahead < -time  # never
+    bands = sight[2] + n * BANDS * 4
+    for i in tl.static_range(BANDS):
+        near = (ahead >= tl.load(bands + 4 * i)) & (ahead <= tl.load(bands + 4 * i + 1))
+        near &= ahead % tl.load(bands + 4 * i + 2) == 0
+        block = tl.load(bands + 4 * i + 3)
+        shown |= near & (keys // block == queries // block)
+    columns = sight[3] + n * COLUMNS * 3
+    for i in tl.static_range(COLUMNS):
+        period = tl.load(columns + 3 * i + 1)
+        shown |= (keys < tl.load(columns + 3 * i)) | (keys % period >= period - tl.load(columns + 3 * i + 2))
+    if seen is not None:
+        shown |= tl.load(seen + tl.cast(b, tl.int64) * time + keys, mask=keys < time, other=0) != 0
+    return shown
 
 
 @triton.jit

@@ -1,5 +1,7 @@
 """``s[entmax=1.5]``, ``s[entmax=learned]``: sparse distributions by alpha-entmax (Correia et al., 2019)."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from lazyformer_fairseq.modules.sublayers.attention_choice import (
 from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
+_LEARNED = "learned"
 # A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
 _LEAST, _MOST = 1.01, 2.0
 
@@ -20,25 +23,24 @@ _LEAST, _MOST = 1.01, 2.0
 class Entmax(AttentionChoice):
     """alpha-entmax in place of softmax.
 
-    Args:
-        num_heads: N.
-        exponent: alpha of all heads; 0 where each head learns its own (section 4): 1 + sigmoid(a), where a starts from
-            a standard normal distribution, as in the published code.
+    Attributes:
+        exponent: alpha of all heads; None where each head learns its own (section 3): 1 + sigmoid(a), where a starts
+            from a standard normal distribution, as in the published code.
     """
 
-    features = frozenset({"entmax"})
+    counts_memory = True
 
-    def __init__(self, num_heads: int, exponent: float = 0.0):
-        super().__init__()
-        self.num_heads = num_heads
-        self.exponent = exponent
-        if not exponent:
-            self.shape_N = nn.Parameter(torch.randn(num_heads))
+    def __init__(self, options: ChoiceOptions):
+        super().__init__(options)
+        given = options.values["entmax"]
+        self.num_heads = options.num_heads
+        self.exponent: Optional[float] = None if given == _LEARNED else given
+        if self.exponent is None:
+            self.shape_N = nn.Parameter(torch.randn(options.num_heads))
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Entmax":
-        given = options.values["entmax"]
-        return cls(options.num_heads, 0.0 if given == "learned" else given)
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"entmax"})
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         return inner(attention.with_scores(exponent_N=self.exponents(attention.q_BNTD)))
@@ -46,10 +48,10 @@ class Entmax(AttentionChoice):
     def exponents(self, like: Tensor) -> Tensor:
         """alpha (N,), in single precision or better: half has few numbers between 1 and 2."""
         exact = torch.promote_types(like.dtype, torch.float32)
-        if self.exponent:
+        if self.exponent is not None:
             return torch.full((self.num_heads,), self.exponent, dtype=exact, device=like.device)
         return (1 + torch.sigmoid(self.shape_N.to(exact))).clamp(_LEAST, _MOST)
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        return sizes.num_heads if values["entmax"] == "learned" else 0
+        return sizes.num_heads if values["entmax"] == _LEARNED else 0

@@ -16,6 +16,7 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
     Attend,
     Attended,
@@ -39,32 +40,26 @@ class Linformer(AttentionChoice):
         value_projection: F likewise; missing where it is E.
     """
 
+    counts_memory = True
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "its keys mix all positions and have no distance to a query, which T5's bias needs; "
         "give --relative-position-buckets 0"
     }
 
-    def __init__(self, num_heads: int, key_projection: nn.Parameter, value_projection: Optional[nn.Parameter]):
-        super().__init__()
-        self.num_heads = num_heads
-        self.key_projection = key_projection
-        self.register_parameter("value_projection", value_projection)
-
-    @classmethod
-    def build(cls, options: ChoiceOptions) -> "Linformer":
-        """Fresh projections, or with ``share=layers`` the one that this network has already."""
-        projected, share = options.values["linformer"], options.values["share"]
-        size = (projected, options.options.max_positions)
-
-        def fresh() -> nn.Parameter:
-            return nn.Parameter(torch.empty((options.num_heads, *size) if share == NONE else size).normal_(std=0.02))
-
-        if share == LAYERS:
-            name, common = _common_name(options.values), options.options.common
-            if name not in common:
-                common[name] = fresh()
-            return cls(options.num_heads, common[name], None)
-        return cls(options.num_heads, fresh(), None if share == KV else fresh())
+    def __init__(self, options: ChoiceOptions):
+        super().__init__(options)
+        self.num_heads = options.num_heads
+        share, size = options.values["share"], (options.values["linformer"], options.max_positions)
+        if share == NONE:
+            size = (options.num_heads, *size)
+        if share == LAYERS:  # the one that this network has already, if it has
+            name = _common_name(options.values)
+            if name not in options.common:
+                options.common[name] = _fresh(size)
+            self.key_projection = options.common[name]
+        else:
+            self.key_projection = _fresh(size)
+        self.register_parameter("value_projection", None if share in (KV, LAYERS) else _fresh(size))
 
     def project(self, x_BTC: Tensor, qkv_proj: Linear, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, T, C), keys and values (B, P, C).
@@ -130,8 +125,13 @@ class Linformer(AttentionChoice):
 
     @classmethod
     def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        product = 2 * batch * time * values["linformer"] * sizes.embed_dim
+        """It projects its values along time first, with as many FLOPs as the weighted sum of what comes of it has."""
+        product = super().count_lazy_flops(sizes, values, time, keys, batch, flops).products
         return Flops(flops.linear + product, product)
+
+    @classmethod
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        return size._replace(keys=min(values["linformer"], size.keys))
 
     @classmethod
     def situation(cls, situation: Situation, values: Settings) -> Situation:
@@ -215,6 +215,10 @@ def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:
     if projection.dim() == 3:
         return torch.matmul(projection, x_BNTD)
     return split_heads(torch.matmul(projection, merge_heads(x_BNTD)), x_BNTD.size(1))
+
+
+def _fresh(size: tuple[int, ...]) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size).normal_(std=0.02))
 
 
 def _common_name(values: Settings) -> str:

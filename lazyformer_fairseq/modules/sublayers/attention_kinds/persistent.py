@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
     Attend,
     Attended,
@@ -27,15 +28,16 @@ class Persistent(AttentionChoice):
     multiplied by sqrt(D), so that it learns as fast as weights of that scale do.
     """
 
-    features = frozenset({"extra"})
+    has_probabilities = False  # not of tokens alone
 
-    def __init__(self, num_heads: int, vectors: int, head_size: int):
-        super().__init__()
-        self.keys = nn.Parameter(torch.randn(num_heads, vectors, head_size) / math.sqrt(head_size))
+    def __init__(self, options: ChoiceOptions):
+        super().__init__(options)
+        size = (options.num_heads, options.values["persistent"], options.head_size)
+        self.keys = nn.Parameter(torch.randn(size) / math.sqrt(options.head_size))
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Persistent":
-        return cls(options.num_heads, options.values["persistent"], options.head_size)
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"extra"})
 
     @classmethod
     def build_values(cls, options: ChoiceOptions) -> "PersistentValues":
@@ -47,9 +49,11 @@ class Persistent(AttentionChoice):
         return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))
 
     @classmethod
-    def has_probabilities(cls, values: Settings) -> bool:
-        """Not of tokens alone."""
-        return False
+    def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
+        """With more keys."""
+        size = super().attention_size(sizes, values, size)
+        more = values["persistent"]
+        return size._replace(keys=size.keys + more, in_tiles=size.in_tiles and size.in_tiles + size.rows * more)
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
@@ -64,15 +68,8 @@ class Persistent(AttentionChoice):
     @classmethod
     def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
         """m more keys for each query, in scores and weighted sum."""
-        return flops._replace(products=flops.products + 2 * cls._product(sizes, values, time, batch))
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        return flops._replace(products=flops.products + cls._product(sizes, values, time, batch))
-
-    @classmethod
-    def _product(cls, sizes: Sizes, values: Settings, time: int, batch: int) -> int:
-        return 2 * batch * time * values["persistent"] * sizes.embed_dim
+        product = 2 * batch * time * values["persistent"] * sizes.embed_dim
+        return Flops(flops.linear, flops.products + 2 * product, flops.of_scores + product)
 
 
 class PersistentValues(nn.Module):

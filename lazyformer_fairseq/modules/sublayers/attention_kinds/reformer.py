@@ -41,18 +41,15 @@ class Reformer(AttentionChoice):
         "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
         "give --relative-position-buckets 0"
     }
+    has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 
     def __init__(self, options: ChoiceOptions):
-        super().__init__()
+        super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
-        self.dropout = options.options.attention_dropout
+        self.dropout = options.attention_dropout
         self.position_proj: Optional[Linear] = None
         if options.is_causal:
             self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
-
-    @classmethod
-    def build(cls, options: ChoiceOptions) -> "Reformer":
-        return cls(options)
 
     @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
@@ -90,11 +87,6 @@ class Reformer(AttentionChoice):
         return attention.k_BNKD + at_distance + positions.position_bias[:, None]
 
     @classmethod
-    def has_probabilities(cls, values: Settings) -> bool:
-        """Rounds are written by chunks, never by pairs of all tokens."""
-        return False
-
-    @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
         """One projection less."""
         c = sizes.embed_dim
@@ -109,10 +101,6 @@ class Reformer(AttentionChoice):
         is_hashed = keys > values["chunk"]
         hashing = batch * keys * c * values["rounds"] * values["buckets"] if is_hashed else 0
         return Flops(flops.linear - saved + hashing, 2 * cls._product(sizes, values, keys, batch))
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        return Flops(flops.linear, cls._product(sizes, values, keys, batch))
 
     @classmethod
     def _product(cls, sizes: Sizes, values: Settings, keys: int, batch: int) -> int:

@@ -31,7 +31,7 @@ class Span(AttentionChoice):
 
     x is the distance in positions, R the ramp. Each head learns its z, from 0 to S. That is the paper's product of mask
     and exponentials, normalised. An encoder looks as far to the right. In the paper the nearest key is the one before
-    the query, with x = 0; here it is the query's own.
+    the query, with x = 1 (x = 0 in the published code); here it is the query's own, with x = 0.
 
     With entmax the logarithm is added to its scores in the same way.
 
@@ -41,21 +41,20 @@ class Span(AttentionChoice):
             STEP. Keys beyond are not computed. :func:`measure_spans` keeps it up to date.
     """
 
-    features = frozenset({"bias", "sight"})
+    counts_memory = True
 
     def __init__(self, options: ChoiceOptions):
-        super().__init__()
+        super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
         self.set_longest(0.0)
+        options.common.setdefault(SPANS, []).append(self)
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Span":
-        span = cls(options)
-        options.options.common.setdefault(SPANS, []).append(span)
-        return span
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"bias", "sight"})
 
     @property
     def reach(self) -> int:
@@ -65,10 +64,6 @@ class Span(AttentionChoice):
     def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
         """With the longest span that a head may learn: a back end is chosen once, not whenever spans grow."""
         return _sight(values["span"] - 1, heads, is_causal)
-
-    @classmethod
-    def count_reach(cls, values: Settings) -> int:
-        return values["span"] - 1
 
     @property
     def spans(self) -> Tensor:

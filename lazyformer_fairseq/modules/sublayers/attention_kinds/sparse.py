@@ -1,8 +1,9 @@
 """``s[strided=l]`` and ``s[fixed=l]``: sights of two parts, which together lead everywhere (Child et al., 2019).
 
-Section 4.2 has the two patterns, a causal model's; in an encoder they look both ways. Section 4.3 has three ways to
+Section 4.3 has the two patterns, a causal model's; in an encoder they look both ways. Section 5.1 has three ways to
 combine the parts: in turn, which is two sublayers (``s[fixed=128,part=local] f s[fixed=128,part=summary] f``); merged,
-every head looks at both; on heads of their own.
+every head looks at both; on heads of their own. All heads see the same c positions of a block: those of their own for
+each head, which section 4.3 prefers, are left out.
 """
 
 from abc import abstractmethod
@@ -29,11 +30,11 @@ class Sparse(AttentionChoice):
         UserError: ``heads=split`` with one head.
     """
 
-    features = frozenset({"sight"})
+    counts_memory = True
 
-    def __init__(self, sight: Sight):
-        super().__init__()
-        self.sight = sight
+    def __init__(self, options: ChoiceOptions):
+        super().__init__(options)
+        self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
 
     @classmethod
     @abstractmethod
@@ -41,8 +42,8 @@ class Sparse(AttentionChoice):
         """The local part and the summary: the paper's A^(1) and A^(2)."""
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Sparse":
-        return cls(cls.sight_of(options.values, options.num_heads, options.is_causal))
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"sight"})
 
     @classmethod
     def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
@@ -62,11 +63,6 @@ class Sparse(AttentionChoice):
         """Products of what is in sight."""
         sight = cls.sight_of(values, sizes.num_heads, sizes.direction == CAUSAL)
         return flops_in_sight(sizes, sight, time, keys, batch, flops)
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        products = cls.count_flops(sizes, values, time, keys, batch, flops).products
-        return Flops(flops.linear, products // 2)
 
 
 class Strided(Sparse):

@@ -1,4 +1,4 @@
-"""``s[synthesizer=...]``: scores that are learned, not compared (Tay et al., 2020, equations 1 to 6 and section 3.2).
+"""``s[synthesizer=...]``: scores that are learned, not compared (Tay et al., 2020, section 3).
 
 | term | score of query i and key j, for each head | parameters |
 |---|---|---|
@@ -14,7 +14,8 @@ the code that its authors published, ``synthetic_attention`` of Mesh TensorFlow:
 
 - the first layer of ``dense`` is the projection of queries, which it shares with ``dot``; the second one has no bias
   and is the same for all heads (Google's Long Range Arena has both too);
-- Glorot's uniform initialisation of R, over all heads at once; weights of a mixture start equal;
+- Glorot's uniform initialisation of R, over all heads at once;
+- weights of a mixture start equal, one for each term of a sublayer (the paper's equation has one for each head);
 - what a causal model must not see is masked.
 
 The rest is ours: a is the largest power of two up to sqrt(L), b = L / a rounded up; ``factorised_dense`` takes
@@ -61,19 +62,13 @@ def factors_of(length: int) -> tuple[int, int]:
 
 
 class Synthesizer(AttentionChoice):
-    """Scores of its terms in place of, or beside, products of queries and keys.
-
-    Args:
-        options: UserError where there is a memory: scores belong to the positions of one segment.
-    """
+    """Scores of its terms in place of, or beside, products of queries and keys."""
 
     def __init__(self, options: ChoiceOptions):
-        super().__init__()
+        super().__init__(options)
         values, heads = options.values, options.num_heads
-        if options.options.mem_len:
-            raise _no_memory(f"--mem-len {options.options.mem_len}")
         self.terms = terms_of(values)
-        self.length = length = values["length"] if options.is_causal else options.options.max_positions
+        self.length = length = values["length"] if options.is_causal else options.max_positions
         if RANDOM in self.terms:
             self.random_NLL = nn.Parameter(_glorot(heads, length, length))
         if FIXED in self.terms:
@@ -88,14 +83,10 @@ class Synthesizer(AttentionChoice):
             self.factorised_dense = Linear(options.head_size, sum(self.factors), bias=False)
         self.mixture = nn.Parameter(torch.zeros(len(self.terms))) if len(self.terms) > 1 else None
         self.may_share = _may_share(values)
-        self.dropout = options.options.attention_dropout
-
-    @classmethod
-    def build(cls, options: ChoiceOptions) -> "Synthesizer":
-        return cls(options)
+        self.dropout = options.attention_dropout
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
-        self._check(attention)
+        self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         scores, batch = attention.scores, len(attention.x_BTC)
         is_padded = scores.lengths_B is not None or scores.hidden_BK is not None
@@ -103,10 +94,7 @@ class Synthesizer(AttentionChoice):
             return inner(attention)
         return _attend_together(attention, inner)
 
-    def _check(self, attention: Attention) -> None:
-        time, keys = attention.x_BTC.size(1), attention.x_BKC.size(1)
-        if keys > time:
-            raise _no_memory(f"{keys - time} remembered tokens")
+    def _check_length(self, time: int) -> None:
         if time > self.length:
             raise UserError(
                 f"an input of {time} tokens, but this model's synthesizer has scores for {self.length}: give shorter "
@@ -160,6 +148,10 @@ class Synthesizer(AttentionChoice):
         return q, torch.cat([each.expand(*k.shape[:-1], -1) for each in (k, of_keys.to(k.dtype))], -1)
 
     @classmethod
+    def why_no_memory(cls, values: Settings) -> str:
+        return "a synthesizer has scores for the positions of one segment alone"
+
+    @classmethod
     def projections(cls, values: Settings) -> frozenset[str]:
         terms = terms_of(values)
         if DOT in terms:
@@ -167,7 +159,7 @@ class Synthesizer(AttentionChoice):
         return frozenset() if set(OF_QUERIES).isdisjoint(terms) else frozenset({"queries"})
 
     @classmethod
-    def features_of(cls, values: Settings) -> frozenset[str]:
+    def features(cls, values: Settings) -> frozenset[str]:
         terms = set(terms_of(values))
         is_plain = DOT in terms and FACTORISED_RANDOM not in terms
         learned = {"learned"} if terms - {DOT, FACTORISED_RANDOM} else set()
@@ -248,10 +240,6 @@ def _length(sizes: Sizes, values: Settings) -> int:
 
 def _glorot(*shape: int) -> Tensor:
     return nn.init.xavier_uniform_(torch.empty(shape))
-
-
-def _no_memory(what: str) -> UserError:
-    return UserError(f"{what}: a synthesizer has scores for the positions of one segment alone; give --mem-len 0")
 
 
 def _scaled(x: Tensor, weight: Optional[Tensor]) -> Tensor:

@@ -49,11 +49,11 @@ class Window(AttentionChoice):
         UserError: more dilated heads than there are.
     """
 
-    features = frozenset({"sight"})
+    counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
     def __init__(self, options: ChoiceOptions):
-        super().__init__()
+        super().__init__(options)
         self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
         self.num_heads = options.num_heads
         self.is_given = options.values["global"] == GIVEN
@@ -64,8 +64,8 @@ class Window(AttentionChoice):
             self.k_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
 
     @classmethod
-    def build(cls, options: ChoiceOptions) -> "Window":
-        return cls(options)
+    def features(cls, values: Settings) -> frozenset[str]:
+        return frozenset({"sight"})
 
     @classmethod
     def build_values(cls, options: ChoiceOptions) -> Optional[nn.Module]:
@@ -94,8 +94,6 @@ class Window(AttentionChoice):
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         if self.q_proj is None:
             return inner(attention.with_scores(sight=self.sight))
-        if attention.x_BKC.size(1) != attention.x_BTC.size(1):
-            raise UserError(f"global={self.first}: {self.why_no_memory({'global': True})}; give --mem-len 0")
         tokens = self._global_tokens(attention)
         v, of_global_tokens = attention.values
         theirs = inner(self._of(tokens, attention, of_global_tokens))
@@ -169,13 +167,10 @@ class Window(AttentionChoice):
 
     @classmethod
     def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """As :meth:`count_flops`, of values alone."""
-        sight = cls.sight_of(values, sizes.num_heads, sizes.direction == CAUSAL)
-        products = flops_in_sight(sizes, sight, time, keys, batch, flops).products // 2
-        if not values["global"]:
-            return Flops(flops.linear, products)
-        c, tokens = sizes.embed_dim, _counted(values, time)
-        return Flops(flops.linear + 2 * batch * keys * c * c, products + 2 * batch * tokens * keys * c)
+        """Global tokens add their projection of all values."""
+        flops = super().count_lazy_flops(sizes, values, time, keys, batch, flops)
+        of_values = 2 * batch * keys * sizes.embed_dim**2 if values["global"] else 0
+        return flops._replace(linear=flops.linear + of_values)
 
 
 class GlobalValues(nn.Module):

@@ -5,18 +5,13 @@ from functools import partial
 import entmax as package
 import pytest
 import torch
-from attention_by_einsum import BATCH, HEADS, WIDTH, Attending, assert_same
+from attention_by_einsum import BATCH, HEADS, WIDTH, Attending, assert_same, padded_and_with_memory
 from torch import Tensor
 
 from lazyformer_fairseq.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.patterns.grammar import plan
-
-RIGHT = torch.arange(7) >= torch.tensor([[4], [7]])
-LEFT = RIGHT.flip(1)
-HOLES = torch.tensor([[False, True, False, True, True, False, False], [True, False, False, False, True, False, True]])
 
 
 class Sparse(Attending):
@@ -28,16 +23,7 @@ class Sparse(Attending):
         return package.entmax_bisect(scores, exponents[:, None, None])
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"time": 7, "padding": padding, "biased": True} for padding in (None, RIGHT, LEFT, HOLES)),
-        {"time": 1},
-        {"time": 6, "memory": 0},
-        {"time": 4, "memory": 5},
-    ],
-    ids=str,
-)
+@padded_and_with_memory
 @pytest.mark.parametrize("exponent", ["1.3", "1.5", "2", "learned"])
 def test_it_is_the_papers(given, exponent):
     attending = Sparse(f"s[entmax={exponent}]", **given)
@@ -102,19 +88,6 @@ def test_dropout_thins_out_the_distribution():
     first, second = encoder(tokens)[0], encoder(tokens)[0]
     assert not torch.equal(first, second) and first.isfinite().all()
     assert torch.equal(encoder.eval()(tokens)[0], encoder(tokens)[0])
-
-
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        ("s[entmax=1]", "entmax must be from 1.01 to 2, not 1"),
-        ("s[entmax=3]", "entmax must be from 1.01 to 2, not 3"),
-        ("s[entmax=learnt]", "entmax needs a number or learned, not 'learnt'"),
-    ],
-)
-def test_other_exponents_are_refused(pattern, why):
-    with pytest.raises(UserError, match=why):
-        plan(pattern)
 
 
 @pytest.mark.parametrize("back_end", ["recompute", "fused", "materialize"])

@@ -302,23 +302,7 @@ def test_auto_takes_torchs_kernel_where_keys_are_few(monkeypatch):
     assert choose_with_reason(seen["situation"], 0)[0] == "recompute"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        ("s[linformer=0]", "must be 1 or more"),
-        ("s[share=kv]", "share needs linformer"),
-        ("s[linformer=2,share=all]", "share is one of none, heads, kv, layers"),
-        ("s[window=2,linformer=2]", "window cannot stand with linformer"),
-    ],
-)
-def test_what_means_nothing_is_refused(pattern, why):
-    with pytest.raises(UserError, match=why):
-        plan(pattern)
-
-
 def test_networks_that_cannot_have_it():
-    with pytest.raises(UserError, match=r"character 4: linformer is not for causal models: each of its keys mixes"):
-        plan("f s[linformer=2]".replace("f ", "f", 1), "causal")
     with pytest.raises(UserError, match=r"s\[linformer=2\].*--relative-position-buckets 0"):
         encoder_of("s[linformer=2]", relative_position_buckets=8)
     with pytest.raises(ValueError, match="a sequence of 13 tokens is longer than the 12"):

@@ -4,15 +4,12 @@ import math
 
 import pytest
 import torch
-from attention_by_einsum import BATCH, HEADS, SIZE, WIDTH, Attending, assert_same
+from attention_by_einsum import BATCH, HEADS, RIGHT, SIZE, WIDTH, Attending, assert_same, padded_and_with_memory
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.sublayers.attention_kinds.persistent import Persistent, PersistentValues
+from lazyformer_fairseq.modules.networks.encoder import Encoder
 
 VECTORS = 5
-RIGHT = torch.arange(7) >= torch.tensor([[4], [7]])
-LEFT = RIGHT.flip(1)
-HOLES = torch.tensor([[False, True, False, True, True, False, False], [True, False, False, False, True, False, True]])
 
 
 class WithVectors(Attending):
@@ -28,16 +25,7 @@ class WithVectors(Attending):
         return torch.cat([values, vectors.expand(BATCH, -1, -1, -1)], 2)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"time": 7, "padding": padding, "biased": True} for padding in (None, RIGHT, LEFT, HOLES)),
-        {"time": 1},
-        {"time": 6, "memory": 0},
-        {"time": 4, "memory": 5},
-    ],
-    ids=str,
-)
+@padded_and_with_memory
 @pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
 def test_it_is_the_papers(given, back_end):
     attending = WithVectors(f"s[persistent={VECTORS}]", **given, back_end=back_end)
@@ -67,7 +55,9 @@ def test_it_is_x_transformers_memory(padding):
 def test_keys_and_values_start_with_a_variance_of_one():
     """As in the published code: the weights are smaller, and multiplied by the root of D or m."""
     torch.manual_seed(1)
-    keys, values = Persistent(8, 512, 32).keys.detach(), PersistentValues(8, 512, 32).values.detach()
+    attention = Encoder("s[persistent=512]", None, 256, 8, 8).sublayers[0].inner
+    keys = attention.choices["persistent"].keys.detach()
+    values = attention.value_makers["persistent"].values.detach()
     assert keys.std() * math.sqrt(32) == pytest.approx(1, abs=0.02)
     assert values.std() * math.sqrt(512) == pytest.approx(1, abs=0.02)
     assert keys.shape == values.shape == (8, 512, 32)

@@ -39,10 +39,10 @@ def fairseqs_example():
 
 
 def span_of(shares: Tensor, **settings) -> Span:
-    options = ChoiceOptions(
+    options = ChoiceOptions.of(
         SublayerOptions(4 * len(shares), 4, len(shares)), with_defaults(tuple(settings.items())), True
     )
-    span = Span.build(options).to(shares.dtype)
+    span = Span(options).to(shares.dtype)
     span.shares.data.copy_(shares)
     measure_spans([span])
     return span
@@ -145,8 +145,8 @@ def test_one_pass_of_a_network_measures_all_spans():
 @pytest.mark.parametrize("direction", ["encoder", "causal"])
 def test_keys_beyond_the_longest_span_are_out_of_sight(direction):
     is_causal = direction == "causal"
-    options = ChoiceOptions(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
-    span = Span.build(options)
+    options = ChoiceOptions.of(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
+    span = Span(options)
     attending = Attending("s", 5, memory=500 if is_causal else None)
     parts = span._parts(attending.context().scores, attending.keys, attending.time)
     (_, ((before, after, *_),)), = parts["sight"].groups  # fmt: skip

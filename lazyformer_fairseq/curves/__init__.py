@@ -1,0 +1,1 @@
+"""``lazyformer curves``: validation loss of runs, from their logs."""

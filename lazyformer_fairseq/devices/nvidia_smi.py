@@ -1,0 +1,71 @@
+"""The GPUs of this machine, by nvidia-smi: torch takes seconds to import. ``python -m`` prints their number."""
+
+import functools
+import os
+import subprocess
+from itertools import takewhile
+from typing import Optional
+
+Capability = tuple[int, int]  # compute capability, as (7, 0)
+
+
+def visible_gpus() -> list[str]:
+    """Those that torch will see, as CUDA_VISIBLE_DEVICES names them; nvidia-smi itself knows nothing of it."""
+    there = gpus_of_machine()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not there:
+        return list(map(str, range(there)))
+    names = filter(None, map(str.strip, chosen.split(",")))
+    return list(takewhile(lambda name: not name.startswith("-"), names))  # -1 ends the list
+
+
+def gpus_of_machine() -> int:
+    """How many a working driver sees."""
+    return sum(line.startswith("GPU") for line in _ask("-L"))
+
+
+def count_gpus() -> int:
+    """How many torch will see."""
+    return len(visible_gpus())
+
+
+def capabilities() -> list[Capability]:
+    """Of every GPU of the machine. Empty where there is none, and where the driver is too old to tell."""
+    found = []
+    for line in _ask("--query-gpu=compute_cap", "--format=csv,noheader"):
+        major, _, minor = line.strip().partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            return []
+        found.append((int(major), int(minor)))
+    return found
+
+
+def smallest_memory() -> Optional[int]:
+    """Bytes of the GPU that has least; None where there is none, and where the driver does not tell."""
+    found = []
+    for line in _ask("--query-gpu=memory.total", "--format=csv,noheader,nounits"):
+        if not line.strip().isdigit():
+            return None
+        found.append(int(line) * 2**20)
+    return min(found, default=None)
+
+
+def driver() -> Optional[int]:
+    """The driver's release, as 580 of 580.65.06; None where there is none."""
+    for line in _ask("--query-gpu=driver_version", "--format=csv,noheader"):
+        release = line.strip().partition(".")[0]
+        return int(release) if release.isdigit() else None
+    return None
+
+
+@functools.cache  # every run of a command asks, more than once; the answers take some tenths of a second
+def _ask(*options: str) -> list[str]:
+    try:
+        answer = subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.splitlines() if answer.returncode == 0 else []
+
+
+if __name__ == "__main__":
+    print(count_gpus())

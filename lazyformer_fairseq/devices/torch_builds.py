@@ -1,0 +1,105 @@
+"""Which torch has kernels for which GPUs: PyPI's builds for Linux on x86-64, and the choice among them.
+
+torch itself is not needed: scripts/choose_torch.py runs this before there is one.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from lazyformer_fairseq.devices.nvidia_smi import Capability
+
+
+@dataclass(frozen=True)
+class Build:
+    """A torch of PyPI.
+
+    Attributes:
+        version: the last one of its minor version.
+        cuda: the version that it is built with, ``torch.version.cuda``.
+        architectures: what its kernels are compiled for, ``torch._C._cuda_getArchFlags()``.
+    """
+
+    version: str
+    cuda: str
+    architectures: tuple[str, ...]
+
+
+MAXWELL_TO_HOPPER = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+VOLTA_TO_BLACKWELL = ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+TURING_TO_BLACKWELL = VOLTA_TO_BLACKWELL[1:]
+# Newest first, from the version that the project is tried with down to the lowest that setup.py allows; read in the
+# wheels for Python 3.11. They agree with the matrix "PyTorch CUDA Support" in RELEASE.md of PyTorch, which says of
+# builds that are not on PyPI: those with CUDA 12.6 keep Maxwell to Volta.
+BUILDS = (
+    Build("2.13.0", "13.0", TURING_TO_BLACKWELL),
+    Build("2.12.1", "13.0", TURING_TO_BLACKWELL),
+    Build("2.11.0", "13.0", TURING_TO_BLACKWELL),
+    Build("2.10.0", "12.8", VOLTA_TO_BLACKWELL),
+    Build("2.9.1", "12.8", VOLTA_TO_BLACKWELL),
+    Build("2.8.0", "12.8", VOLTA_TO_BLACKWELL),
+    Build("2.7.1", "12.6", MAXWELL_TO_HOPPER),
+    Build("2.6.0", "12.4", MAXWELL_TO_HOPPER),
+)
+# Release of the driver by major version of CUDA: NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
+LEAST_DRIVER = {"11": 450, "12": 525, "13": 580}
+
+
+def has_kernels(capability: Capability, architectures: Iterable[str]) -> bool:
+    """Whether a GPU runs what is compiled for one of `architectures`.
+
+    A binary, ``sm_80``, runs on GPUs of the same major version and no lower minor one; code that the driver compiles,
+    ``compute_80``, on all later GPUs (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility", "PTX Compatibility").
+    Those with a letter, ``sm_90a``, run on exactly this GPU.
+    """
+    return any(_runs(capability, *architecture.partition("_")[::2]) for architecture in architectures)
+
+
+def _runs(capability: Capability, kind: str, version: str) -> bool:
+    digits = version.rstrip("af")
+    compiled = (int(digits[:-1]), int(digits[-1]))
+    if digits != version:
+        return capability == compiled
+    return capability >= compiled and (kind == "compute" or capability[0] == compiled[0])
+
+
+def can_run(driver: Optional[int], cuda: str) -> bool:
+    """Whether a driver of this release runs a torch of this CUDA version; an unknown one is taken to."""
+    return driver is None or driver >= LEAST_DRIVER.get(cuda.partition(".")[0], 0)
+
+
+def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None) -> Optional[Build]:
+    """The newest build that this driver runs and that has kernels for all of these GPUs; where none has, for most.
+
+    Of GPUs that the driver says nothing of (`capabilities` is empty) the driver alone decides. None where no build
+    has kernels for any.
+    """
+
+    def served(build: Build) -> int:
+        return len(capabilities) - len(_lacking(build, capabilities))
+
+    found = max((build for build in BUILDS if can_run(driver, build.cuda)), key=served, default=None)
+    return found if found and (served(found) or not capabilities) else None
+
+
+def why(build: Build, capabilities: Sequence[Capability], driver: Optional[int]) -> str:
+    """The reason that :func:`newest_for` chose this one, in words."""
+    lacking = _lacking(build, capabilities)
+    reasons, without_driver = [], newest_for(capabilities) or build
+    if served := set(capabilities) - set(lacking):
+        reasons.append(f"has kernels for compute capability {in_words(served)}")
+    if without_driver != build:
+        least = LEAST_DRIVER[without_driver.cuda.partition(".")[0]]
+        reasons.append(f"runs with driver {driver} ({without_driver.version} needs {least})")
+    left_out = f"; none has them for {in_words(lacking)} too" if lacking else ""
+    return f"the newest on PyPI that {' and '.join(reasons) or 'was tried'}{left_out}"
+
+
+def _lacking(build: Build, capabilities: Iterable[Capability]) -> list[Capability]:
+    return [capability for capability in capabilities if not has_kernels(capability, build.architectures)]
+
+
+def in_words(capabilities: Iterable[Capability]) -> str:
+    """7.0 and 8.0"""
+    *others, last = [f"{major}.{minor}" for major, minor in sorted(set(capabilities))]
+    return f"{', '.join(others)} and {last}" if others else last

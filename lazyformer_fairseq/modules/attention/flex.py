@@ -1,0 +1,268 @@
+"""Back end ``flex``: torch's FlexAttention on a GPU, which passes over blocks of keys that a sight does not show.
+
+torch compiles it with the functions that hide keys and add to scores. All that changes from call to call reaches these
+functions as tensors: a number would be a constant, and each value of it another compilation. What remains is one
+compilation for each combination of features, and a second one when sizes change for the first time.
+
+An ``l`` attends anew, as in ``recompute``. Gradients of a bias by distance are sums that torch adds up in any order.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Set
+from types import FunctionType
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import fused
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.sight_blocks import Numbers, blocks_of, longest_reach
+from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
+
+# Features of scores that it cannot compute.
+LACKS = frozenset({"entmax", "learned", "synthetic"})
+BLOCK = 128  # queries and keys of a block; what torch takes by default
+HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
+_KEPT = 64  # plans: one for each length of text and kind of sight
+
+
+class FlexAttention:
+    """Queries and keys to attend with anew."""
+
+    def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
+        self.q_BNTD, self.k_BNKD = q_BNTD, k_BNKD
+        self.scores = scores
+        self.plan = plan = _plan(
+            scores.sight, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal, q_BNTD.device
+        )
+        self.block_mask = scores.once(("flex", scores.sight), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
+        self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D).
+
+        Raises:
+            UserError: gradients are needed where torch has none.
+        """
+        assert not dropout, "it has none"
+        try:
+            kernel = self._kernel()
+            return kernel(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
+        except NotImplementedError as error:
+            raise UserError(
+                f"--lazy-backend flex: torch computes no gradients of it on this device ({self.q_BNTD.device.type}); "
+                "give auto, which takes it where it can"
+            ) from error
+
+    def _kernel(self) -> Callable[..., Tensor]:
+        """torch's function, compiled; on a processor, where it serves to compare with, unfused."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
+            return flex_attention
+        numbers, features = self.plan.numbers, self.scores.features - {"sight"}
+        parts = numbers.bands_NX4.size(1), numbers.columns_NX3.size(1), self.scores.seen_BK is None
+        return _compiled((features, parts, self.q_BNTD.dtype, torch.is_grad_enabled()))
+
+
+def attend(
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
+) -> tuple[Tensor, FlexAttention]:
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
+    attention = FlexAttention(q_BNTD, k_BNKD, scores)
+    return attention.attend(v_BNKD, dropout), attention
+
+
+def supports(device: str, features: Set[str], head_size: int) -> bool:
+    """Whether it can train here: on a GPU that Triton knows, with heads of a size that all releases of torch have."""
+    return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton() and fused.runs_on(device)
+
+
+def count_memory(size: AttentionSize) -> Memory:
+    """Of an ``s``, besides queries, keys, values and output: one kernel, which keeps a number of each row."""
+    # Each reader differentiates queries and keys too.
+    return count_reuse_memory(size)._replace(pending=size.readers and size.queries + size.values)
+
+
+def count_reuse_memory(size: AttentionSize) -> Memory:
+    """Of an ``l``, besides values and output: an attention of its own."""
+    return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
+
+
+def _is_compiled(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@functools.cache
+def _compiled(kind: Hashable) -> Callable[..., Tensor]:
+    """torch's function for one combination of what decides how it is compiled.
+
+    torch counts the compilations of a piece of code, and after a few gives up: then this function would write all
+    scores. So each combination has a copy of the code, and what torch cannot compile is an error.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, addition: Optional[Callable[..., Tensor]], block_mask: Any) -> Tensor:
+        return flex_attention(q, k, v, addition, block_mask)
+
+    return compiled(_copy(attend), True, "--lazy-backend flex")
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    """The same with a code object of its own."""
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+class _Plan(NamedTuple):
+    """What depends on a sight and on sizes alone.
+
+    Attributes:
+        numbers: the sight's.
+        shown, whole: of blocks, see :class:`.sight_blocks.Blocks`.
+        offset: (), how far places of keys are before those of queries with the same number.
+        latest: (), how far ahead of the query a key may be at most.
+        tokens: (), keys that are tokens.
+        reach: how many positions back a query sees.
+    """
+
+    numbers: Numbers
+    shown: Tensor
+    whole: Tensor
+    offset: Tensor
+    latest: Tensor
+    tokens: Tensor
+    reach: int
+
+
+@functools.lru_cache(maxsize=_KEPT)
+@torch.inference_mode(False)  # what validation has made, training may use
+def _plan(sight, heads_and_time, keys: int, extra: int, is_causal: bool, device: torch.device) -> _Plan:
+    heads, time = heads_and_time
+    tokens = keys - extra
+    reach = longest_reach(sight)
+
+    def number(value: int) -> Tensor:
+        return torch.tensor(value, dtype=torch.int32, device=device)
+
+    return _Plan(
+        Numbers.of(sight, heads, device),
+        *blocks_of(sight, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
+        number(tokens - time),
+        number(0 if is_causal else keys + time),
+        number(tokens),
+        tokens - 1 if reach is None else min(reach, tokens - 1),
+    )
+
+
+def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
+    """torch's BlockMask. Nothing waits for a GPU: how many blocks there are it alone knows."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    shown, whole = plan.shown[None], plan.whole[None]
+    if scores.seen_BK is not None:
+        own = blocks_of(None, q.size(-2), k.size(-2), scores.extra, scores.is_causal, (BLOCK, BLOCK), q.device).shown
+        shown = shown | own & _by_block(scores.seen_BK, k.size(-2), at_end=False).any(-1)[:, None, None]
+    is_padding = scores.is_padding(k.size(-2) - scores.extra)
+    if is_padding is not None:
+        hidden = _by_block(is_padding, k.size(-2), at_end=False)
+        shown = shown & ~_by_block(is_padding, k.size(-2), at_end=True).all(-1)[:, None, None]
+        whole = whole & ~hidden.any(-1)[:, None, None]
+    return BlockMask.from_kv_blocks(
+        *_listed(shown & ~whole),
+        *_listed(shown & whole),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_mask(plan, scores.seen_BK, is_padding),
+        seq_lengths=(q.size(-2), k.size(-2)),
+    )
+
+
+def _by_block(flags_BK: Tensor, keys: int, at_end: bool) -> Tensor:
+    """(B, blocks, BLOCK) of flags of tokens; behind them, at keys that are none, False, and `at_end` behind all."""
+    flags = torch.nn.functional.pad(flags_BK, (0, keys - flags_BK.size(1)), value=False)
+    return torch.nn.functional.pad(flags, (0, -keys % BLOCK), value=at_end).unflatten(1, (-1, BLOCK))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """From (B, N, R, C): how many are True in each row, and which come first; int32."""
+    order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
+    """Whether query `q` sees key `k`, for torch, of which it knows a number each."""
+    bands, columns = plan.numbers
+    offset, latest, tokens = plan.offset, plan.latest, plan.tokens
+
+    def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        query = q + offset
+        place = torch.clamp(query, min=0)  # before all keys where there are fewer of them than queries
+        ahead = k - query
+        seen = k < 0  # never
+        for i in range(bands.size(1)):
+            near = (ahead >= bands[h, i, 0]) & (ahead <= bands[h, i, 1]) & (ahead % bands[h, i, 2] == 0)
+            seen = seen | near & (k // bands[h, i, 3] == place // bands[h, i, 3])
+        for i in range(columns.size(1)):
+            period = columns[h, i, 1]
+            seen = seen | (k < columns[h, i, 0]) | (k % period >= period - columns[h, i, 2])
+        is_token = k < tokens
+        token = torch.where(is_token, k, 0)
+        if seen_BK is not None:
+            seen = seen | seen_BK[b, token]
+        seen = seen & (ahead <= latest)
+        if is_padding_BK is not None:
+            seen = seen & ~is_padding_BK[b, token]
+        return seen | ~is_token
+
+    return mask
+
+
+def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Callable[..., Tensor]]:
+    """What is added to a score, for torch; None for nothing."""
+    exact = torch.promote_types(q.dtype, torch.float32)  # gradients of many scores are summed there
+    found = []
+    if scores.table_KN is not None:
+        by_distance = scores.table_KN.to(exact)[scores.bucket_by_distance].t()
+        found.append(_bias(torch.nn.functional.pad(by_distance, (0, scores.extra)), plan, q.size(-2)))
+    if scores.position_queries_BNTD is not None:
+        tokens = keys - scores.extra
+        # Distances reach, ..., 0.
+        distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
+        by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
+        found.append(_positions(by_distance, plan))
+    return _one_after_the_other(*found) if len(found) > 1 else next(iter(found), None)
+
+
+def _one_after_the_other(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return second(first(score, b, h, q, k), b, h, q, k)
+
+    return add
+
+
+def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:
+    zero, tokens = plan.offset.new_full((), time - 1), plan.tokens
+
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return score + torch.where(k < tokens, by_distance_ND[h, k - q + zero], 0)
+
+    return add
+
+
+def _positions(by_distance_BNTR: Tensor, plan: _Plan) -> Callable[..., Tensor]:
+    last, offset, tokens = plan.offset.new_full((), plan.reach), plan.offset, plan.tokens
+
+    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        place = last + k - q - offset
+        inside = torch.minimum(torch.clamp(place, min=0), last)  # what is out of sight is hidden
+        return score + torch.where(k < tokens, by_distance_BNTR[b, h, q, inside], 0)
+
+    return add

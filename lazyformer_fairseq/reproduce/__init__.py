@@ -1,0 +1,1 @@
+"""``lazyformer reproduce``: LazyFormer's tables and figures, from raw text to one page."""

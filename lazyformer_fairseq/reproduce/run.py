@@ -1,0 +1,180 @@
+"""Runs the steps, each once, in a process of its own. A step that is done has a record; a stopped one goes on.
+
+OUT/reproduction.json     what is reproduced
+OUT/steps/NAME.json       record of a step: its command, when it ended, its seconds
+OUT/logs/NAME.log         output of a pre-training
+"""
+
+import itertools
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+from tqdm import tqdm
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.claims import claimed, keep_settings
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.reproduce.steps import Step
+
+LOOK_EVERY = 1.0  # second
+TAIL = 20_000  # bytes of a log
+UPDATES = re.compile(rb"num_updates[= ](\d+)")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = 130
+
+
+class Stopped(Exception):
+    """A signal ended the run."""
+
+
+def record_of(out: Path, step: Step) -> Optional[dict[str, Any]]:
+    """The record of a step that is done and whose result is still there."""
+    path = out / "steps" / f"{step.name}.json"
+    return read_json(path) if path.exists() and step.makes.exists() else None
+
+
+def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Runs what is not done yet. Where a step fails, those that need it are left out, and the others go on.
+
+    Returns:
+        a sentence for each step that failed or was left out.
+
+    Raises:
+        UserError: OUT holds another reproduction, or another process is at work in it.
+        Stopped: Ctrl-C or SIGTERM; the step under way has saved what it could.
+    """
+    failures: dict[str, str] = {}
+    with claimed(out):
+        begun = (out / "steps").exists()
+        keep_settings(out / "reproduction.json", settings, "a reproduction", begun)
+        for number, step in enumerate(steps, 1):
+            before = f"[{number}/{len(steps)}] {step.name}"
+            if record_of(out, step):
+                click.echo(f"{before}: done already")
+                continue
+            if lacking := [name for name in step.needs if name in failures]:
+                failures[step.name] = f"step {step.name} was left out: it needs {', '.join(lacking)}"
+                continue
+            click.echo(f"{before}: {step.what}")
+            try:
+                seconds = run_step(step, out)
+                click.echo(f"{before}: done in {seconds / 60:.1f} minutes")
+            except UserError as error:
+                failures[step.name] = str(error)
+                click.echo(f"{before}: failed", err=True)
+    return list(failures.values())
+
+
+def run_step(step: Step, out: Path) -> float:
+    """Runs a step to its end, and records it. Returns its seconds. Raises a UserError where it fails."""
+    log = out / "logs" / f"{step.name}.log"
+    if step.starts_anew and step.makes.parent.exists():
+        shutil.rmtree(step.makes.parent)
+    began = time.monotonic()
+    command = [sys.executable, "-m", *step.command]
+    if step.updates:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            code = _run(command, output, lambda: _watch(log, step))
+    else:
+        code = _run(command, None, None)
+    _refuse_failure(step, code, log)
+    seconds = time.monotonic() - began
+    ended = datetime.now().isoformat(timespec="seconds")
+    write_json(
+        out / "steps" / f"{step.name}.json", {"command": shlex.join(step.command), "ended": ended, "seconds": seconds}
+    )
+    return seconds
+
+
+def _refuse_failure(step: Step, code: int, log: Path) -> None:
+    """Raises a UserError unless the step ended well, and made what it should."""
+    if code:
+        told = f"; the end of {log}:\n{_tail(log).decode(errors='replace')[-1500:].strip()}" if step.updates else ""
+        raise UserError(f"step {step.name} failed with exit code {code}{told}")
+    if not step.makes.exists():
+        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
+
+
+def _run(command: list[str], output: Any, watch: Optional[Callable[[], Iterator[None]]]) -> int:
+    """Exit code of a process.
+
+    Args:
+        output: file for what it prints; None for this process's own.
+        watch: makes what is asked for its next value every second.
+
+    Raises:
+        Stopped: after the process has ended, where there was a signal.
+    """
+    with (
+        _Signals() as signals,
+        subprocess.Popen(command, stdout=output, stderr=output and subprocess.STDOUT, process_group=0) as process,
+    ):
+        signals.hand_on_to(process)
+        bar = watch() if watch else itertools.repeat(None)
+        while process.poll() is None:
+            next(bar)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY)
+        if watch:
+            bar.close()
+    if signals.heard:
+        raise Stopped
+    return process.returncode
+
+
+class _Signals:
+    """Hands Ctrl-C and SIGTERM on to a process of a group of its own: from a terminal it would hear Ctrl-C twice."""
+
+    def __enter__(self) -> "_Signals":
+        self.heard: list[int] = []
+        self._process: Optional[subprocess.Popen] = None
+        self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def hand_on_to(self, process: subprocess.Popen) -> None:
+        self._process = process
+        for number in self.heard:
+            process.send_signal(number)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.heard.append(number)
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def _watch(log: Path, step: Step) -> Iterator[None]:
+    """A bar of a training's updates, as its log tells them; moves on with each value taken."""
+    often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
+    with tqdm(total=step.updates, desc=step.name, unit=" updates", mininterval=often) as bar:
+        first = None
+        while True:
+            yield
+            if found := UPDATES.findall(_tail(log)):
+                made = int(found[-1])
+                if first is None:  # of an earlier process: the time left is that of this one's pace
+                    first = bar.initial = made
+                    bar.reset()
+                    bar.n = made
+                bar.update(made - bar.n)
+
+
+def _tail(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        return file.read()

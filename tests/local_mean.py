@@ -1,0 +1,82 @@
+"""The kind of sublayer of ``docs/add_a_kind.md``, where it stands in a file of its own."""
+
+from typing import Optional
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+from torch.nn import functional as F
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
+from lazyformer_fairseq.patterns.settings import Setting
+from lazyformer_fairseq.patterns.sizes import Sizes
+
+
+class LocalMean(Sublayer):
+    """The mean of the projected neighbours, `width` of them, projected back: 2 C^2 + 2 C parameters."""
+
+    attends = True
+
+    def __init__(self, embed_dim: int, width: int):
+        super().__init__()
+        self.width = width
+        self.v_proj = Linear(embed_dim, embed_dim)
+        self.out_proj = Linear(embed_dim, embed_dim)
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "LocalMean":
+        return cls(options.embed_dim, planned.values["width"])
+
+    @classmethod
+    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
+        return 2 * (sizes.embed_dim**2 + sizes.embed_dim)
+
+    @classmethod
+    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
+        return Flops(2 * batch * (keys + time) * sizes.embed_dim**2)
+
+    def forward(
+        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, HandedOn]:
+        v_BKC = self.v_proj(with_memory(memory_BMC, x_BTC))
+        is_text = torch.ones_like(v_BKC[..., :1])
+        if (is_padding := shared.scores.is_padding(v_BKC.size(1))) is not None:
+            is_text = is_text.masked_fill(is_padding[..., None], 0)
+        # A causal model looks back alone, over as many.
+        before, after = (self.width - 1, 0) if shared.scores.is_causal else (self.width // 2, (self.width - 1) // 2)
+        sums, counts = (
+            F.pad(part.transpose(1, 2), (before, after)).unfold(-1, self.width, 1).sum(-1).transpose(1, 2)
+            for part in (v_BKC * is_text, is_text)
+        )
+        mean_BKC = sums / counts.clamp(min=1)
+        return self.out_proj(mean_BKC[:, -x_BTC.size(1) :]), {}
+
+
+LOCAL_MEAN = Kind(
+    letter="m",
+    name="local mean",
+    help="the mean of the neighbours' values",
+    source="docs/add_a_kind.md",
+    modules={ENCODER: LocalMean, CAUSAL: LocalMean},
+    settings=(Setting("width", default=3, help="neighbours, the position itself included", unit="tokens", low=1),),
+    colour="#009E73",
+)
+
+
+@pytest.fixture(autouse=True)
+def registered_local_mean():
+    """For each test of a file that imports it, the kind is in the table."""
+    with registered(LOCAL_MEAN):
+        yield
+
+
+def run(*command: str) -> str:
+    done = CliRunner().invoke(main, list(map(str, command)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output

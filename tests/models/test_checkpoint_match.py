@@ -1,0 +1,47 @@
+"""Checkpoints of models with another number of positions: what is repeated, and what is refused in words."""
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.checkpoint_match import PER_POSITION
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+
+
+def model(pattern: str, positions: int, copies: bool = False) -> LazyFormerModel:
+    sizes = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
+    cfg = LazyFormerConfig(
+        sublayer_pattern=pattern, max_positions=positions, copy_positions=copies, relative_position_buckets=0, **sizes
+    )
+    return LazyFormerModel(cfg, Dictionary())
+
+
+def test_positions_are_repeated():
+    short, long = model("s[window=2]f", 16), model("s[window=2]f", 40, copies=True)
+    long.load_state_dict(short.state_dict())
+    expected = torch.cat([short.state_dict()[PER_POSITION]] * 3)[:40]
+    assert torch.equal(long.state_dict()[PER_POSITION], expected)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(
+    ("pattern", "weight"),
+    [
+        ("s[synthesizer=random]", "random_NLL"),
+        ("s[synthesizer=dense+dot]", "dense.weight"),  # heads are as large as there are positions
+        ("s[synthesizer=factorised_random]", "key_factors_NLE"),
+        ("s[linformer=3]", "key_projection"),
+        ("f s[linformer=3,share=layers] s[linformer=3,share=layers]", "key_projection"),
+    ],
+)
+def test_weights_that_belong_to_positions_are_not_repeated(pattern, weight, copies):
+    with pytest.raises(UserError, match=f"{weight} has a part for each, which .* give --max-positions 16"):
+        model(pattern, 24, copies).load_state_dict(model(pattern, 16).state_dict())
+
+
+@pytest.mark.parametrize("pattern", ["s", "s[linformer=3]"])
+def test_fewer_positions_are_refused(pattern):
+    with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
+        model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())

@@ -1,0 +1,95 @@
+"""A bias that learns through torch's attention: the layout, the pieces and the numbers, on a processor."""
+
+import pytest
+import torch
+from attention_with_bias import BiasedAttention
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend
+
+from lazyformer_fairseq.modules.attention import recompute
+from lazyformer_fairseq.modules.attention.recompute import aligned, attention_with_learned_bias
+
+
+@settings(max_examples=30)
+@given(
+    batch=st.integers(1, 5),
+    heads=st.integers(1, 3),
+    time=st.integers(1, 19),
+    size=st.sampled_from([1, 8, 12]),
+    padded=st.booleans(),
+    sequences_at_once=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_forward_and_all_gradients_are_those_of_eager(batch, heads, time, size, padded, sequences_at_once, seed):
+    inputs = BiasedAttention(batch, heads, time, size, padded, seed)
+    expected = inputs.by("eager")
+    bias = aligned(inputs.dense())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute, "PIECE_NUMBERS", sequences_at_once * heads * time * time)
+        outputs = [attention_with_learned_bias(inputs.q, inputs.k, inputs.v, bias) for _ in range(2)]
+    for ours, theirs in zip(inputs.with_gradients(*outputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("keys", [1, 7, 8, 13, 16])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_rows_of_a_bias_begin_where_the_kernel_reads_them(keys, offset):
+    """As torch asks in check_tensor_shapes and aligned_tensor: strides of 8 numbers, the last one 1."""
+    numbers = torch.randn(offset + 2 * 3 * 5 * keys, requires_grad=True)
+    bias = numbers[offset:].view(2, 3, 5, keys)
+    found = aligned(bias)
+    assert torch.equal(found, bias)
+    assert found.stride(-1) == 1
+    assert all(stride % 8 == 0 for stride in found.stride()[:-1])
+    assert found.storage_offset() % 8 == 0
+    assert (found.data_ptr() == bias.data_ptr()) == (offset == 0 and keys % 8 == 0)
+    (gradient,) = torch.autograd.grad(found.square().sum(), numbers)
+    assert torch.equal(gradient[offset:], 2 * numbers[offset:])
+
+
+def test_a_bias_of_which_no_row_lies_straight_is_copied():
+    bias = torch.randn(1, 2, 16, 16).transpose(-1, -2)
+    assert aligned(bias).stride(-1) == 1
+    assert torch.equal(aligned(bias), bias)
+
+
+def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
+    inputs = BiasedAttention(5, 2, 8, 4, padded=False)
+    seen = []
+    attention = recompute.F.scaled_dot_product_attention
+
+    def watched(q, k, v, attn_mask, dropout_p):
+        seen.append((q.size(0), k.size(0), v.size(0), attn_mask.size(0)))
+        return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p)
+
+    monkeypatch.setattr(recompute.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(recompute, "PIECE_NUMBERS", 2 * 2 * 8 * 8)
+    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
+    assert seen == [(2, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 1)]
+    seen.clear()
+    monkeypatch.setattr(recompute, "PIECE_NUMBERS", 1)  # a sequence is not cut
+    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense().expand(5, -1, -1, -1))
+    assert seen == [(1, 1, 1, 1)] * 5
+
+
+def test_no_kernel_is_allowed_that_has_no_gradient_for_the_bias(monkeypatch):
+    """cuDNN's, which torch prefers on some GPUs; and the memory-efficient one where nothing but the bias learns."""
+    allowed = []
+    kept = recompute.sdpa_kernel
+    monkeypatch.setattr(recompute, "sdpa_kernel", lambda kernels: allowed.append(kernels) or kept(kernels))
+    inputs = BiasedAttention(1, 1, 8, 8, padded=False)
+    attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
+    attention_with_learned_bias(inputs.q.detach(), inputs.k.detach(), inputs.v.detach(), inputs.dense())
+    assert allowed == [[SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], [SDPBackend.MATH]]
+
+
+def test_it_compiles_to_one_graph():
+    inputs = BiasedAttention(2, 2, 9, 8, padded=True)
+    compiled = torch.compile(
+        lambda q, k, v, bias: attention_with_learned_bias(q, k, v, aligned(bias)), fullgraph=True, backend="eager"
+    )
+    found = inputs.with_gradients(compiled(inputs.q, inputs.k, inputs.v, inputs.dense()))
+    expected = inputs.with_gradients(attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense()))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)

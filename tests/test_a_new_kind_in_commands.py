@@ -1,0 +1,94 @@
+"""A kind of sublayer that tests alone have goes through every command."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_equal_state
+from local_mean import LocalMean, registered_local_mean, run  # noqa: F401 (a fixture)
+
+from lazyformer_fairseq.models import LazyFormerModel
+
+TINY_ENCODER = (
+    "--arch bert_tiny --sublayer-pattern 'm[width=5] f s m l' --dropout 0.1 --criterion masked_lm_accuracy "
+    "--batch-size 4"
+)
+
+
+def from_the_third_update(folder: Path) -> Path:
+    """A folder as a run that was killed after its third update leaves it."""
+    (folder / "resumed").mkdir()
+    shutil.copy(folder / "whole" / "checkpoint_1_3.pt", folder / "resumed" / "checkpoint_last.pt")
+    return folder / "resumed"
+
+
+def test_an_encoder_trains_resumes_and_is_exported(data_folder, tmp_path, fairseq_train):
+    options = f"{TINY_ENCODER} --max-update 6 --save-interval-updates 3"
+    whole = fairseq_train(data_folder, options, tmp_path / "whole")
+    resumed = fairseq_train(data_folder, options, from_the_third_update(tmp_path))
+    assert_equal_state(resumed["model"], whole["model"])
+    assert_equal_state(resumed["last_optimizer_state"], whole["last_optimizer_state"])
+
+    model = LazyFormerModel.from_pretrained(tmp_path / "whole")
+    assert isinstance(model.model.encoder.sentence_encoder.sublayers[0].inner, LocalMean)
+    assert model.model.encoder.sentence_encoder.sublayers[0].inner.width == 5
+    run("export", tmp_path / "whole", tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["model"]["sublayer_pattern"] == "m[width=5] f s m l"
+    exported = LazyFormerModel.from_pretrained(tmp_path / "exported")
+    text = "Anna sees the house."
+    torch.testing.assert_close(exported.extract_features(text), model.extract_features(text))
+
+
+def test_a_causal_model_trains_and_resumes(lm_data, tmp_path, fairseq_train):
+    task = "stream_language_modeling --tgt-len 8"
+    options = (
+        "--arch transformer_xl_tiny --sublayer-pattern 'm[width=4] f s f l' --criterion causal_lm --batch-size 4 "
+        "--adaptive-softmax-cutoff '' --mem-len 8 --lazy-backend fused --max-update 6 --save-interval-updates 3"
+    )
+    whole = fairseq_train(lm_data, options, tmp_path / "whole", task)
+    resumed = fairseq_train(lm_data, options, from_the_third_update(tmp_path), task)
+    assert_equal_state(resumed["model"], whole["model"])
+
+
+def test_it_is_benched(tmp_path):
+    options = "--baseline-arch bert_tiny --arch bert_tiny --lengths 8 --tokens 8 --rounds 2 --what encoder"
+    buckets = "--relative-position-buckets 0 --backend eager --baseline-backend eager"
+    run("bench", *options.split(), *buckets.split(), "--pattern", "mine=(m[width=5]f)x2 sflf", "--output", tmp_path)
+    rows = json.loads((tmp_path / "results.json").read_text())["cells"][0]["rows"]
+    mine = next(row for row in rows if row["model"] == "mine")
+    assert mine["pattern"] == "(m[width=5]f)x2 sflf" and mine["flops"] > 0 and mine["seconds"]["median"] > 0
+
+
+@pytest.mark.parametrize("task", ["masked-lm", "language-model"])
+def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
+    if task == "masked-lm":
+        data, sizes = data_folder, "--arch bert_tiny --tokens-per-sample 16 --max-positions 16"
+    else:
+        data = lm_data
+        sizes = "--arch transformer_xl_tiny --tgt-len 8 --mem-len 8 --adaptive-softmax-cutoff ''".replace("''", "")
+    options = [*sizes.split(" "), "--task", task, "--candidates", "s,m[width=5],l,f,identity,m", "--sublayers", "4"]
+    options += "--batch-size 16 --constant-updates 1 --max-updates 60 --device cpu --latency-price 0.1".split()
+    run("search", data, tmp_path / "found", *options)
+    found = json.loads((tmp_path / "found" / "probabilities.json").read_text())
+    assert found["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
+    prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
+    assert {"s", "s_read", "l", "f", "m", "m[width=5]", "rest"} == prices.keys()
+    assert "m" in json.loads((tmp_path / "found" / "result.json").read_text())["table"][0]["sublayers"]
+    assert (tmp_path / "found" / "history.png").stat().st_size > 1000
+
+
+def test_it_is_compared(lm_data, tmp_path):
+    options = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 --mem-len 8 --batch-size 4"
+    evaluation = "--evaluation-tgt-len 8 --evaluation-mem-len 8 --device cpu"
+    run(
+        "lm", "compare", lm_data, tmp_path, *options.split(), *evaluation.split(), "--adaptive-softmax-cutoff", "",
+        "--pattern", "mean=(m[width=5]f)x8",
+    )  # fmt: skip
+    with (tmp_path / "table.csv").open() as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert (rows["mean"]["m"], rows["mean"]["s"], rows["transformer_xl"]["m"]) == ("8", "0", "0")
+    assert int(rows["mean"]["flops"]) > 0

@@ -37,8 +37,9 @@ def describe(
     """
     steps = steps_of_words(stage_totals(paths.stage("words")))
     of_duplicates = dropped(stage_totals(paths.stage("duplicates"))["duplicates"])
-    train, lengths = split_totals(paths, units, "train")
-    valid, lengths_of_valid = split_totals(paths, units, "valid")
+    symbols = plan["settings"]["vocab_size"]
+    train, lengths = split_totals(paths, units, "train", symbols)
+    valid, lengths_of_valid = split_totals(paths, units, "valid", symbols)
     drops = Counter(of_duplicates)
     for step in steps:
         drops.update(step["dropped"])
@@ -184,10 +185,12 @@ def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers
     }
 
 
-def split_totals(paths: WorkPaths, units: int, split: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def split_totals(
+    paths: WorkPaths, units: int, split: str, symbols: int
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The totals of a split, and the histograms of its lengths."""
     parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
-    unigrams = sum(load_unigrams(paths.ids(unit, split)) for unit in range(units))
+    unigrams = load_unigrams((paths.ids(unit, split) for unit in range(units)), symbols)
     tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
     share = unigrams[unigrams > 0] / max(1, unigrams.sum())
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}

@@ -2,12 +2,12 @@
 
     PREFIX.bin  PREFIX.idx   a sentence an item, ending ``</s>``; an item of ``</s>`` alone after each document: what
                              fairseq-preprocess writes for lines of pieces with an empty line after each document
-    PREFIX.unigrams.npz      ``unigrams``, int64 (V,): how often each id occurs, ``</s>`` left out
+    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, ``</s>`` left out, and how often each of them does
 
 Each distinct word of the unit is encoded once; numpy does the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,9 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
     ids, sizes = pieces.items(selected)
     unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
     unigrams[EOS] = 0
-    with whole_file(f"{prefix}.unigrams.npz", durable=False) as file:
-        np.savez_compressed(file, unigrams=unigrams)  # mostly small numbers, and as many files as units
+    found = np.flatnonzero(unigrams)
+    with whole_file(f"{prefix}.unigrams.npy", durable=False) as file:
+        np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)
     starts = np.cumsum(sentences) - sentences
@@ -117,10 +118,13 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
     }
 
 
-def load_unigrams(prefix: Path) -> np.ndarray:
-    """How often each id occurs in a part, int64 (V,)."""
-    with np.load(f"{prefix}.unigrams.npz", allow_pickle=False) as arrays:
-        return arrays["unigrams"]
+def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
+    """How often each id occurs in some parts together: int64 (symbols,)."""
+    total = np.zeros(symbols, dtype=np.int64)
+    for prefix in prefixes:
+        ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)
+        total[ids] += counts
+    return total
 
 
 def length_histogram(lengths: np.ndarray) -> list[int]:

@@ -127,7 +127,7 @@ def test_counts(tokenizer, tmp_path):
     for split, texts in (("valid", TEXTS[4::5]), ("train", [t for n, t in enumerate(TEXTS) if n % 5 != 4])):
         items = read(tmp_path / f"0.{split}")
         tokens = Counter(index for item in items for index in item[:-1])
-        unigrams = load_unigrams(tmp_path / f"0.{split}")
+        unigrams = load_unigrams([tmp_path / f"0.{split}"], len(tokenizer.dictionary))
         assert unigrams.dtype == np.int64
         assert unigrams.tolist() == [tokens[index] for index in range(len(tokenizer.dictionary))]
         found = counts[split]
@@ -159,7 +159,7 @@ def test_a_split_without_documents_can_be_joined(tokenizer, tmp_path):
 
 
 def test_same_documents_same_bytes(tokenizer, tmp_path):
-    names = [f"0.{split}.{end}" for split in ("train", "valid") for end in ("bin", "idx", "unigrams.npz")]
+    names = [f"0.{split}.{end}" for split in ("train", "valid") for end in ("bin", "idx", "unigrams.npy")]
     for name in ("once", "again"):
         write(tmp_path / name, TEXTS, tokenizer)
         assert sorted(file.name for file in (tmp_path / name).iterdir()) == sorted([*names, "words"])
@@ -198,6 +198,6 @@ def test_fairseq_counts_the_same_pieces(tokenizer, tmp_path):
         lines = (" ".join(tokenizer.dictionary[index] for index in item[:-1]) for item in read(tmp_path / f"0.{split}"))
         (tmp_path / f"{split}.pieces").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     theirs = Dictionary.load(str(fairseq_preprocess(tmp_path / "own", tmp_path, "--padding-factor", "1") / "dict.txt"))
-    unigrams = load_unigrams(tmp_path / "0.train")
+    unigrams = load_unigrams([tmp_path / "0.train"], len(tokenizer.dictionary))
     ours = {tokenizer.dictionary[index]: int(unigrams[index]) for index in np.flatnonzero(unigrams)}
     assert dict(zip(theirs.symbols, theirs.count, strict=True)) == {**dict.fromkeys(theirs.symbols[:4], 1), **ours}

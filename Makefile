@@ -26,7 +26,7 @@ $(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh script
 	@touch $@
 
 test: lint
-	@OMP_NUM_THREADS=1 $(RUN) pytest --numprocesses $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(RUN) pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-all: PYTEST_ARGS =
 test-all: test

@@ -14,9 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread o
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # What killed processes leave behind goes with one folder, at the end of the tests. tmp_path stays where it ever is.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    temporary = tempfile.TemporaryDirectory(
-        prefix="lf_", ignore_cleanup_errors=True
-    )  # short: names of sockets end at 107
+    # A short name: those of sockets end at 107 characters.
+    temporary = tempfile.TemporaryDirectory(prefix="lf_", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = temporary.name
     # What the user's machine was measured at decides nothing here.
     os.environ.setdefault("LAZYFORMER_CACHE", str(Path(temporary.name) / "cache"))

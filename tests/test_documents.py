@@ -77,6 +77,7 @@ ADDED_OPTIONS = {
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
+    "lazyformer plan": "",
     "lazyformer pattern show": "--tokens 8 --heads 2",
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny --mem-len 8 {BENCH}",

@@ -12,6 +12,8 @@ import torch
 
 from lazyformer_fairseq.errors import UserError
 
+GRAPHS = 256  # of a function, for all networks and shapes of a process; torch's 8 are too few for a bench or a search
+
 
 class CannotCompileError(UserError, RuntimeError):
     """torch has no working compiler here.
@@ -31,8 +33,10 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
     Raises:
         CannotCompileError: when called, where there is no working compiler.
     """
+    from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)  # beyond it torch compiles no more, and trains on
     fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)

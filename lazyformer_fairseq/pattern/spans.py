@@ -55,10 +55,10 @@ def read_spans(checkpoint: Path) -> list[Spans]:
 
 def spans_table(found: list[Spans]) -> str:
     """A line for each sublayer."""
-    lines = [f"{'sublayer':>8} {'mean':>8}   each head, in tokens; beyond, weights fall to 0 over {found[0].ramp}"]
+    lines = [f"{'sublayer':>8} {'ramp':>8} {'mean':>8}   each head, in tokens; beyond, weights fall to 0 over the ramp"]
     for spans in found:
         heads = " ".join(f"{tokens:.0f}" for tokens in sorted(spans.tokens))
-        lines.append(f"{spans.number:>8} {np.mean(spans.tokens):>8.1f}   {heads}")
+        lines.append(f"{spans.number:>8} {spans.ramp:>8} {np.mean(spans.tokens):>8.1f}   {heads}")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ POSITIVE = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--arch", help="Name of a model: docs/architectures.md has them all.")
+@click.option("--arch", "archs", multiple=True, help="Name of a model, or several: docs/architectures.md has them all.")
 @click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, in place of --arch.")
 @click.option("--gpus", type=POSITIVE, default=8, help="How many, on all nodes together.")
 @click.option("--gpu-memory", default="16GB", metavar="SIZE", help="Of each, as 16GB (10^9 bytes) or 16GiB.")
@@ -46,7 +46,7 @@ POSITIVE = click.IntRange(min=1)
 )
 @click.option("--json", "wants_json", is_flag=True, help="Print numbers for programs: bytes, FLOPs, hours.")
 def plan(
-    arch: Optional[str],
+    archs: tuple[str, ...],
     config: Optional[Path],
     gpus: int,
     gpu_memory: str,
@@ -70,24 +70,30 @@ def plan(
     lazyformer plan --arch lazyformer_m2x6_s --gpus 8 --gpu-memory 16GB --precision fp16
     lazyformer plan --config bert_base.yaml --data data --gpus 4 --gpu-memory 24GB --precision bf16
     lazyformer plan --arch transformer_xl_base --gpus 1 --measure
+    lazyformer plan --arch bert_base --arch lazyformer_m2x6 (a row for each)
     """
-    if (arch is None) == (config is None):
+    if bool(archs) == (config is not None):
         raise UserError("give either --arch NAME or --config FILE.yaml")
     if data is not None:
         refuse_missing_folders(data)
     from lazyformer_fairseq.planning.fit import Place
     from lazyformer_fairseq.planning.job import job_of_arch, job_of_yaml, vocabulary_of
-    from lazyformer_fairseq.planning.report import as_json, as_text, assumed_speed, make_plan, read_size
+    from lazyformer_fairseq.planning.report import as_json, as_table, as_text, assumed_speed, make_plan, read_size
 
-    job = job_of_arch(arch, vocab_size) if arch else job_of_yaml(config, vocab_size)
-    if data is not None and vocab_size is None and (found := vocabulary_of(data, job.is_causal)):
-        job = replace(job, vocab_size=found)
     given: dict[str, Any] = {"time": time, "per_update": per_update, "max_update": max_update}
-    job = replace(job, **{name: value for name, value in given.items() if value is not None})
-    place = Place(gpus, read_size(gpu_memory), precision)
-    speed = _measured(job) if measure else assumed_speed(peak, share)
-    made = make_plan(job, place, back_end or str(job.config.lazy_backend), speed, data and _bytes_of(data))
-    click.echo(json.dumps(as_json(made), indent=2) if wants_json else as_text(made))
+    given = {name: value for name, value in given.items() if value is not None}
+    place, plans = Place(gpus, read_size(gpu_memory), precision), []
+    for job in [job_of_yaml(config)] if config else map(job_of_arch, archs):
+        known = vocab_size or (data and vocabulary_of(data, job.is_causal)) or job.vocab_size
+        job = replace(job, vocab_size=known, **given)
+        speed = _measured(job) if measure else assumed_speed(peak, share)
+        chosen = back_end or str(job.config.lazy_backend)
+        plans.append(make_plan(job, place, chosen, speed, _bytes_of(data) if data else None))
+    if wants_json:
+        found = [as_json(made) for made in plans]
+        click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
+    else:
+        click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
 
 
 def _measured(job):

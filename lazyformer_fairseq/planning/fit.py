@@ -81,7 +81,7 @@ def count_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> U
 def possible_back_ends(job: Job, device: str) -> list[str]:
     """Those that compute all attention of the job; ``tiles`` where there is a sight. None of them if nothing attends.
 
-    On a GPU ``fused`` is Triton's, which needs compute capability 8.0: what it cannot compute it is not named for.
+    On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
     """
     makers = _makers(job)
     return [name for name in BACKENDS if makers and all(_computes(name, job, maker, device) for maker in makers)]
@@ -98,6 +98,8 @@ def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     if name == "tiles" and "sight" not in features:
         return False
     if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
+        return False
+    if name == "flex" and device != "cuda":
         return False
     can = able_back_end(name, job.config.attention_dropout > 0, features) == name
     return can and name in (maker.kind.back_ends or BACKENDS)

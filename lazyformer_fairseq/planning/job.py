@@ -227,7 +227,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _plain(merged: Any, key: str) -> dict[str, Any]:
-    part = OmegaConf.to_container(merged[key], resolve=False)
-    if not isinstance(part, dict):
+    if not OmegaConf.is_dict(merged[key]):
         raise TypeError(f"{key} must have settings of its own")
-    return part
+    return OmegaConf.to_container(merged[key], resolve=False)

@@ -1,5 +1,6 @@
 """A plan as text, and as numbers."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -90,6 +91,25 @@ def as_text(plan: Plan) -> str:
         for found in plan.fits
     ]
     return "\n\n".join([head, markdown_table(constant), markdown_table(rows), *_sentences(plan)])
+
+
+def as_table(plans: Sequence[Plan]) -> str:
+    """A row for each."""
+    rows = [
+        {
+            "arch": made.job.name,
+            "parameters, million": f"{made.job.parameters / 1e6:,.1f}",
+            "--batch-size": made.chosen.batch or "none",
+            "--update-freq": made.chosen.update_freq if made.chosen.batch else "-",
+            "memory, GB": _gb(made.chosen.memory.peak),
+            "hours": f"{made.hours:,.0f}" if made.hours >= 10 else f"{made.hours:,.1f}",
+            "checkpoint, GB": _gb(made.checkpoint_bytes),
+        }
+        for made in plans
+    ]
+    place, speed = plans[0].place, plans[0].speed
+    said = f"{place.processes} x {place.memory / GB:.1f} GB, {place.precision}, {speed.source}"
+    return f"{markdown_table(rows)}\n\n{said}"
 
 
 def _sentences(plan: Plan) -> list[str]:

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.benchmark import kinds
 from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.costs.latency import Timing
 from lazyformer_fairseq.errors import UserError
 
 SMALL = (
@@ -74,3 +75,9 @@ def test_ctrl_c_keeps_the_lengths_that_were_measured(monkeypatch):
     monkeypatch.setattr(kinds, "measure", measure)
     result = CliRunner().invoke(main, SMALL.split())
     assert result.exit_code == 130 and "s[window=2]" in result.output and "| 24 " not in result.output
+
+
+def test_where_torchs_own_does_not_fit_into_memory_there_is_no_speed_up():
+    rows = [kinds.Row("s[window=2]", 8, Timing((0.5, 0.5)), 2**20)]
+    *_, line = kinds.table(rows).splitlines()
+    assert [cell.strip() for cell in line.split("|")[1:6]] == ["s[window=2]", "8", "500.0 (n = 2)", "", "1.0"]

@@ -17,6 +17,7 @@ from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 PAD = 1
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.
 BATCHES = [(2, 16, True), (3, 24, True), (4, 40, True), (5, 32, True), (2, 16, False)]
 
@@ -101,6 +102,7 @@ def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_c
     assert_equal_training(eager, (copied, other[1]), batch)
 
 
+@pytest.mark.skipif(TORCH < (2, 11), reason="torch 2.10 compiles a graph for each length")
 def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
     relative = RelativePositionBias(num_heads=2)
     torch.nn.init.normal_(relative.table)

@@ -34,7 +34,7 @@ def test_each_sublayers_spans_are_printed_and_drawn(tmp_path):
     done = spans(tmp_path / "model.pt", tmp_path / "spans.png")
     assert done.exit_code == 0, done.output
     _, first, second, _ = done.output.splitlines()
-    assert (first.split(), second.split()) == (["1", "25.0", "0", "50"], ["4", "15.0", "10", "20"])
+    assert (first.split(), second.split()) == (["1", "32", "25.0", "0", "50"], ["4", "5", "15.0", "10", "20"])
     assert (tmp_path / "spans.png").read_bytes().startswith(b"\x89PNG")
 
 

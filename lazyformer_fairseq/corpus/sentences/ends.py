@@ -122,6 +122,9 @@ class QuickSentencizer:
         self._spacy = load_spacy().blank("en")
         self._spacy.add_pipe("sentencizer")
         self._spacy.max_length = 1 << 31  # the default guards trained models' memory
+        of_words = self._spacy.vocab.lex_attr_getters  # what it finds out about each new word; we ask for one thing
+        for attribute in of_words.keys() - {importlib.import_module("spacy.attrs").IS_PUNCT}:
+            del of_words[attribute]
         self.exceptions = frozenset(self._spacy.tokenizer.rules)
         self._reaching = {text for text in self.exceptions if len(text) > 1 and not text.replace("'", "").isalpha()}
         self._chunks: dict[str, Chunk] = {}

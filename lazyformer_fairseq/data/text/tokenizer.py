@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Union
 
@@ -43,6 +42,7 @@ DICTIONARY_FILE = "dict.txt"
 SETTINGS_FILE = "tokenizer.json"
 BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
+KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
 WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
 FolderName = Union[str, Path]
 
@@ -73,6 +73,7 @@ class Tokenizer:
             int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
         self._symbol = symbol_pattern(settings)
+        self._known: dict[str, bytes] = {}
 
     @cached_property
     def dictionary(self) -> "Dictionary":
@@ -205,17 +206,21 @@ class Tokenizer:
         Returns:
             the ids of all words, one word after the other, and the number of ids of each word; both int64.
         """
-        numbers, lengths = array("q"), array("q")  # of pieces; of ids after all the pieces
-        for start in range(0, len(words), WORDS_AT_ONCE):
-            batch = list(words[start : start + WORDS_AT_ONCE])
+        if len(self._known) > KNOWN_WORDS:
+            self._known.clear()
+        known = self._known  # the numbers of a word's pieces, or of ids after all the pieces: int32
+        new = list({word: None for word in words if word not in known})
+        for start in range(0, len(new), WORDS_AT_ONCE):
+            batch = new[start : start + WORDS_AT_ONCE]
             pieces = self._model.encode(batch, num_threads=1)
             for place, word in enumerate(batch):
                 if "<" in word and self._symbol.search(word):
                     pieces[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
-            lengths.extend(map(len, pieces))
-            numbers.extend(chain.from_iterable(pieces))
+            known.update((word, array("i", numbers).tobytes()) for word, numbers in zip(batch, pieces, strict=True))
+        found = [known[word] for word in words]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
         id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.symbols))])
-        return id_of_number[np.frombuffer(numbers, dtype=np.int64)], np.frombuffer(lengths, dtype=np.int64)
+        return id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""

@@ -157,7 +157,7 @@ def _plan(sight, heads_and_time, keys: int, extra: int, is_causal: bool, device:
         Numbers.of(sight, heads, device),
         *blocks_of(sight, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
         number(tokens - time),
-        number(0 if is_causal else keys),
+        number(0 if is_causal else keys + time),
         number(tokens),
         tokens - 1 if reach is None else min(reach, tokens - 1),
     )
@@ -204,11 +204,12 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query = q + offset
+        place = torch.clamp(query, min=0)  # before all keys where there are fewer of them than queries
         ahead = k - query
-        seen = ahead > tokens  # never
+        seen = k < 0  # never
         for i in range(bands.size(1)):
             near = (ahead >= bands[h, i, 0]) & (ahead <= bands[h, i, 1]) & (ahead % bands[h, i, 2] == 0)
-            seen = seen | near & (k // bands[h, i, 3] == query // bands[h, i, 3])
+            seen = seen | near & (k // bands[h, i, 3] == place // bands[h, i, 3])
         for i in range(columns.size(1)):
             period = columns[h, i, 1]
             seen = seen | (k < columns[h, i, 0]) | (k % period >= period - columns[h, i, 2])

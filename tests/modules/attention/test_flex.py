@@ -119,6 +119,14 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
         assert torch.equal((partial | full).expand_as(shown), shown)
 
 
+def test_fewer_keys_than_queries(monkeypatch):
+    """As Linformer's, of which all see all."""
+    monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+    q, k = torch.randn(2, 3, 20, SIZE).double(), torch.randn(2, 3, 4, SIZE).double()
+    (ours, _), (theirs, _) = (attend(q, k, k, Scores(), 0.0, 0, back_end) for back_end in ("flex", "eager"))
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_sublayers_share_one_block_mask():
     case = Case(MIXED, 2, 40, 0, 0, False, {"right"}, 1)
     first, second = (flex.FlexAttention(case.q, case.k, case.scores.with_own()).block_mask for _ in range(2))
@@ -145,6 +153,12 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
                 found = case.by("flex")
             torch.testing.assert_close(found, case.by("eager"), atol=1e-11, rtol=1e-9)
     assert len(graphs) <= 4
+
+
+def test_within_a_compiled_model_it_is_part_of_the_graph():
+    case = Case(MIXED, 2, 40, 0, 2, False, {"bias", "right", "given"}, 1)
+    found = torch.compile(lambda: case.by("flex"), backend="eager", fullgraph=True)()
+    torch.testing.assert_close(found, case.by("eager"), atol=1e-11, rtol=1e-9)
 
 
 def test_training_on_a_processor_is_refused_in_words():

@@ -1,51 +1,49 @@
 """Two trainings and one --save-dir: the second is refused by name; a run that was killed keeps nobody out."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 from helpers import ROOT
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.command_line import find_user_error
+
+OPTIONS = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --batch-size 4 --criterion masked_lm_accuracy"
+
 
 @pytest.fixture
-def train(data_folder, tmp_path):
-    """``train(...)``: a training in one folder, started; killed when the test ends."""
-    started = []
-
-    def start(*options: str) -> subprocess.Popen:
-        command = [
-            *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir"),
-            *(str(ROOT / "lazyformer_fairseq"), "--save-dir", str(tmp_path), *options),
-            *"--task full_sentences_masked_lm --arch lazyformer_m2x6_s_tiny --sublayer-pattern M2".split(),
-            *"--batch-size 4 --criterion masked_lm_accuracy --optimizer fused_adam".split(),
-            *"--lr-scheduler linear_warmup --lr 1e-3 --tokens-per-sample 32 --cpu --disable-validation".split(),
-            *"--log-format simple --no-epoch-checkpoints".split(),
-        ]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        started.append(run)
-        return run
-
-    yield start
-    for run in started:
+def first(data_folder, tmp_path):
+    """A training in a process of its own, which has begun and stands still; killed when the test ends."""
+    command = [
+        *(sys.executable, "-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *("--save-dir", str(tmp_path), *OPTIONS.split(), "--task", "full_sentences_masked_lm", "--cpu"),
+        *"--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --tokens-per-sample 32".split(),
+        *"--max-update 1000000 --log-format simple --no-epoch-checkpoints --disable-validation".split(),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert any("begin training epoch 1" in line for line in run.stdout)
+        run.send_signal(signal.SIGSTOP)
+        yield run
         run.kill()
-        run.wait()
-        run.stdout.close()
 
 
-def test_a_folder_belongs_to_one_training(train, tmp_path):
-    first = train("--max-update", "1000000", "--save-interval-updates", "1000", "--log-interval", "1000")
-    assert any("begin training epoch 1" in line for line in first.stdout)
-    refused, _ = train("--max-update", "2").communicate()
-    assert refused.strip().endswith(
-        f"error: --save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
+def test_a_folder_belongs_to_one_training(first, data_folder, tmp_path, fairseq_train):
+    options = f"{OPTIONS} --max-update 2 --disable-validation"
+    with pytest.raises(Exception) as refused:
+        fairseq_train(data_folder, options, tmp_path)
+    error = find_user_error(refused.value)
+    assert isinstance(error, UserError)
+    assert str(error) == (
+        f"--save-dir {tmp_path}: another run is at work there (process {first.pid} on {os.uname().nodename}); "
         "wait for it, or choose another folder"
     )
-    beside = train("--max-update", "2", "--checkpoint-suffix", "_other")
-    output, _ = beside.communicate()
-    assert beside.returncode == 0, output[-3000:]
+    with pytest.raises(FileNotFoundError, match="checkpoint_last.pt"):  # fairseq_train() reads it, with no suffix
+        fairseq_train(data_folder, f"{options} --checkpoint-suffix _other", tmp_path)
+    assert (tmp_path / "checkpoint_last_other.pt").exists()
     assert first.poll() is None
     first.kill()
-    third = train("--max-update", "2")
-    output, _ = third.communicate()
-    assert third.returncode == 0, output[-3000:]
+    first.wait()
+    assert fairseq_train(data_folder, options, tmp_path)["optimizer_history"][-1]["num_updates"] == 2

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.block_kernels import empty_heads, missing_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton.launch import FEWEST_KEYS, MOST_LAYERS, launch, square_tiles, tiles_for
+from lazyformer_fairseq.modules.attention.triton.launch import (
+    FEWEST_KEYS,
+    MOST_LAYERS,
+    launch,
+    tiles_for,
+    tiles_for_a_sight,
+)
 from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
 from lazyformer_fairseq.modules.attention.triton.passes import (
     forward_kernel,
@@ -116,8 +122,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
 
 def _tiles(kernel: str, q: Tensor, scores: Scores, keeps_keys: bool, layers: int = 1) -> dict[str, Any]:
     """Of a launch: tiles to choose from, and with a sight the lists for the one that there is."""
-    tiles = tiles_for(kernel, q, layers) if scores.sight is None else square_tiles(q, layers)
-    return dict(tiles=tiles, **sight_arguments(scores, q, tiles[0].queries, keeps_keys))
+    tiles = tiles_for(kernel, q, layers) if scores.sight is None else tiles_for_a_sight(kernel, q, layers)
+    return dict(tiles=tiles, **sight_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:

@@ -78,12 +78,10 @@ def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
     return next(tiles for most, tiles in by_layers.items() if layers <= most)
 
 
-def square_tiles(q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """The one choice for an attention with a sight, whose lists are of tiles with as many queries as keys."""
-    if os.environ.get("TRITON_INTERPRET") == "1" or q.element_size() > 2:
-        return _ANYWHERE
-    side = 64 if layers <= (3 if q.size(-1) <= 64 else 1) else 32
-    return (Tiles(side, side, 4, 2),)
+def tiles_for_a_sight(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
+    """The one choice with a sight, whose lists are of tiles of one size; a small one, as its mask takes registers."""
+    smallest = min(tiles_for(kernel, q, layers), key=lambda tiles: tiles.queries * tiles.keys)
+    return (smallest._replace(queries=min(64, smallest.queries)),)
 
 
 def launch(

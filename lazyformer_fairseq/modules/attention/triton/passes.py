@@ -109,8 +109,8 @@ def forward_kernel(
                 output *= shrink[:, None]
                 row_max = new_max
             if sight is not None:
-                below = tl.where(row_max == float("-inf"), 0.0, row_max)
-                probabilities = tl.exp2(scores - below[:, None])
+                base = tl.where(row_max == float("-inf"), 0.0, row_max)
+                probabilities = tl.exp2(scores - base[:, None])
             else:
                 probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
             if not REUSES:

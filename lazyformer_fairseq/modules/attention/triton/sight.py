@@ -14,8 +14,8 @@ NO_SIGHT = dict(sight=None, seen=None, BANDS=0, COLUMNS=0)
 _KEPT = 64  # lists: of each length of text, kind of sight and kind of kernel
 
 
-def sight_arguments(scores: Scores, q: Tensor, side: int, keeps_keys: bool) -> dict[str, Any]:
-    """Of a kernel whose tiles have `side` queries and keys, of which a program keeps the keys, or the queries.
+def sight_arguments(scores: Scores, q: Tensor, size: tuple[int, int], keeps_keys: bool) -> dict[str, Any]:
+    """Of a kernel whose tiles have so many queries and keys, of which a program keeps the keys, or the queries.
 
     `sight` is (tiles, counts, bands, columns): tiles (S, N, kept tiles, others) in int32, in each row first those that
     all see, then those with a mask; counts (S, N, kept tiles, 2): of the first, and of both. S is B with keys that all
@@ -24,11 +24,11 @@ def sight_arguments(scores: Scores, q: Tensor, side: int, keeps_keys: bool) -> d
     if scores.sight is None:
         return NO_SIGHT
     heads, time = q.shape[1:3]
-    key = scores.sight, heads, time, side, q.device
+    key = scores.sight, heads, time, size, q.device
     if scores.seen_BK is None:
         tiles, counts = _lists(*key, keeps_keys)
     else:
-        tiles, counts = _listed(_blocks(*key), keeps_keys, _by_tile(scores.seen_BK, side))
+        tiles, counts = _listed(_blocks(*key), keeps_keys, _by_tile(scores.seen_BK, size[1]))
     bands, columns = numbers = _numbers(scores.sight, heads, q.device)
     seen = None if scores.seen_BK is None else scores.seen_BK.to(torch.uint8).contiguous()
     return dict(sight=(tiles, counts, *numbers), seen=seen, BANDS=bands.size(1), COLUMNS=columns.size(1))
@@ -40,16 +40,16 @@ def _numbers(sight: Sight, heads: int, device: torch.device) -> Numbers:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _blocks(sight: Sight, heads: int, time: int, side: int, device: torch.device) -> Blocks:
-    found = blocks_of(sight, time, time, 0, False, (side, side), device)
+def _blocks(sight: Sight, heads: int, time: int, size: tuple[int, int], device: torch.device) -> Blocks:
+    found = blocks_of(sight, time, time, 0, False, size, device)
     return Blocks(*(part.expand(heads, -1, -1) for part in found))
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def _lists(
-    sight: Sight, heads: int, time: int, side: int, device: torch.device, keeps_keys: bool
+    sight: Sight, heads: int, time: int, size: tuple[int, int], device: torch.device, keeps_keys: bool
 ) -> tuple[Tensor, Tensor]:
-    return _listed(_blocks(sight, heads, time, side, device), keeps_keys)
+    return _listed(_blocks(sight, heads, time, size, device), keeps_keys)
 
 
 def _listed(blocks: Blocks, keeps_keys: bool, seen_BC: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
@@ -62,6 +62,6 @@ def _listed(blocks: Blocks, keeps_keys: bool, seen_BC: Optional[Tensor] = None) 
     return tiles.contiguous(), counts.contiguous()
 
 
-def _by_tile(flags_BK: Tensor, side: int) -> Tensor:
+def _by_tile(flags_BK: Tensor, keys: int) -> Tensor:
     """(B, C): whether a tile of keys has one."""
-    return torch.nn.functional.pad(flags_BK, (0, -flags_BK.size(1) % side)).unflatten(1, (-1, side)).any(-1)
+    return torch.nn.functional.pad(flags_BK, (0, -flags_BK.size(1) % keys)).unflatten(1, (-1, keys)).any(-1)

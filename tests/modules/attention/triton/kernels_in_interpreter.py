@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
+from lazyformer_fairseq.modules.attention.triton.launch import Tiles
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.position_bias import relative_position_bucket
 
@@ -181,27 +182,34 @@ parts = st.one_of(
     time=st.sampled_from([2, 33, 64, 100, 130]),
     layers=st.integers(1, 2),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+    tile=st.sampled_from([(32, 32), (32, 64), (64, 32)]),
     seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_a_sight(seen_by, time, layers, flags, seed):
+def test_a_sight(seen_by, time, layers, flags, tile, seed):
     biased, padded, has_seen, deterministic = flags
     sight = Sight(tuple(seen_by))
     block = Block(2, 2, time, 32, layers, torch.float32, biased, padded, seed, sight, has_seen)
     arguments = block.q, block.k
-    output, lse = triton_kernels.attend_forward(*arguments, block.values[0], block.scores)
-    assert_close(output, block.outputs[0], torch.float32, "output of s")
-    for v, d, expected, dv in zip(block.values[1:], block.d_outputs[1:], block.outputs[1:], block.dv[1:], strict=True):
-        assert_close(triton_kernels.reuse_forward(*arguments, v, lse, block.scores), expected, torch.float32, "l")
-        found = triton_kernels.value_gradient(*arguments, d, lse, block.scores)
-        assert_close(found, dv, torch.float32, "dV of l")
-    torch.use_deterministic_algorithms(deterministic)
-    given = *arguments, block.values, block.d_outputs, block.delta, lse, block.scores
-    *gradients, d_table = triton_kernels.block_gradient(*given)[:4]
-    torch.use_deterministic_algorithms(False)
-    for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
-        assert_close(computed, expected, torch.float32, name, least=1e-3 if name == "dV" else 1.0)
-    if block.table is not None:
-        assert_close(d_table, block.d_table, torch.float32, "d table", least=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_kernels, "tiles_for_a_sight", lambda *given: (Tiles(*tile, 8, 1),))
+        output, lse = triton_kernels.attend_forward(*arguments, block.values[0], block.scores)
+        assert_close(output, block.outputs[0], torch.float32, "output of s")
+        for v, d, expected, dv in zip(
+            block.values[1:], block.d_outputs[1:], block.outputs[1:], block.dv[1:], strict=True
+        ):
+            assert_close(triton_kernels.reuse_forward(*arguments, v, lse, block.scores), expected, torch.float32, "l")
+            found = triton_kernels.value_gradient(*arguments, d, lse, block.scores)
+            assert_close(found, dv, torch.float32, "dV of l")
+        torch.use_deterministic_algorithms(deterministic)
+        given = *arguments, block.values, block.d_outputs, block.delta, lse, block.scores
+        *gradients, d_table = triton_kernels.block_gradient(*given)[:4]
+        torch.use_deterministic_algorithms(False)
+        for name, computed, expected in zip(
+            ("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True
+        ):
+            assert_close(computed, expected, torch.float32, name, least=1e-3 if name == "dV" else 1.0)
+        if block.table is not None:
+            assert_close(d_table, block.d_table, torch.float32, "d table", least=1.0)
 
 
 def test_more_layers_than_fit_beside_each_other():

@@ -24,6 +24,7 @@ from every_kind import (
     run,
     tokens,
 )
+from torch.nn.attention import flex_attention as torchs_flex
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.costs.flops import count_flops, count_parameters
@@ -87,8 +88,8 @@ def test_a_sights_products_are_those_of_the_pairs_that_it_shows(direction, s):
     assert flops.products == 4 * pairs * narrow.embed_dim // HEADS
 
 
-@of_each_kind
-def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
+def assert_an_l_reuses_all(direction: str, s: str) -> None:
+    """An ``l`` with the values of the ``s`` puts out what the ``s`` does."""
     network = build(direction, f"{s} l")
     attention, lazy = (sublayer.inner for sublayer in network.sublayers)
     with torch.no_grad():
@@ -107,6 +108,11 @@ def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
     reused, _ = lazy(x_BTC, handed_on, shared)
     assert handed_on.keys() == {DISTRIBUTION}
     assert_alike(reused, given)
+
+
+@of_each_kind
+def test_an_l_with_the_values_of_the_s_puts_out_what_the_s_does(direction, s):
+    assert_an_l_reuses_all(direction, s)
 
 
 @of_encoders
@@ -180,6 +186,20 @@ def test_t5s_bias_counts_or_is_refused(s):
     assert network.relative_position_bias.table.grad.abs().sum() > 0
 
 
+@of_each_kind
+def test_flex_computes_the_same_or_refuses(direction, s, monkeypatch):
+    """Forward: on a processor torch computes it unfused, and without gradients."""
+    monkeypatch.setattr(torchs_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+    try:
+        other = build(direction, f"{s} f l {s}", lazy_backend="flex")
+    except UserError as error:
+        assert "--lazy-backend flex" in str(error)
+        return
+    with torch.no_grad():
+        found = run(other, tokens())
+    torch.testing.assert_close(found, run(build(direction, f"{s} f l {s}"), tokens()), atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("back_end", [name for name in back_ends_of("cpu") if name != "eager"])
 @of_each_kind
 def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
@@ -218,3 +238,4 @@ def test_two_of_them_combine_or_are_refused(direction, one, other):
     assert features.isfinite().all()
     alone = [run(build(direction, f"s[{settings}] f l"), tokens()) for settings in (one, other)]
     assert not any(torch.equal(features, each) for each in alone)
+    assert_an_l_reuses_all(direction, f"s[{one},{other}]")

@@ -9,9 +9,11 @@ import torch
 from click.testing import CliRunner
 from every_kind import build, examples, of_each_kind, rows, run, tokens
 from helpers import assert_equal_state
+from torch._dynamo.utils import counters
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 
@@ -77,6 +79,9 @@ def test_a_causal_model_of_all_kinds_trains_and_resumes(lm_data, tmp_path, fairs
     [(direction, f"s[{examples(row, direction)[0]}]") for direction in (ENCODER, CAUSAL) for row in rows(direction)],
 )
 def test_compiled_it_computes_the_same(direction, s):
+    compiled.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
     results = []
     for compiles in (False, True):
         network = build(direction, f"{s} f l").train()
@@ -86,3 +91,4 @@ def test_compiled_it_computes_the_same(direction, s):
         results.append([features, *(weight.grad for weight in network.parameters() if weight.grad is not None)])
     for one, same in zip(*results, strict=True):
         torch.testing.assert_close(same, one, atol=1e-8, rtol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"], counters

@@ -1,0 +1,226 @@
+"""``lazyformer plan``, and what launches take from it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from helpers import ROOT
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.devices import nvidia_smi
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.launch.names import CONFIGS
+from lazyformer_fairseq.planning.fit import USABLE, Place, fit, possible_back_ends
+from lazyformer_fairseq.planning.job import job_of_arch, job_of_yaml, vocabulary_of, with_options
+from lazyformer_fairseq.planning.launched import job_of_launch
+from lazyformer_fairseq.planning.report import read_size
+
+V100 = Place(8, 16 * 10**9, "fp16")
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=True)
+
+
+def plan(*arguments: object) -> dict:
+    result = run("plan", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+class TestFit:
+    @pytest.mark.parametrize("back_end", ["eager", "recompute", "fused"])
+    def test_it_fits_and_the_next_larger_batch_does_not(self, back_end):
+        job = job_of_arch("lazyformer_m2x6_s")
+        found = fit(job, Place(1, 8 * 10**9, "fp16"), back_end)
+        assert 0 < found.batch < 256 and found.batch * found.update_freq == 256
+        assert found.memory.peak <= USABLE * 8e9
+        larger = next(size for size in range(found.batch + 1, 257) if 256 % size == 0)
+        assert job.count_memory(larger, "fp16", "cuda", back_end, accumulates=True).peak > USABLE * 8e9
+
+    def test_an_update_stays_what_it_is_on_any_number_of_gpus(self):
+        job = job_of_arch("bert_base")
+        for processes in (1, 2, 8, 64):
+            found = fit(job, Place(processes, 16 * 10**9, "fp16"))
+            assert processes * found.batch * found.update_freq == 256
+
+    def test_auto_plans_for_the_hungriest_that_it_may_take(self):
+        job = job_of_arch("bert_base")
+        peaks = {name: job.count_memory(8, "fp16", "cuda", name).peak for name in possible_back_ends(job, "cuda")}
+        assert max(peaks, key=peaks.get) == "eager"
+        assert fit(job, V100).memory == fit(job, V100, "eager").memory
+
+    def test_what_cannot_fit_says_so(self):
+        assert fit(job_of_arch("bert_base"), Place(1, 10**9, "fp16")).batch == 0
+
+    def test_updates_that_do_not_divide_are_refused(self):
+        with pytest.raises(UserError, match="256 sequences does not divide among 7 GPUs"):
+            fit(job_of_arch("bert_base"), Place(7, 16 * 10**9, "fp16"))
+
+    def test_a_back_end_that_cannot_is_refused(self):
+        with pytest.raises(UserError, match="--lazy-backend fused: cannot compute M1x12"):  # attention dropout
+            fit(job_of_arch("bert_base"), V100, "fused")
+
+    def test_nothing_attends(self):
+        assert fit(job_of_arch("par_transformer_base_0s"), V100).batch == 32
+
+
+class TestJob:
+    @pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6_s"])
+    def test_the_arch_and_its_yaml_are_the_same_training(self, arch):
+        by_name, by_file = job_of_arch(arch), job_of_yaml(CONFIGS / "pretraining" / f"{arch}.yaml")
+        assert (by_name.tokens, by_name.flops, by_name.parameters) == (
+            by_file.tokens,
+            by_file.flops,
+            by_file.parameters,
+        )
+        assert fit(by_name, V100) == fit(by_file, V100)
+
+    def test_a_language_models_yaml(self):
+        job = job_of_yaml(CONFIGS / "language_modeling" / "par_transformer_base.yaml")
+        assert (job.is_causal, job.time, job.memory_length, job.per_update, job.max_update) == (
+            True,
+            192,
+            192,
+            256,
+            40000,
+        )
+
+    def test_table_5_of_the_paper(self):
+        assert job_of_arch("bert_base").tokens == 10**6 * 256 * 512
+
+    def test_options_of_a_launch_count(self, tmp_path):
+        (tmp_path / "dict.txt").write_text("".join(f"piece{number} 1\n" for number in range(95)))
+        given = ["--sublayer-pattern", "(sff)x5 (f)x9", "--tokens-per-sample=128", "--num-workers", "0"]
+        job = job_of_launch("bert_base", None, f"{tmp_path}:elsewhere", given, per_update=64)
+        assert (job.pattern, job.time, job.per_update, job.vocab_size) == ("(sff)x5 (f)x9", 128, 64, 100)
+
+    def test_settings_of_hydra_count(self):
+        given = ["optimization.max_update=9", "model.encoder_embed_dim=96"]
+        job = job_of_launch(None, CONFIGS / "pretraining" / "bert_base.yaml", "none", given)
+        assert (job.max_update, job.sizes.embed_dim) == (9, 96)
+
+    def test_no_dictionary_no_vocabulary(self, tmp_path):
+        assert vocabulary_of(str(tmp_path)) is None
+
+    def test_what_is_no_number_is_refused(self):
+        with pytest.raises(UserError, match="--tokens-per-sample many: must be a number"):
+            with_options(job_of_arch("bert_base"), {"tokens_per_sample": "many"})
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("model: {_name: roberta}\n", "its model is roberta"),
+            ("model: 3\n", "cannot be read"),
+            ("a: [\n", "cannot be read"),
+            ("", "its model is nothing"),
+        ],
+    )
+    def test_other_files_are_refused(self, tmp_path: Path, text, message):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            job_of_yaml(path)
+
+
+class TestCommand:
+    def test_the_table_in_the_docs_is_what_it_prints(self):
+        page = (ROOT / "docs" / "training.md").read_text()
+        after = page.partition("### Does it fit")[2]
+        table = [line for line in after.partition("### fp16")[0].splitlines() if line.startswith("|")]
+        archs = [line.split("|")[1].strip() for line in table[2:]]
+        printed = run("plan", *(word for arch in archs for word in ("--arch", arch))).stdout
+        assert printed.startswith("\n".join(table) + "\n\n8 x 16.0 GB, fp16")
+
+    def test_numbers_of_the_paper(self):
+        found = plan("--arch", "lazyformer_m2x6_s")
+        assert found["parameters"] == pytest.approx(112e6, rel=0.01)
+        assert found["tokens"] == 131_072_000_000
+        assert 8 * found["batch_size"] * found["update_freq"] == 256
+        assert found["hours"] == pytest.approx(found["flops"] / (8 * 0.3 * 125e12) / 3600)
+
+    def test_the_text_has_every_row_of_the_table(self):
+        result = run("plan", "--arch", "transformer_xl_base", "--gpus", 4, "--share", 0.5)
+        assert result.exit_code == 0, result.output
+        for words in ("weights", "gradients", "optimizer", "memory of streams", "eager", "recompute", "--update-freq"):
+            assert words in result.output
+        assert "--share 0.5 of --peak 125" in result.output
+
+    def test_what_does_not_fit(self):
+        assert "THIS DOES NOT FIT" in run("plan", "--arch", "bert_base", "--gpu-memory", "1GB").output
+
+    def test_an_estimate_is_called_one(self):
+        assert "s[buckets=128,rounds=4] is an estimate" in run("plan", "--arch", "reformer_base", "--gpus", 1).output
+
+    def test_measured_here(self):
+        found = plan("--arch", "bert_tiny", "--measure", "--tokens-per-sample", 32, "--vocab-size", 100)
+        assert found["flops_per_second"] > 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--arch", "lazyformer_m2x6"[:-1]], "no such arch; did you mean"),
+            ([], "give either --arch NAME or --config"),
+            (["--arch", "bert_base", "--gpu-memory", "big"], "--gpu-memory big: give a size such as 16GB"),
+            (["--arch", "bert_base", "--data", "nowhere"], "nowhere is no folder"),
+        ],
+    )
+    def test_mistakes(self, arguments, message):
+        assert message in str(run("plan", *arguments).exception)
+
+    @pytest.mark.parametrize(("text", "size"), [("16GB", 16 * 10**9), ("16GiB", 2**34), ("1.5gb", 15 * 10**8)])
+    def test_sizes(self, text, size):
+        assert read_size(text) == size
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(8, 16160)``: so many GPUs of so many MiB, of compute capability 7.0."""
+
+    def there(number: int, mebibytes: object) -> None:
+        def ask(*options: str) -> list[str]:
+            if options == ("-L",):
+                return ["GPU: NVIDIA"] * number
+            return [str(mebibytes) if "memory" in options[0] else "7.0"] * number
+
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(nvidia_smi, "_ask", ask)
+
+    return there
+
+
+class TestLaunch:
+    def batch_of(self, *arguments: object) -> int:
+        result = run(*arguments, "--dry-run")
+        assert result.exit_code == 0, result.output
+        words = result.stdout.split()
+        hydra = [word.partition("=")[2] for word in words if word.startswith("dataset.batch_size=")]
+        return int(hydra[0] if hydra else words[words.index("--batch-size") + 1])
+
+    def test_it_takes_what_the_plan_says(self, gpus):
+        gpus(8, 16160)
+        planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
+        assert self.batch_of("pretrain", "bert_base", "data") == planned == 16
+        assert self.batch_of("pretrain", "lazyformer_m2x6_s.yaml", "data") == 32
+        assert self.batch_of("lm", "train", "transformer_xl_large", "data") == 8
+
+    def test_more_memory_a_larger_batch(self, gpus):
+        gpus(1, 81559)
+        assert self.batch_of("pretrain", "bert_base", "data") == 128
+
+    def test_what_the_user_gives_wins(self, gpus):
+        gpus(8, 16160)
+        assert self.batch_of("pretrain", "bert_base", "data", "--batch-size", 2) == 2
+        assert self.batch_of("pretrain", "bert_base", "data", "--no-fit") == 16
+
+    @pytest.mark.parametrize("told", ["[N/A]", ""])
+    def test_a_driver_that_does_not_tell(self, gpus, told):
+        gpus(8, told)
+        assert self.batch_of("pretrain", "lazyformer_m2x6_s", "data") == 16
+
+    def test_without_a_gpu_the_batch_is_small_and_the_plan_is_for_the_papers_gpus(self, gpus):
+        gpus(0, 0)
+        result = run("pretrain", "lazyformer_m2x6_s", "data", "--dry-run", "--sequences-per-update", 32)
+        assert "--batch-size 4 " in result.stdout
+        assert "1 x 16.0 GB, fp16" in result.stderr

@@ -148,8 +148,7 @@ class Scores:
             like: a tensor of the scores' device and precision.
         """
         tokens = keys - self.extra
-        shape = (self.sight, time, tokens)  # a sublayer may leave out memory beyond its reach
-        added = self.once(shape, lambda: self._write(time, tokens, like))
+        added = self._written_for(time, tokens, like)
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)
@@ -159,6 +158,18 @@ class Scores:
         if added is None or not self.extra:
             return added
         return F.pad(added.expand(*added.shape[:-1], tokens), (0, self.extra))
+
+    def _written_for(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
+        """What :meth:`_write` wrote for these sizes: a sublayer may leave out memory beyond its reach.
+
+        Sizes are compared, as the compiler would take those in a key of a dictionary for constants.
+        """
+        of_sizes = self.once(("additions", self.sight), list)
+        for written_time, written_keys, added in of_sizes:
+            if written_time == time and written_keys == keys:
+                return added
+        of_sizes.append((time, keys, self._write(time, keys, like)))
+        return of_sizes[-1][-1]
 
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
         """Bias by distance, -inf at padding, at the future and at what is out of sight."""

@@ -1,11 +1,15 @@
 """A user's mistake ends a run with a message that names it, and loses nothing."""
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import traceback
+from contextlib import nullcontext
+from multiprocessing.connection import Listener
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,8 +19,9 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.reliability import options as options_of_reliability
 from lazyformer_fairseq.reliability.command_line import find_user_error, printing_user_errors
-from lazyformer_fairseq.reliability.options import LOGS_NEED
+from lazyformer_fairseq.reliability.options import LOGS_NEED, refuse_long_temporary_folder
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"
@@ -62,6 +67,28 @@ def test_a_size_that_cannot_be_is_refused_before_anything_is_loaded(options, mes
     with pytest.raises(UserError, match=f"^{message}$"):
         options_of_fairseq.parse_args_and_arch(options_of_fairseq.get_training_parser(), command)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's data workers need no such sockets")
+@pytest.mark.parametrize(("length", "fits"), [(75, True), (76, False)])
+def test_a_folder_of_temporary_files_too_long_for_the_sockets_of_data_workers(length, fits, monkeypatch):
+    with TemporaryDirectory(dir="/tmp") as parent:
+        folder = os.path.join(parent, "x" * (length - len(parent) - 1))
+        of_multiprocessing = os.path.join(folder, "pymp-12345678")  # the name that it makes there
+        os.makedirs(of_multiprocessing)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", of_multiprocessing)
+        with nullcontext() if fits else pytest.raises(OSError, match="path too long"):
+            Listener(family="AF_UNIX").close()  # what a worker opens, as its default there
+        refuse_long_temporary_folder(0)
+        refused = pytest.raises(UserError, match=f"^--num-workers 2: .* {folder} has 76 characters, 75 may be; set TMP")
+        with nullcontext() if fits else refused:
+            refuse_long_temporary_folder(2)
+
+
+def test_a_run_with_data_workers_looks_at_it(data_folder, tmp_path, fairseq_train, monkeypatch):
+    monkeypatch.setattr(options_of_reliability, "get_temp_dir", lambda: "/" + 100 * "x")
+    assert "--num-workers 1: " in message_of(fairseq_train, data_folder, f"{TINY} --num-workers 1", tmp_path)
 
 
 @pytest.mark.parametrize("error", [UserError("pattern 'lf'\n  lf\n  ^"), KeyError("other")])

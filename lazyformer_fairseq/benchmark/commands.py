@@ -1,4 +1,4 @@
-"""``lazyformer bench``: models side by side; back ends of lazy attention; the loader of batches."""
+"""``lazyformer bench``: models side by side; back ends of lazy attention; the loader of batches; the start of a run."""
 
 import signal
 import sys
@@ -249,17 +249,68 @@ def loader(
     lazyformer bench loader data --arch bert_base --batch-size 4
     """
     refuse_missing_folders(data)
-    from lazyformer_fairseq import USER_DIR
     from lazyformer_fairseq.benchmark.loader import as_rows, measure_speeds
     from lazyformer_fairseq.costs.machine import device_named
     from lazyformer_fairseq.files.tables import markdown_table
 
     command = [
-        *(data, "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm", "--arch", arch),
-        *("--tokens-per-sample", str(tokens_per_sample), "--max-positions", str(tokens_per_sample)),
-        *("--criterion", "masked_lm_accuracy", "--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup"),
-        *("--lr", "1e-4", "--max-update", "1000000", "--clip-norm", "1.0", "--batch-size", str(batch_size)),
-        *("--num-workers", "0", "--log-format", "none", *fairseq_options),
+        *_reading(data, arch, tokens_per_sample, batch_size),
+        *("--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--lr", "1e-4", "--clip-norm", "1.0"),
+        *("--num-workers", "0", *fairseq_options),
         *(["--cpu"] if device_named(device) == "cpu" else []),
     ]
     click.echo(markdown_table(as_rows(measure_speeds(command, workers, seconds))))
+
+
+@bench.command(context_settings={"ignore_unknown_options": True})
+@click.argument("data")
+@click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
+@click.option("--processes", type=POSITIVE, default=8, help="As many as a machine has GPUs.")
+@click.option("--num-workers", type=click.IntRange(min=0), default=1, help="Data workers of each; 0 is a thread.")
+@click.option("--arch", default="lazyformer_m2x6_s", help="The model that would be trained; it is not built.")
+@click.option("--tokens-per-sample", type=POSITIVE, default=512, help="Longest block, as in pre-training.")
+@click.option("--batch-size", type=POSITIVE, default=16, help="Blocks of a batch.")
+def startup(
+    data: str,
+    fairseq_options: tuple[str, ...],
+    processes: int,
+    num_workers: int,
+    arch: str,
+    tokens_per_sample: int,
+    batch_size: int,
+) -> None:
+    """Measure the time to the first batch, stage by stage, and the memory, of processes that read DATA at once.
+
+    DATA is what pre-training reads, as lazyformer corpus writes it. Other options of fairseq-train may follow. No model
+    is built, and no GPU is used. The first run on new DATA also checks it and packs it; the next ones find that done.
+
+    \b
+    lazyformer bench startup data --processes 8
+    """
+    refuse_missing_folders(data)
+    from lazyformer_fairseq.benchmark.start_up import measure_start_up, memory_rows, stage_rows
+    from lazyformer_fairseq.files.tables import markdown_table
+
+    command = [
+        *_reading(data, arch, tokens_per_sample, batch_size),
+        *("--cpu", "--no-save", "--num-workers", str(num_workers), *fairseq_options),
+    ]
+    with stopped_plainly():
+        measured = measure_start_up(command, processes)
+    click.echo(markdown_table(stage_rows(measured)))
+    if rows := memory_rows(measured):
+        click.echo(f"\n{markdown_table(rows)}")
+    else:
+        click.echo("\nmemory: not measured; only Linux tells what part of a shared page is whose", err=True)
+
+
+def _reading(data: str, arch: str, tokens_per_sample: int, batch_size: int) -> list[str]:
+    """Arguments of fairseq-train for pre-training on DATA, those of its optimizer excepted."""
+    from lazyformer_fairseq import USER_DIR
+
+    return [
+        *(data, "--user-dir", str(USER_DIR), "--task", "full_sentences_masked_lm", "--arch", arch),
+        *("--tokens-per-sample", str(tokens_per_sample), "--max-positions", str(tokens_per_sample)),
+        *("--criterion", "masked_lm_accuracy", "--max-update", "1000000", "--batch-size", str(batch_size)),
+        *("--log-format", "none"),
+    ]

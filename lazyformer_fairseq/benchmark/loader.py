@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
+from lazyformer_fairseq.reliability.options import refuse_long_temporary_folder
 from lazyformer_fairseq.training.stepwise import StepwiseTraining
 
 WARM_UP = 2  # untimed batches or updates: workers start, torch chooses kernels
@@ -23,8 +24,9 @@ def measure_speeds(command: list[str], workers: Sequence[int], seconds: float) -
         seconds: for each measurement.
 
     Raises:
-        UserError: as the task does.
+        UserError: as the task does; there is no place for the workers' sockets.
     """
+    refuse_long_temporary_folder(max(workers))
     with TemporaryDirectory() as folder:
         training = StepwiseTraining([*command, "--no-save"], Path(folder))
         sources = {"model, an update": (training.update() for _ in iter(int, 1))}

@@ -1,9 +1,13 @@
 """Options of a safe run, shared by all tasks, and which of fairseq's own cannot be met."""
 
 import importlib.util
+import os
+import tempfile
 from dataclasses import dataclass, field
+from multiprocessing.util import get_temp_dir
 from typing import Any, Optional
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import DictConfig, ListConfig
 
@@ -45,6 +49,9 @@ class ReliabilityConfig(FairseqDataclass):
         "size of an update over all GPUs, with --batch-size the most that one takes at once; works out --update-freq",
     )
 
+
+LONGEST_SOCKET = 107  # bytes of the name of a Unix socket on Linux (man 7 unix)
+SOCKET = len("/listener-12345678")  # that multiprocessing adds to its folder's name
 
 # The least value of an option, by name.
 LEAST = {
@@ -98,12 +105,31 @@ def refuse_unfit(cfg: DictConfig) -> None:
         )
     if cfg.dataset.batch_size is None and cfg.dataset.max_tokens is None:
         raise UserError("--batch-size: give the sequences that a process takes at once, or --max-tokens")
+    refuse_long_temporary_folder(cfg.dataset.num_workers)
     for name, (packages, what) in LOGS_NEED.items():
         if cfg.common.get(name) and not any(map(importlib.util.find_spec, packages)):
             raise UserError(
                 f"--{name.replace('_', '-')} {cfg.common[name]}: nothing would be written, as {' or '.join(packages)} "
                 f"is not installed here: pip install {what}"
             )
+
+
+def refuse_long_temporary_folder(workers: int) -> None:
+    """Raises a UserError where data workers could not hand over a batch: the run would wait for it for ever.
+
+    torch's workers open a socket in multiprocessing's folder, fail where its name is too long, and do not say so.
+    """
+    if workers == 0 or torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return
+    surplus = len(os.fsencode(get_temp_dir())) + SOCKET - LONGEST_SOCKET
+    if surplus > 0:
+        folder = tempfile.gettempdir()
+        length = len(os.fsencode(folder))
+        raise UserError(
+            f"--num-workers {workers}: data workers need sockets in the folder of temporary files, whose name is too "
+            f"long for that: {folder} has {length} characters, {length - surplus} may be; set TMPDIR to a shorter one, "
+            "as in export TMPDIR=/tmp"
+        )
 
 
 def listed_updates(text: Optional[str]) -> frozenset[int]:

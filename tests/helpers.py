@@ -74,11 +74,15 @@ def toy_texts(count: int, seed: int = 1) -> list[str]:
     return [" ".join(sentence() for _ in range(rng.randint(4, 12))) for _ in range(count)]
 
 
-def build_toy_corpus(folder: Path, vocab_size: int, seed: int = 1, shards: int = 1) -> dict[str, Any]:
+def build_toy_corpus(
+    folder: Path, vocab_size: int, seed: int = 1, shards: int = 1, unit_megabytes: float = 0.01
+) -> dict[str, Any]:
     """Builds a corpus of 150 toy documents; returns its manifest."""
     text = folder.with_name(f"{folder.name}.txt")
     text.write_text("\n\n".join(toy_texts(150, seed)))
-    settings = CorpusSettings(vocab_size, valid_share=0.1, min_word_count=1, shards=shards, unit_megabytes=0.01)
+    settings = CorpusSettings(
+        vocab_size, valid_share=0.1, min_word_count=1, shards=shards, unit_megabytes=unit_megabytes
+    )
     return build_corpus([str(text)], folder, settings)
 
 

@@ -58,8 +58,9 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
     """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
 
     def run(config: str, *overrides: object) -> DictConfig:
-        no_claim = mock.patch("lazyformer_fairseq.reliability.our_runs.claim")  # of the config's own --save-dir
-        with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_claim:
+        our_runs = "lazyformer_fairseq.reliability.our_runs"
+        no_folder = mock.patch.multiple(our_runs, claim=mock.DEFAULT, log_to=mock.DEFAULT)  # the config's --save-dir
+        with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_folder:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
         return call_main.call_args.args[0]
 
@@ -101,13 +102,7 @@ def test_finetuning_is_table_5(handed_over):
     assert cfg.checkpoint.save_dir == cfg.task.save_dir == "checkpoints/CoLA"
 
 
-@pytest.mark.parametrize("name", PRETRAINING)
-def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name):
-    to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
-    hydra_main(f"pretraining/{name}", *TINY, *to, "optimization.max_update=1", "dataset.disable_validation=true")
-    state = torch.load(tmp_path / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] == 1
-    cfg = OmegaConf.create(state["cfg"])
+def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert_table_5(cfg)
     row = {"max_positions": 512} | ARCHITECTURES[name].options()
     for option in ("sublayer_pattern", "attention_dropout", "relative_position_buckets", "max_positions"):
@@ -115,6 +110,26 @@ def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name
     assert (cfg.task.mask_prob, cfg.task.leave_unmasked_prob, cfg.task.random_token_prob) == (0.15, 0.1, 0.1)
     assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_ratio) == ([1e-4], 0.01)
     assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_every_pretraining_config_hands_over_its_row(handed_over, name):
+    assert_pretraining_of(name, handed_over(f"pretraining/{name}", "task.data=somewhere"))
+
+
+# Each pattern also trains, in the tests of its kinds.
+TRAINED = ("bert_base", "lazyformer_m5m3m2m2_s", "longformer_base", "par_bert_base")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in TRAINED else [pytest.mark.slow]) for name in PRETRAINING]
+)
+def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name):
+    to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
+    hydra_main(f"pretraining/{name}", *TINY, *to, "optimization.max_update=1", "dataset.disable_validation=true")
+    state = torch.load(tmp_path / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 1
+    assert_pretraining_of(name, OmegaConf.create(state["cfg"]))
 
 
 @pytest.fixture(scope="module")

@@ -147,6 +147,11 @@ class TestCommand:
             assert words in result.output
         assert "--share 0.5 of --peak 125" in result.output
 
+    def test_back_ends_that_older_gpus_lack(self):
+        words = "fused and flex need compute capability 8.0"
+        assert words in run("plan", "--arch", "lazyformer_m2x6_s").output
+        assert words not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
+
     def test_what_does_not_fit(self):
         assert "THIS DOES NOT FIT" in run("plan", "--arch", "bert_base", "--gpu-memory", "1GB").output
 

@@ -11,6 +11,7 @@ from lazyformer_fairseq.planning.fit import USABLE, Fit, Place, count_on, fit, p
 from lazyformer_fairseq.planning.job import Job
 
 GB, TERA, HOUR = 1e9, 1e12, 3600
+BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
 
 
 class Speed(NamedTuple):
@@ -139,6 +140,9 @@ def _sentences(plan: Plan) -> list[str]:
         f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
     )
     rest = f"By formula; {1 - USABLE:.0%} of a GPU's memory stays free for CUDA and gaps between tensors."
+    by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
+    if by_triton and place.precision != "bf16":
+        rest += f" {' and '.join(by_triton)} need compute capability 8.0, which a V100 or T4 lacks."
     if job.estimated:
         rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
     return [*words, rest]

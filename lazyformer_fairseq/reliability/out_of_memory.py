@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import torch
 
+from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.errors import UserError
 
 # Of torch on a GPU and on a processor (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), and of cuBLAS and cuDNN.
@@ -60,7 +61,9 @@ def _in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     if trainer.cfg.model.get("lazy_backend", "") not in ("", "recompute", "fused"):
         advice.append("--lazy-backend recompute keeps no distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
-        advice.append("--bf16 or --fp16 halves activations" if trainer.cuda else "--bf16 halves activations")
+        precision = precision_on("cuda") if trainer.cuda else "bf16"
+        advice.append(f"--{precision} halves activations")
+    advice.append("`lazyformer plan` counts what fits")
     where = f"update {trainer.get_num_updates() + 1}: batches of {_sizes(samples)}"
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {'; '.join(advice)}"
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq.extras import refuse_without_extra
 @click.command()
 @click.argument("raw")
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--tiny", is_flag=True, help="The same way in miniature: on two cores in half an hour.")
+@click.option("--tiny", is_flag=True, help="The same way in miniature, for two cores.")
 @click.option("--glue", type=ExistingPath(), help="Folder of GLUE's official download.  [default: RAW/glue]")
 @click.option("--tasks", multiple=True, callback=divided, metavar="A,B,...",
               help="Of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]")  # fmt: skip

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from lazyformer_fairseq.costs.flops import count_flops, count_parameters
+from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.files.tables import markdown_table
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.planning.job import Job, job_of_arch, with_options
 from lazyformer_fairseq.reproduce.run import record_of
 from lazyformer_fairseq.reproduce.settings import Inputs, Size
 from lazyformer_fairseq.reproduce.steps import Step, finetuned_updates
 
-MASKED = 0.15
 BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
 FURTHER_CHECKPOINTS = 5  # the last three, best and last
 DISK_OF_CORPUS = 3  # times the text, while it is made
@@ -78,10 +76,9 @@ def cost_of(step: Step, size: Size, inputs: Inputs, devices: int, speed: float) 
         seconds = read / 1e6 / MEGABYTES_A_CORE_SECOND / len(os.sched_getaffinity(0))
         return Cost(seconds / 3600, None, DISK_OF_CORPUS * read / GB)
     if kind == "pretrain":
-        flops = 3 * flops_of_sequence(arch, size, size.length) * size.sequences * size.updates
-        kept = len(size.kept) + FURTHER_CHECKPOINTS
-        gigabytes = kept * BYTES_OF_PARAMETER * count_parameters(*_model(arch, size)) / GB
-        return Cost(flops / devices / speed / 3600, flops, gigabytes)
+        job = job_of(arch, size)
+        gigabytes = (len(size.kept) + FURTHER_CHECKPOINTS) * BYTES_OF_PARAMETER * job.parameters / GB
+        return Cost(job.flops / devices / speed / 3600, job.flops, gigabytes)
     if kind == "glue":
         flops = sum(_flops_of_epoch(task, arch, size, inputs.glue) for task in inputs.tasks)
         flops *= len(size.rates) * len(size.seeds) * size.epochs * len(finetuned_updates(arch, size))
@@ -89,16 +86,12 @@ def cost_of(step: Step, size: Size, inputs: Inputs, devices: int, speed: float) 
     return Cost()
 
 
-def flops_of_sequence(arch: str, size: Size, length: int, predicts: bool = True) -> float:
-    """Of one forward pass over a sequence."""
-    return count_flops(*_model(arch, size), length, predicted=round(MASKED * length) if predicts else 0)
-
-
-def _model(arch: str, size: Size) -> tuple[str, EncoderSizes]:
-    widths = size.widths(arch)
+def job_of(arch: str, size: Size) -> Job:
+    """A pre-training, as `lazyformer plan` counts it."""
     vocabulary = int(size.corpus[size.corpus.index("--vocab-size") + 1])
-    numbers = (widths["encoder-embed-dim"], widths["encoder-ffn-embed-dim"], widths["encoder-attention-heads"])
-    return ARCHITECTURES[arch].sublayer_pattern, EncoderSizes(vocabulary, *numbers, 2 * size.length)
+    options = {name.replace("-", "_"): value for name, value in size.widths(arch).items()}
+    options |= {"tokens_per_sample": size.length, "sequences_per_update": size.sequences, "max_update": size.updates}
+    return with_options(job_of_arch(arch, vocabulary), options)
 
 
 def _flops_of_epoch(task: str, arch: str, size: Size, glue: Path) -> float:
@@ -109,7 +102,8 @@ def _flops_of_epoch(task: str, arch: str, size: Size, glue: Path) -> float:
         return 0.0
     rows = min(size.rows or split.rows, split.rows)
     length = max(2, min(2 * size.length, round(file.stat().st_size / split.rows / BYTES_OF_TOKEN)))
-    return 3 * rows * flops_of_sequence(arch, size, length, predicts=False)
+    job = job_of(arch, size)
+    return 3 * rows * count_flops(job.pattern, job.sizes, length, predicted=0)
 
 
 def _bytes_in(path: Path) -> int:

@@ -161,17 +161,18 @@ class _Signals:
 def _watch(log: Path, step: Step) -> Iterator[None]:
     """A bar of a training's updates, as its log tells them; moves on with each value taken."""
     often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
-    with tqdm(total=step.updates, desc=step.name, unit=" updates", mininterval=often) as bar:
-        first = None
+    while (made := _updates_in(log)) is None:
+        yield
+    # From there on: the time left is that of this process's pace, whatever an earlier one had made.
+    with tqdm(total=step.updates, initial=made, desc=step.name, unit=" updates", mininterval=often) as bar:
         while True:
             yield
-            if found := UPDATES.findall(_tail(log)):
-                made = int(found[-1])
-                if first is None:  # of an earlier process: the time left is that of this one's pace
-                    first = bar.initial = made
-                    bar.reset()
-                    bar.n = made
-                bar.update(made - bar.n)
+            bar.update((_updates_in(log) or bar.n) - bar.n)
+
+
+def _updates_in(log: Path) -> Optional[int]:
+    found = UPDATES.findall(_tail(log))
+    return int(found[-1]) if found else None
 
 
 def _tail(log: Path) -> bytes:

@@ -17,7 +17,6 @@ from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 PAD = 1
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.
 BATCHES = [(2, 16, True), (3, 24, True), (4, 40, True), (5, 32, True), (2, 16, False)]
 
@@ -79,7 +78,8 @@ def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, la
         assert_equal_training(eager, other, a_batch(*batch))
     assert not counters["graph_break"]
     # Of the encoder with padding one for the first shape and one for all others, one without; of the loss likewise two.
-    assert 2 <= counters["stats"]["unique_graphs"] <= 5
+    # Tiles are listed by length, so that each length is a graph.
+    assert 2 <= counters["stats"]["unique_graphs"] <= (7 if lazy_backend == "tiles" else 5)
 
 
 def test_only_training_is_compiled(quick_compiler):
@@ -102,7 +102,6 @@ def test_training_is_the_same_and_checkpoints_are_those_of_a_model_that_is_not_c
     assert_equal_training(eager, (copied, other[1]), batch)
 
 
-@pytest.mark.skipif(TORCH < (2, 11), reason="torch 2.10 compiles a graph for each length")
 def test_one_graph_writes_the_bias_of_every_length(quick_compiler):
     relative = RelativePositionBias(num_heads=2)
     torch.nn.init.normal_(relative.table)

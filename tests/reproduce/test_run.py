@@ -113,6 +113,7 @@ def test_a_step_shows_how_far_its_training_is(capfd, monkeypatch):
     Path("out/logs").mkdir(parents=True)
     Path("out/logs/a.log").write_text("epoch 001:   4 / 9 loss=9, num_updates=600, lr=1\n")
     seconds = run_step(step("a", updates=1200), Path("out"))
+    assert "600/1200" in capfd.readouterr().err
     assert json.loads(Path("out/steps/a.json").read_text())["seconds"] == pytest.approx(seconds)
     assert "num_updates=600" in Path("out/logs/a.log").read_text()
 

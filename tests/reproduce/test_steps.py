@@ -10,13 +10,12 @@ from helpers import write_toy_glue
 
 from lazyformer_fairseq.benchmark.models.settings import BenchSettings
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.costs.flops import count_parameters
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.report.paper_table import PAPER_ROWS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.reproduce.demo_text import PROSE
 from lazyformer_fairseq.reproduce.paper import PRINTED, TABLE_3_AVERAGES, TABLE_4
-from lazyformer_fairseq.reproduce.plan import _model, cost_of
+from lazyformer_fairseq.reproduce.plan import cost_of
 from lazyformer_fairseq.reproduce.settings import PAPER, TINY, find_inputs
 from lazyformer_fairseq.reproduce.steps import CLI, Places, Step, steps
 
@@ -134,7 +133,6 @@ def test_a_million_updates_cost_what_arithmetic_says(raw, tmp_path):
     attention = 12 * 2 * 512 * 768
     assert bert.flops == pytest.approx(6 * (matrices + attention) * tokens, rel=0.01)
     assert bert.hours == pytest.approx(bert.flops / 8 / 37.5e12 / 3600)
-    assert count_parameters(*_model("bert_base", PAPER)) == pytest.approx(112e6, rel=0.01)
     assert bert.gigabytes == pytest.approx(11 * 14 * 0.112, rel=0.01)
     paper = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, 8, PAPER.flops_per_second)
     assert paper.hours == pytest.approx(45 * 10_000 / 3600, rel=0.01)  # Table 2: 45 seconds for 100 updates

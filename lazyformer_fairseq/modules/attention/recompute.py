@@ -36,11 +36,8 @@ class RecomputedAttention:
         self.k_BNKD = k_BNKD
         self.scores = scores
         self._learns = scores.is_learning
-        is_on_gpu = q_BNTD.device.type == "cuda"
-        # We write out once for all readers what is no smaller than what torch adds to scores.
-        self._added = None
-        if scores.position_queries_BNTD is not None or (self._learns and is_on_gpu):
-            self._added = aligned(self._dense()) if is_on_gpu else self._dense()
+        # We write positions out once for all readers: they are no smaller than what torch adds to scores.
+        self._added = None if scores.position_queries_BNTD is None else self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """softmax(QK^T / sqrt(D) + additions) V (B, N, T, D); each call draws its own dropout mask.
@@ -48,16 +45,18 @@ class RecomputedAttention:
         On a CPU torch fuses no attention whose bias is learned: there our own fused kernel takes its place, unless
         dropout is on, which that kernel lacks. torch keeps Transformer-XL's positions: to it they are a dense bias.
         """
-        can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not dropout
+        is_on_gpu = v_BNKD.device.type == "cuda"
+        can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not (dropout or is_on_gpu)
         if self._added is None and self._learns and can_fuse:
             return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, readers=0)[0]
         added = self._dense() if self._added is None else self._added
-        if self._learns and added is not None and v_BNKD.device.type == "cuda":
+        if self._learns and added is not None and is_on_gpu:
             return attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
         return F.scaled_dot_product_attention(self.q_BNTD, self.k_BNKD, v_BNKD, attn_mask=added, dropout_p=dropout)
 
     def _dense(self) -> Tensor | None:
-        return self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD)
+        layout = aligned if self._learns and self.q_BNTD.device.type == "cuda" else None
+        return self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
 
 
 def attend(

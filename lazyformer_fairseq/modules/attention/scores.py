@@ -137,7 +137,9 @@ class Scores:
             return self.hidden_BK
         return torch.arange(keys, device=self.lengths_B.device) >= self.lengths_B[:, None]
 
-    def dense(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
+    def dense(
+        self, time: int, keys: int, like: Tensor, layout: Optional[Callable[[Tensor], Tensor]] = None
+    ) -> Optional[Tensor]:
         """Additions to scores, broadcastable to (B, N, T, K); None if there are none.
 
         It writes what sublayers share once per forward pass.
@@ -146,19 +148,22 @@ class Scores:
             time: T.
             keys: K, `extra` included.
             like: a tensor of the scores' device and precision.
+            layout: lays out what is written, the same numbers, as a back end reads them; leaves what fits as it is.
         """
         tokens = keys - self.extra
-        shape = (self.sight, time, tokens)  # a sublayer may leave out memory beyond its reach
-        added = self.once(shape, lambda: self._write(time, tokens, like))
+        # A sublayer may leave out memory beyond its reach, which follows from its sight. torch.compile would make a
+        # graph for each size that is a key.
+        sizes = () if torch.compiler.is_compiling() else (time, tokens)
+        added = self.once((self.sight, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)
             added = shifted if added is None else shifted + added
         if self.learned_BNTK is not None:
             added = self.learned_BNTK if added is None else self.learned_BNTK + added
-        if added is None or not self.extra:
-            return added
-        return F.pad(added.expand(*added.shape[:-1], tokens), (0, self.extra))
+        if added is not None and self.extra:
+            added = F.pad(added.expand(*added.shape[:-1], tokens), (0, self.extra))
+        return _laid_out(added, layout)
 
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
         """Bias by distance, -inf at padding, at the future and at what is out of sight."""
@@ -191,6 +196,10 @@ class Scores:
             rows, columns = (torch.arange(size, device=by_distance.device) for size in (time, keys))
             return by_distance[:, time - 1 + columns - rows[:, None]].unsqueeze(0)
         return by_distance.unfold(-1, keys, 1).flip(-2).unsqueeze(0)
+
+
+def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tensor]]) -> Optional[Tensor]:
+    return added if added is None or layout is None else layout(added)
 
 
 class FlatScores(NamedTuple):

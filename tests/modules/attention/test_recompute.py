@@ -48,6 +48,18 @@ def test_rows_of_a_bias_begin_where_the_kernel_reads_them(keys, offset):
     assert torch.equal(gradient[offset:], 2 * numbers[offset:])
 
 
+def test_all_sublayers_share_one_bias():
+    """Laid out once in a pass; without the copy that was laid out otherwise."""
+    inputs = BiasedAttention(2, 2, 13, 4, padded=True)
+    inputs.scores._written.clear()
+    q, k, _ = (inputs.q, inputs.k, inputs.v)
+    first, second = (inputs.scores.with_own().dense(q.size(-2), k.size(-2), q, aligned) for _ in range(2))
+    assert first is second
+    assert first.stride(-1) == 1 and first.stride(-2) == 16
+    assert len(inputs.scores._written) == 1
+    torch.testing.assert_close(first, inputs.dense())
+
+
 def test_a_bias_of_which_no_row_lies_straight_is_copied():
     bias = torch.randn(1, 2, 16, 16).transpose(-1, -2)
     assert aligned(bias).stride(-1) == 1
@@ -86,10 +98,14 @@ def test_no_kernel_is_allowed_that_has_no_gradient_for_the_bias(monkeypatch):
 
 def test_it_compiles_to_one_graph():
     inputs = BiasedAttention(2, 2, 9, 8, padded=True)
-    compiled = torch.compile(
-        lambda q, k, v, bias: attention_with_learned_bias(q, k, v, aligned(bias)), fullgraph=True, backend="eager"
-    )
-    found = inputs.with_gradients(compiled(inputs.q, inputs.k, inputs.v, inputs.dense()))
+
+    def attend(q, k, v, scores):
+        biases = [scores.with_own().dense(q.size(-2), k.size(-2), q, aligned) for _ in range(2)]
+        assert biases[0] is biases[1]
+        return attention_with_learned_bias(q, k, v, biases[0])
+
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    found = inputs.with_gradients(compiled(inputs.q, inputs.k, inputs.v, inputs.scores))
     expected = inputs.with_gradients(attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense()))
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)

@@ -191,7 +191,7 @@ def test_a_sight(seen_by, time, layers, flags, tile, seed):
     block = Block(2, 2, time, 32, layers, torch.float32, biased, padded, seed, sight, has_seen)
     arguments = block.q, block.k
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_kernels, "tiles_for_a_sight", lambda *given: (Tiles(*tile, 8, 1),))
+        patch.setattr(triton_kernels, "tiles_for_a_sight", lambda *_: (Tiles(*tile, 8, 1),))
         output, lse = triton_kernels.attend_forward(*arguments, block.values[0], block.scores)
         assert_close(output, block.outputs[0], torch.float32, "output of s")
         for v, d, expected, dv in zip(
@@ -201,8 +201,8 @@ def test_a_sight(seen_by, time, layers, flags, tile, seed):
             found = triton_kernels.value_gradient(*arguments, d, lse, block.scores)
             assert_close(found, dv, torch.float32, "dV of l")
         torch.use_deterministic_algorithms(deterministic)
-        given = *arguments, block.values, block.d_outputs, block.delta, lse, block.scores
-        *gradients, d_table = triton_kernels.block_gradient(*given)[:4]
+        of_block = *arguments, block.values, block.d_outputs, block.delta, lse, block.scores
+        *gradients, d_table = triton_kernels.block_gradient(*of_block)[:4]
         torch.use_deterministic_algorithms(False)
         for name, computed, expected in zip(
             ("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True

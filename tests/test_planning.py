@@ -138,14 +138,14 @@ class TestCommand:
         assert found["parameters"] == pytest.approx(112e6, rel=0.01)
         assert found["tokens"] == 131_072_000_000
         assert 8 * found["batch_size"] * found["update_freq"] == 256
-        assert found["hours"] == pytest.approx(found["flops"] / (8 * 0.3 * 125e12) / 3600)
+        assert found["hours"] == pytest.approx(found["flops"] / (8 * 21.4e12) / 3600)
 
     def test_the_text_has_every_row_of_the_table(self):
-        result = run("plan", "--arch", "transformer_xl_base", "--gpus", 4, "--share", 0.5)
+        result = run("plan", "--arch", "transformer_xl_base", "--gpus", 4, "--teraflops", 60)
         assert result.exit_code == 0, result.output
         for words in ("weights", "gradients", "optimizer", "memory of streams", "eager", "recompute", "--update-freq"):
             assert words in result.output
-        assert "--share 0.5 of --peak 125" in result.output
+        assert "--teraflops 60" in result.output
 
     def test_back_ends_that_older_gpus_lack(self):
         words = "fused and flex need compute capability 8.0"

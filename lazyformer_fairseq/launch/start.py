@@ -124,13 +124,13 @@ class Launch:
         if not (self.dry_run and self.fits):
             return
         from lazyformer_fairseq.planning.fit import Place
-        from lazyformer_fairseq.planning.report import as_text, assumed_speed, make_plan
+        from lazyformer_fairseq.planning.report import as_text, given_speed, make_plan
 
         try:
             made = job()
             precision = self._precision if self.found or self.precision else "fp16"
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
-            click.echo(as_text(make_plan(made, place, str(made.config.lazy_backend), assumed_speed())), err=True)
+            click.echo(as_text(make_plan(made, place, str(made.config.lazy_backend), given_speed())), err=True)
         except UserError as error:
             click.echo(f"no plan: {error}", err=True)
 

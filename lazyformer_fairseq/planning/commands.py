@@ -9,6 +9,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.planning import PAPER_TERAFLOPS
 
 POSITIVE = click.IntRange(min=1)
 
@@ -30,20 +31,12 @@ POSITIVE = click.IntRange(min=1)
     "--vocab-size", type=POSITIVE, help="[default: of --data, else 32768; of causal archs, that of their text]"
 )
 @click.option(
-    "--peak",
+    "--teraflops",
     type=click.FloatRange(min=0, min_open=True),
-    default=125.0,
-    help="TFLOP/s of a GPU at its best; the default is NVIDIA's for a V100 in fp16.",
+    default=PAPER_TERAFLOPS,
+    help="TFLOP/s that training reaches on a GPU; the default is what the paper's BERT did on a V100.",
 )
-@click.option(
-    "--share",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.3,
-    help="Of that peak which training reaches: an assumption, not a measurement.",
-)
-@click.option(
-    "--measure", is_flag=True, help="Time a few updates of one sequence here, in place of --peak and --share."
-)
+@click.option("--measure", is_flag=True, help="Time a few updates of one sequence here, in place of --teraflops.")
 @click.option("--json", "wants_json", is_flag=True, help="Print numbers for programs: bytes, FLOPs, hours.")
 def plan(
     archs: tuple[str, ...],
@@ -57,8 +50,7 @@ def plan(
     max_update: Optional[int],
     data: Optional[str],
     vocab_size: Optional[int],
-    peak: float,
-    share: float,
+    teraflops: float,
     measure: bool,
     wants_json: bool,
 ) -> None:  # fmt: skip
@@ -78,7 +70,7 @@ def plan(
         refuse_missing_folders(data)
     from lazyformer_fairseq.planning.fit import Place
     from lazyformer_fairseq.planning.job import job_of_arch, job_of_yaml, vocabulary_of
-    from lazyformer_fairseq.planning.report import as_json, as_table, as_text, assumed_speed, make_plan, read_size
+    from lazyformer_fairseq.planning.report import as_json, as_table, as_text, given_speed, make_plan, read_size
 
     given: dict[str, Any] = {"time": time, "per_update": per_update, "max_update": max_update}
     given = {name: value for name, value in given.items() if value is not None}
@@ -86,7 +78,7 @@ def plan(
     for job in [job_of_yaml(config)] if config else map(job_of_arch, archs):
         known = vocab_size or (data and vocabulary_of(data, job.is_causal)) or job.vocab_size
         job = replace(job, vocab_size=known, **given)
-        speed = _measured(job) if measure else assumed_speed(peak, share)
+        speed = _measured(job) if measure else given_speed(teraflops)
         chosen = back_end or str(job.config.lazy_backend)
         plans.append(make_plan(job, place, chosen, speed, _bytes_of(data) if data else None))
     if wants_json:

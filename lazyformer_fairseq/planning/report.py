@@ -7,6 +7,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
+from lazyformer_fairseq.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.planning.fit import USABLE, Fit, Place, count_on, fit, possible_back_ends
 from lazyformer_fairseq.planning.job import Job
 
@@ -21,13 +22,10 @@ class Speed(NamedTuple):
     source: str
 
 
-# NVIDIA, V100 data sheet: tensor cores of the SXM2 module. The share is an assumption.
-PEAK_TERAFLOPS, SHARE = 125.0, 0.3
-
-
-def assumed_speed(teraflops: float = PEAK_TERAFLOPS, share: float = SHARE) -> Speed:
-    """A share of a GPU's peak."""
-    return Speed(teraflops * share * TERA, f"assumed: --share {share:g} of --peak {teraflops:g}")
+def given_speed(teraflops: float = PAPER_TERAFLOPS) -> Speed:
+    """What --teraflops says."""
+    whose = ", as the paper's BERT on a V100" if teraflops == PAPER_TERAFLOPS else ""
+    return Speed(teraflops * TERA, f"--teraflops {teraflops:g}{whose}")
 
 
 class Plan(NamedTuple):

@@ -9,6 +9,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, find_task
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.planning import PAPER_TERAFLOPS
 
 TABLE_1 = ("bert_base", "lazyformer_m2x6_s", "lazyformer_m2x6_sd", "lazyformer_m2x6")
 TABLE_4 = ("lazyformer_m2x6_w6144", "lazyformer_m2x7")
@@ -89,7 +90,7 @@ PAPER = Size(
     rows=None,
     lengths=(512, 1024, 2048, 4096, 6144),
     minutes=45,
-    flops_per_second=21.4e12,  # the paper's BERT on a V100: 45 seconds for 100 updates on eight (Table 2)
+    flops_per_second=PAPER_TERAFLOPS * 1e12,
 )
 
 TINY = Size(

@@ -35,7 +35,9 @@ class FlexAttention:
     def __init__(self, q_BNTD: Tensor, k_BNKD: Tensor, scores: Scores):
         self.q_BNTD, self.k_BNKD = q_BNTD, k_BNKD
         self.scores = scores
-        self.plan = plan = _plan(
+        # The compiler traces what is behind a cache; unasked it warns.
+        plan_of = _plan.__wrapped__ if torch.compiler.is_compiling() else _plan
+        self.plan = plan = plan_of(
             scores.sight, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal, q_BNTD.device
         )
         self.block_mask = scores.once(("flex", scores.sight), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Optional, Union
 
 
@@ -102,7 +103,7 @@ def _from_json(text: str) -> Optional[Event]:
 
 def _measured(split: Optional[str], numbers: Mapping[str, str]) -> Optional[Event]:
     updates = _number(numbers.get("num_updates"))
-    if updates is None:
+    if updates is None or not isfinite(updates):
         return None
     if split is None:
         return Training(int(updates), _number(numbers.get("wpb")), _number(numbers.get("wall")))

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from training_logs import BERT, CAUSAL, LAZY, STAMPED, write_run, writing
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.curves.history import read_history
+from lazyformer_fairseq.curves.read_log import events
 from lazyformer_fairseq.errors import UserError
 
 
@@ -211,3 +214,15 @@ def test_mistakes_are_named(tmp_path, monkeypatch, words, message):
     assert isinstance(done.exception, UserError)
     with pytest.raises(UserError, match=message):
         raise done.exception
+
+
+@given(words=st.lists(st.text() | st.sampled_from(["Infinity", "nan", "{}", "1e999", "7"]), max_size=5))
+def test_a_line_without_a_number_of_updates_is_passed_over(words):
+    shapes = (
+        '{{"epoch": 1, "valid_loss": {0}, "valid_num_updates": {0}}}',
+        "epoch 001 | valid on 'valid' subset | loss {0} | num_updates {0}",
+        "epoch 001: 7 / 9 loss={0}, wpb={0}, num_updates={0}",
+    )
+    found = [event.updates for word in words for event in events(shape.format(word) for shape in shapes)]
+    assert all(isinstance(updates, int) for updates in found)
+    assert found.count(7) >= 3 * words.count("7")

@@ -61,7 +61,8 @@ def refuse_missing_folders(data: str) -> None:
     """Raises a UserError unless each of the folders in fairseq's ``FOLDER:FOLDER...`` is there."""
     for folder in data.split(":"):
         if not folder or not Path(folder).is_dir():
-            raise UserError(f"{data}: {folder or 'an empty name'} is no folder")
+            where = "" if folder == data else f"{data}: "
+            raise UserError(f"{where}{folder or 'an empty name'} is no folder")
 
 
 class CommandWithSeveralValues(click.Command):

@@ -153,7 +153,14 @@ class TestCommand:
         assert words not in run("plan", "--arch", "lazyformer_m2x6_s", "--precision", "bf16").output
 
     def test_what_does_not_fit(self):
-        assert "THIS DOES NOT FIT" in run("plan", "--arch", "bert_base", "--gpu-memory", "1GB").output
+        small = ("plan", "--arch", "bert_base", "--gpu-memory", "1GB")
+        assert "THIS DOES NOT FIT" in run(*small).output
+        assert "Choose shorter sequences or a larger GPU." in run(*small).output
+        assert "Choose shorter sequences, half precision or a larger GPU." in run(*small, "--precision", "fp32").output
+
+    def test_a_back_end_that_would_fit_is_named(self):
+        long = ("--gpu-memory", "6GB", "--tokens-per-sample", 4096, "--lazy-backend", "eager")
+        assert "Choose --lazy-backend recompute, shorter" in run("plan", "--arch", "bert_base", *long).output
 
     def test_an_estimate_is_called_one(self):
         assert "s[buckets=128,rounds=4] is an estimate" in run("plan", "--arch", "reformer_base", "--gpus", 1).output

@@ -118,14 +118,14 @@ def _sentences(plan: Plan) -> list[str]:
     if chosen.batch:
         how = "on the hungriest back end that auto may take" if chosen.back_end == AUTO else f"on {chosen.back_end}"
         words.append(
-            f"An update: {place.processes} GPUs x {chosen.batch} {unit} (--batch-size) x --update-freq "
-            f"{chosen.update_freq} = {job.per_update} {unit} of {job.time} tokens, counted {how}."
+            f"An update: {place.processes} {'GPU' if place.processes == 1 else 'GPUs'} x {chosen.batch} {unit} "
+            f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
+            f"tokens, counted {how}."
         )
     else:
         words.append(
             f"THIS DOES NOT FIT: one of the {unit} takes {chosen.memory.peak / GB:,.1f} GB of the "
-            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose another back end (--lazy-backend), shorter "
-            f"{unit}, half precision or a larger GPU."
+            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, unit)}."
         )
     words.append(
         f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
@@ -144,6 +144,13 @@ def _sentences(plan: Plan) -> list[str]:
     if job.estimated:
         rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
     return [*words, rest]
+
+
+def _remedies(plan: Plan, unit: str) -> str:
+    fitting = [found.back_end for found in plan.fits if found.batch]
+    ways = [f"--lazy-backend {' or '.join(fitting)}"] if fitting else []
+    ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -201,7 +201,11 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor]) -> Callable[..., Tensor]:
     """Whether query `q` sees key `k`, for torch, of which it knows a number each."""
-    bands, columns = plan.numbers
+    # Numbers of a part, each (N,): in torch 2.10 an index that is a tensor must not stand beside ones that are not.
+    # And the compiler for processors wants tensors of their own, no views.
+    bands, columns = (
+        [[each.clone() for each in part.unbind(-1)] for part in parts.unbind(1)] for parts in plan.numbers
+    )
     offset, latest, tokens = plan.offset, plan.latest, plan.tokens
 
     def mask(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -209,12 +213,11 @@ def _mask(plan: _Plan, seen_BK: Optional[Tensor], is_padding_BK: Optional[Tensor
         place = torch.clamp(query, min=0)  # before all keys where there are fewer of them than queries
         ahead = k - query
         seen = k < 0  # never
-        for i in range(bands.size(1)):
-            near = (ahead >= bands[h, i, 0]) & (ahead <= bands[h, i, 1]) & (ahead % bands[h, i, 2] == 0)
-            seen = seen | near & (k // bands[h, i, 3] == place // bands[h, i, 3])
-        for i in range(columns.size(1)):
-            period = columns[h, i, 1]
-            seen = seen | (k < columns[h, i, 0]) | (k % period >= period - columns[h, i, 2])
+        for least, most, dilation, block in bands:
+            near = (ahead >= least[h]) & (ahead <= most[h]) & (ahead % dilation[h] == 0)
+            seen = seen | near & (k // block[h] == place // block[h])
+        for first, period, last in columns:
+            seen = seen | (k < first[h]) | (k % period[h] >= period[h] - last[h])
         is_token = k < tokens
         token = torch.where(is_token, k, 0)
         if seen_BK is not None:

@@ -102,7 +102,7 @@ def _loss_of(case: Case) -> Any:
     return loss
 
 
-def _assert_within_a_tenth(case: Case) -> None:
+def assert_within_a_tenth(case: Case) -> None:
     loss = _loss_of(case)
 
     def update() -> None:
@@ -119,10 +119,10 @@ def _assert_within_a_tenth(case: Case) -> None:
 @pytest.mark.parametrize("back_end", ON_A_PROCESSOR)
 class TestEveryBackEnd:
     def test_encoder(self, back_end):
-        _assert_within_a_tenth(_encoder("sflf", back_end, "fp32", **TINY))
+        assert_within_a_tenth(_encoder("sflf", back_end, "fp32", **TINY))
 
     def test_causal_model(self, back_end):
-        _assert_within_a_tenth(_causal("sflf", back_end, "bf16", **CAUSAL_TINY))
+        assert_within_a_tenth(_causal("sflf", back_end, "bf16", **CAUSAL_TINY))
 
 
 _both = pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -134,14 +134,14 @@ _both = pytest.mark.parametrize("precision", ["fp32", "bf16"])
 class TestMorePatternsOnEveryBackEnd:
     @pytest.mark.parametrize("pattern", ["sfsf", "sflflflf"])
     def test_encoder(self, pattern, back_end, precision):
-        _assert_within_a_tenth(_encoder(pattern, back_end, precision, **TINY))
+        assert_within_a_tenth(_encoder(pattern, back_end, precision, **TINY))
 
     @pytest.mark.parametrize("pattern", ["sfsf", "sflf"])
     def test_causal_model(self, pattern, back_end, precision):
-        _assert_within_a_tenth(_causal(pattern, back_end, precision, **CAUSAL_TINY))
+        assert_within_a_tenth(_causal(pattern, back_end, precision, **CAUSAL_TINY))
 
     def test_at_a_larger_size(self, back_end, precision):
-        _assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **LARGER))
+        assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **LARGER))
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ class TestMorePatternsOnEveryBackEnd:
 def test_options_of_an_encoder(options, precision):
     options = {**TINY, **options}
     back_end = options.pop("lazy_backend", "eager")
-    _assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **options))
+    assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **options))
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_options_of_an_encoder(options, precision):
     "options", [{"memory": 0}, {"adaptive_softmax_cutoff": "100,300"}, {"decoder_normalize_before": True}], ids=str
 )
 def test_options_of_a_causal_model(options, precision):
-    _assert_within_a_tenth(_causal("sfsflf", "eager", precision, **{**CAUSAL_TINY, **options}))
+    assert_within_a_tenth(_causal("sfsflf", "eager", precision, **{**CAUSAL_TINY, **options}))
 
 
 @pytest.mark.slow
@@ -184,12 +184,12 @@ def test_options_of_a_causal_model(options, precision):
 def test_kinds_of_attention_that_say_so(setting, back_end, precision):
     pattern = f"s[{setting}]fs[{setting}]flf"
     options = {**TINY, "time": 256, "relative_position_buckets": 0}
-    _assert_within_a_tenth(_encoder(pattern, back_end, precision, **options))
+    assert_within_a_tenth(_encoder(pattern, back_end, precision, **options))
 
 
 @pytest.mark.parametrize(("pattern", "back_end"), [("(f)x4", "eager"), ("sfkf-", "eager"), ("sfkf", "fused")])
 def test_other_kinds_of_sublayers(pattern, back_end):
-    _assert_within_a_tenth(_encoder(pattern, back_end, **TINY))
+    assert_within_a_tenth(_encoder(pattern, back_end, **TINY))
 
 
 def test_a_kind_that_does_not_count_is_named():
@@ -241,4 +241,4 @@ class TestUpdate:
 def test_on_a_gpu(pattern, back_end, precision):
     if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("bf16 came with compute capability 8.0")
-    _assert_within_a_tenth(_encoder(pattern, back_end, precision, device="cuda", **{**LARGER, "batch": 8}))
+    assert_within_a_tenth(_encoder(pattern, back_end, precision, device="cuda", **{**LARGER, "batch": 8}))

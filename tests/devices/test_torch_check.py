@@ -86,7 +86,7 @@ def test_every_process_needs_a_gpu(machine):
 def test_gpus_that_are_hidden_do_not_count(machine, monkeypatch):
     machine(TORCH_2_13, "7.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    refuse_unfit_torch(8)
+    assert misfit_of_torch(8) is None
 
 
 def test_a_driver_that_does_not_tell_is_believed(machine):

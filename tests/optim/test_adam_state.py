@@ -102,7 +102,9 @@ def test_a_state_from_before_the_first_update_loads(first, second):
     parameters = make_parameters()
     after = build(second, parameters)
     after.load_state_dict(build(first, parameters).state_dict())
+    given = [parameter.detach().clone() for parameter in parameters]
     train(after, parameters, range(1))
+    assert not any(torch.equal(*pair) for pair in zip(given, parameters, strict=True))
 
 
 def test_weights_that_had_fewer_updates_than_others_are_named_where_apex_counts_for_all(caplog):

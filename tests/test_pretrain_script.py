@@ -213,7 +213,7 @@ def test_help(pretrain, arguments):
         ("bert_base data --node-rank 1", "error: --node-rank 1: --nodes 1 are numbered from 0 to 0"),
         ("bert_bas data", "error: bert_bas: no such arch; did you mean bert_base, "),
         ("bert_bse.yaml data", "did you mean bert_base.yaml"),
-        ("bert_base nowhere", "error: nowhere: nowhere is no folder"),
+        ("bert_base nowhere", "error: nowhere is no folder"),
         ("bert_base data --update-freq 4", "error: --update-freq: it is worked out; give the size of an update"),
         ("bert_base data --max-tokens=4096", "error: --max-tokens: give --batch-size, in sequences"),
         ("bert_base data --user-dir other", "error: --user-dir: leave it out"),

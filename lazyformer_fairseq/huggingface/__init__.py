@@ -3,3 +3,7 @@
 ``AutoModel.from_pretrained`` then loads what ``lazyformer export --to huggingface`` wrote without trusting the code in
 its folder: the same classes come from here.
 """
+
+from lazyformer_fairseq.huggingface.registration import register_when_transformers_is_loaded
+
+register_when_transformers_is_loaded()

@@ -150,7 +150,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         padding_mask = self._padding_mask(input_ids, attention_mask)
         x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
-        shared = Shared(
+        shared = Shared.of(
             padding_mask,
             None if self.relative_position_bias is None else self.relative_position_bias(x.size(1)),
             self._global_positions(global_attention_mask),

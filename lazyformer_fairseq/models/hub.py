@@ -20,6 +20,7 @@ from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
     check_same_weights,
     dictionary_hash,
+    has_pooler,
     heads_in_checkpoint,
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -97,6 +98,8 @@ def _assemble(
     model = model_class(cfg, dictionary)
     for name, head in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)
+    if has_pooler(weights):
+        model.register_pooler()
     return model
 
 
@@ -142,7 +145,7 @@ class LazyFormerHub(nn.Module):
 
     @torch.no_grad()
     def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, classes) of a classification head for raw texts.
+        """Logits (B, classes) of a classification head for raw texts; of the head ``pooler``, BERT's, (B, C).
 
         Args:
             global_positions: as in :meth:`extract_features`.

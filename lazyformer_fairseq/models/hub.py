@@ -52,13 +52,21 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     folder = Path(folder)
     checkpoint = checkpoint_at(folder, checkpoint_file)
     tokenizer = Tokenizer.load((folder if folder.is_dir() else folder.parent) / "tokenizer")
-    model = _build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
 
 
-def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
-    """The model that a checkpoint's settings describe, with its weights."""
+def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
+    """The model that a checkpoint's settings describe, with its weights.
+
+    Args:
+        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        path: for messages.
+
+    Raises:
+        UserError: the two do not belong together, or to `dictionary`.
+    """
     try:
         options, weights = state["cfg"]["model"], state["model"]
         _refuse_unknown(state["cfg"], path)

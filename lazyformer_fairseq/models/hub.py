@@ -14,7 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
@@ -51,7 +53,7 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     """
     folder = Path(folder)
     checkpoint = checkpoint_at(folder, checkpoint_file)
-    tokenizer = Tokenizer.load((folder if folder.is_dir() else folder.parent) / "tokenizer")
+    tokenizer = load_tokenizer((folder if folder.is_dir() else folder.parent) / "tokenizer")
     model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
@@ -114,7 +116,7 @@ def _assemble(
 class LazyFormerHub(nn.Module):
     """A trained model with its tokenizer: raw text in."""
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer):
+    def __init__(self, model: nn.Module, tokenizer: TextTokenizer):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -138,7 +140,7 @@ class LazyFormerHub(nn.Module):
                 raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
-        return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
+        return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
 
     @torch.no_grad()
     def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
@@ -172,12 +174,14 @@ class LazyFormerHub(nn.Module):
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
         """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
+        A model that calls it otherwise, such as ``[MASK]``, takes that word too.
+
         Raises:
             UserError: where there are several texts, or the text has no ``<mask>`` or several.
         """
-        ids, *others = self.encode(text)
-        if others:
+        if not isinstance(text, str):
             raise UserError(f"fill_mask({text!r}): takes one text at a time")
+        ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")

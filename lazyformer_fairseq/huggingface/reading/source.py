@@ -1,6 +1,5 @@
 """Whatever a model is imported from, in one form: options, weights and tokenizer of ours."""
 
-import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -10,7 +9,8 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.reading.config import describe
 from lazyformer_fairseq.huggingface.reading.convert import AUTO, Conversion
@@ -35,7 +35,7 @@ class Source:
 
     cfg: LazyFormerConfig
     weights: dict[str, Tensor]
-    tokenizer: Tokenizer
+    tokenizer: TextTokenizer
     notes: list[str] = field(default_factory=list)
 
 
@@ -91,7 +91,6 @@ def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name:
         raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {POOLER!r}")
     described = describe(folder)
     conversion = Conversion(described, Weights(folder), token_types, head_name)
-    adopt_tokenizer = importlib.import_module("lazyformer_fairseq.data.text.library.adopt").adopt_tokenizer
     tokenizer = adopt_tokenizer(folder, tokenizer_folder, described.vocab_size)
     dictionary = tokenizer.dictionary
     if described.family.counts_from_padding and dictionary.pad() != described.padding:

@@ -91,9 +91,7 @@ def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def assemble(
-    model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
-) -> nn.Module:
+def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
     """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
     for name, head in heads_in_checkpoint(weights).items():

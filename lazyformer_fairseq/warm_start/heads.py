@@ -118,7 +118,12 @@ def _pairs(old_plan: Sequence[PlannedSublayer], start: WarmStart) -> list[Pair]:
             continue
         own = _maker(old_plan, old_reads, origin)
         is_same = own == giver and new_plan[reads].settings == old_plan[giver].settings
-        if own is not None and not is_same and planned.kind.reads and _has_probabilities(new_plan[reads], old_plan[own]):
+        if (
+            own is not None
+            and not is_same
+            and planned.kind.reads
+            and _has_probabilities(new_plan[reads], old_plan[own])
+        ):
             pairs.append(Pair(index, reads, own, giver))
     return pairs
 

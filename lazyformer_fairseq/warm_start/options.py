@@ -83,7 +83,9 @@ def warm_start_options(command: Callable) -> Callable:
         }
         changes = {name: value for name, value in changes.items() if value is not None}
         if not changes and (from_sublayers or heads or text):
-            raise UserError("--from-sublayers, --heads and --text are for a model that changes: give --sublayer-pattern")
+            raise UserError(
+                "--from-sublayers, --heads and --text are for a model that changes: give --sublayer-pattern"
+            )
         if heads == "matched" and text is None:
             raise UserError("--heads matched: needs real text to match them on; give --text FILE or --text DATA")
         given = None if from_sublayers is None else tuple(word.strip() for word in from_sublayers.split(","))

@@ -9,13 +9,15 @@ from lazyformer_fairseq.files.tables import markdown_table
 def page(record: Mapping[str, Any]) -> str:
     """In Markdown."""
     name = f" of {record['source']}" if record["source"] else ""
+    rows = [_row(index, sublayer) for index, sublayer in enumerate(record["sublayers"])]
     parts = [
-        f"# Warm start{name}\n\n`{record['old_pattern']}` became `{record['new_pattern']}`, heads {record['heads']}.",
+        f"# Warm start{name}",
+        f"`{record['old_pattern']}` became `{record['new_pattern']}`, heads {record['heads']}.",
         _options(record),
-        markdown_table([_row(index, each) for index, each in enumerate(record["sublayers"])], left=("sublayer", "was", "kept", "borrowed")),
+        markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
         _left_out(record),
         _losses(record["losses"]) if record["losses"] else "",
-    ]  # fmt: skip
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -26,6 +28,7 @@ def _options(record: Mapping[str, Any]) -> str:
 
 def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
     order, distance = sublayer["head_order"], sublayer["distance"]
+    moved = "" if order is None else str(sum(new != old for new, old in enumerate(order)))
     return {
         "": str(index),
         "sublayer": f"`{sublayer['sublayer']}`",
@@ -33,9 +36,9 @@ def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
         "kept": ", ".join(sublayer["kept"]),
         "borrowed": ", ".join(sublayer["borrowed"]),
         "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
-        "heads moved": "" if order is None else str(sum(new != old for new, old in enumerate(order))),
-        "distance, plain to matched": "" if distance is None else f"{distance['plain']:.3f} to {distance['matched']:.3f}",
-    }  # fmt: skip
+        "heads moved": moved,
+        "distance": "" if distance is None else f"{distance['plain']:.3f} to {distance['matched']:.3f}",
+    }
 
 
 def _left_out(record: Mapping[str, Any]) -> str:

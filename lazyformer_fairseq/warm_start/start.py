@@ -1,4 +1,4 @@
-"""A warm start: weights of a trained encoder for an encoder with another pattern, and the record of what became what."""
+"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

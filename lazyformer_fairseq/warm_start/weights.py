@@ -104,7 +104,7 @@ def take(
 def _take_attention(
     planned: PlannedSublayer, old: Old, taken: Taken, heads: int, head_order: Optional[Sequence[int]]
 ) -> tuple[set[str], set[str]]:
-    """Puts projections into place; returns the names of those that are whole, and of those with a part that is fresh."""
+    """Puts projections into place; returns the names of the whole ones, and of those with a part that is fresh."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():

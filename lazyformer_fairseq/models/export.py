@@ -32,10 +32,10 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
     """
     loaded = LazyFormerModel.from_pretrained(folder, checkpoint_file)
     with whole_folder(Path(out)) as unfinished:
-        write(loaded, unfinished)
+        write_model(loaded, unfinished)
 
 
-def write(loaded: LazyFormerHub, folder: Path) -> None:
+def write_model(loaded: LazyFormerHub, folder: Path) -> None:
     """Writes a model and its tokenizer into a folder that is there already, file by file."""
     options = OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True)
     config = {

@@ -80,10 +80,10 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     try:
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
-            sizes = _assemble(model_class, cfg, dictionary, weights).state_dict()
+            sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
         own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
         check_same_weights(weights, own, PER_WORD)
-        model = _assemble(model_class, cfg, dictionary, weights)
+        model = assemble(model_class, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {error}") from error
@@ -102,9 +102,8 @@ def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _assemble(
-    model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
-) -> nn.Module:
+def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+    """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
     for name, head in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)

@@ -216,10 +216,18 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
 
 
 def same_weights(model: nn.Module) -> dict[str, str]:
-    """From each further name of a weight that several sublayers share to its first."""
-    first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: first[weight] for name, weight in named if first.setdefault(weight, name) != name}
+    """From each further name of a weight that several sublayers share to its first.
+
+    They say so themselves: where transformers 4 builds a model without memory, each has a weight of its own at first.
+    """
+    first: dict[str, str] = {}
+    found = {}
+    for path, module in model.named_modules():
+        for name, common in getattr(module, "common_weights", {}).items():
+            weight = f"{path}.{name}"
+            if first.setdefault(common, weight) != weight:
+                found[weight] = first[common]
+    return found
 
 
 def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:

@@ -73,7 +73,13 @@ class Exported(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """The last output, and attention probabilities."""
         bias = None if self.relative_position_bias is None else self.relative_position_bias(x_BTC.size(1))
-        shared = Shared.of(padding_mask_BT, bias, global_positions_BT, output_attentions, attention)
+        shared = Shared.of(
+            padding_mask_BT,
+            bias,
+            global_positions_BT=global_positions_BT,
+            output_attentions=output_attentions,
+            attention=attention,
+        )
         x_BTC, _, probabilities = run_sublayers(self.sublayers, x_BTC, shared, self.checkpoint)
         return x_BTC, probabilities
 

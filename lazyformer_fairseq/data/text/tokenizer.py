@@ -59,7 +59,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, settings: TextSettings, model: sentencepiece.SentencePieceProcessor):
-        self._folder = folder
+        self.folder = folder
         self._model = model
         self.settings = settings
         self.normalise = TextNormaliser(settings)
@@ -178,12 +178,12 @@ class Tokenizer:
         folder = Path(folder)
         names = (MODEL_FILE, DICTIONARY_FILE, SETTINGS_FILE)
         if all((folder / name).is_file() for name in names) and all(
-            (folder / name).read_bytes() == (self._folder / name).read_bytes() for name in names
+            (folder / name).read_bytes() == (self.folder / name).read_bytes() for name in names
         ):
             return
         with whole_folder(folder) as unfinished:
             for name in names:
-                shutil.copyfile(self._folder / name, unfinished / name)
+                shutil.copyfile(self.folder / name, unfinished / name)
 
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""

@@ -19,6 +19,7 @@ from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.launch.commands import pretrain, train
+from lazyformer_fairseq.launch.continuing import continue_pretraining
 from lazyformer_fairseq.pattern.commands import pattern
 from lazyformer_fairseq.planning.commands import plan
 from lazyformer_fairseq.reliability import installing
@@ -37,7 +38,20 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-for command in (bench, corpus, curves, glue, import_model, lm, pattern, plan, pretrain, reproduce, search):
+for command in (
+    bench,
+    continue_pretraining,
+    corpus,
+    curves,
+    glue,
+    import_model,
+    lm,
+    pattern,
+    plan,
+    pretrain,
+    reproduce,
+    search,
+):
     main.add_command(command)
 lm.add_command(compare)
 lm.add_command(train)

@@ -4,45 +4,44 @@ import importlib
 from typing import Any, Optional
 
 import torch
-from every_kind import HEADS, TOKENS, WIDTH
+from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH
 from torch import Tensor, nn
 
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface import modelling
+from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.modelling.interface import Shared
 from lazyformer_fairseq.huggingface.modelling.stack import RelativePositionBias, build_sublayers, run_sublayers
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
-from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
+from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 
 BATCH, FFN = 3, 8
+# Beside every_kind's: what encoders alone may have, and sums.
+MORE = {
+    "window": ["window=2,global=2", "window=2,global=given", "window=2,dilation=2"],
+    "strided": ["strided=3,part=local"],
+    "fixed": ["fixed=4,summary=1,heads=split"],
+    "synthesizer": [
+        "synthesizer=fixed",
+        "synthesizer=factorised_dense",
+        "synthesizer=factorised_random,rank=2",
+        "synthesizer=factorised_random+dot,rank=2,persistent=3",
+        "synthesizer=random+dense+factorised_dense+factorised_random",
+    ],
+    "span": ["span=3,ramp=1", "span=100"],
+    "buckets": ["buckets=2,chunk=3", "buckets=8,rounds=3,chunk=5", "buckets=4"],
+    "entmax": ["entmax=2", "entmax=1.01"],
+}
+KINDS = [row.name for row in ATTENTION_KINDS]
+SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
 for _part in (
     "self_attention lazy_attention shared_keys feed_forward identity kinds.window kinds.sparse kinds.linformer "
     "kinds.synthesizer kinds.span kinds.persistent kinds.entmax kinds.reformer"
 ).split():
     importlib.import_module(f"{modelling.__name__}.{_part}")
-
-
-def planned(pattern: str) -> list[dict[str, Any]]:
-    """As the exporter writes it."""
-    found = plan(pattern, "encoder")
-    written = []
-    for each in found:
-        rows = chosen_kinds(each.values)
-        settings = {setting.name: each.values[setting.name] for row in rows for setting in row.settings}
-        giver = None
-        if each.giver is not None:
-            giver = max(i for i, other in enumerate(found[: len(written)]) if other.kind.hands_on)
-        written.append(
-            {
-                "letter": each.kind.letter,
-                "kinds": [row.name for row in rows],
-                "settings": settings,
-                "readers": list(each.readers),
-                "giver": giver,
-            }
-        )
-    return written
 
 
 class Exported(nn.Module):
@@ -55,13 +54,14 @@ class Exported(nn.Module):
             intermediate_size=FFN,
             num_attention_heads=HEADS,
             max_position_embeddings=TOKENS,
-            plan=planned(pattern),
+            plan=plan_as_json(pattern),
             hidden_dropout_prob=0.0,
             relative_position_buckets=buckets,
             **options,
         )
         self.sublayers = build_sublayers(self.config)
         self.relative_position_bias = RelativePositionBias(self.config) if buckets else None
+        self.checkpoint = None
 
     def forward(
         self,
@@ -73,14 +73,8 @@ class Exported(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         """The last output, and attention probabilities."""
         bias = None if self.relative_position_bias is None else self.relative_position_bias(x_BTC.size(1))
-        shared = Shared.of(
-            padding_mask_BT,
-            bias,
-            global_positions_BT=global_positions_BT,
-            output_attentions=output_attentions,
-            attention=attention,
-        )
-        x_BTC, _, probabilities = run_sublayers(self.sublayers, x_BTC, shared)
+        shared = Shared.of(padding_mask_BT, bias, global_positions_BT, output_attentions, attention)
+        x_BTC, _, probabilities = run_sublayers(self.sublayers, x_BTC, shared, self.checkpoint)
         return x_BTC, probabilities
 
 
@@ -113,3 +107,39 @@ def padding(where: str) -> Optional[Tensor]:
         if where in ("left", "both"):
             mask[row, : row + 1] = True
     return mask
+
+
+def combined() -> list[str]:
+    """For every two kinds that may stand together, settings of both."""
+    found = []
+    for number, name in enumerate(KINDS):
+        for other in KINDS[:number]:
+            together = f"{EXAMPLES[other][-1]},{EXAMPLES[name][-1]}"
+            try:
+                plan(f"s[{together}]", "encoder")
+            except UserError:
+                continue
+            found.append(together)
+    return found
+
+
+def pattern_of(settings: str) -> str:
+    """An s, and what can read it."""
+    s = f"s[{settings}]" if settings else "s"
+    try:
+        plan(f"{s}k", "encoder")
+    except UserError:
+        return f"{s}fl{s}l"
+    return f"{s}flk{s}kl"
+
+
+def buckets_of(settings: str) -> int:
+    """Of T5's bias: where a kind can have it, it has it."""
+    values = read_sublayer(f"s[{settings}]").values if settings else with_defaults(())
+    return 0 if any("bias" in choice.refuses for choice in choice_classes(values)) else 8
+
+
+def given(settings: str) -> Optional[Tensor]:
+    if "given" not in settings:
+        return None
+    return torch.rand(BATCH, TOKENS, generator=torch.Generator().manual_seed(4)) < 0.3

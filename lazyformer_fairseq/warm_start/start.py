@@ -84,8 +84,9 @@ def start_from(
         UserError: an option that may not change, a pattern that cannot be built, a new sublayer that can neither take
             weights nor start without changing what the model computes, fewer positions or narrower feed-forwards.
     """
-    _refuse_other_changes(old.cfg, changes)
-    cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), dict(old.cfg), dict(changes))
+    before = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), old.cfg)
+    _refuse_other_changes(before, changes)
+    cfg = OmegaConf.merge(before, dict(changes))
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
     if from_sublayers is None:
         alignment = align(old.plan, new_plan)
@@ -111,7 +112,7 @@ def start_from(
         "old_pattern": _written_out(old.plan),
         "new_pattern": _written_out(new_plan),
         "changed_options": {
-            name: [old.cfg[name], cfg[name]] for name in CHANGEABLE[1:] if old.cfg[name] != cfg[name]
+            name: [before[name], cfg[name]] for name in CHANGEABLE[1:] if before[name] != cfg[name]
         },
         "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),

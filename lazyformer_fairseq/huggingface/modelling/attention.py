@@ -124,6 +124,8 @@ class AttentionKind(nn.Module):
 class AttentionSublayer(Sublayer):
     """The base of ``s``, ``l`` and ``k``.
 
+    A kind of attention may have `copies`: by the name of a linear map of its own, the projection that it starts as.
+
     Args:
         shaper: the ``s`` whose kinds of attention make its values.
     """
@@ -139,6 +141,19 @@ class AttentionSublayer(Sublayer):
             if (maker := KINDS[name].build_values(config, shaper)) is not None:
                 self.value_makers[name] = maker
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def init_own_weights(self, std: float) -> None:
+        """Of new models: what a kind of attention has beside a projection starts as its copy."""
+        for module in self.modules():
+            for name, projection in getattr(module, "copies", {}).items():
+                own = getattr(module, name, None)
+                for weight, source in zip(own.parameters() if own else (), self.projection(projection), strict=False):
+                    if not getattr(weight, "_is_hf_initialized", False):
+                        weight.copy_(source)
+
+    def projection(self, name: str) -> tuple[Tensor, Tensor]:
+        """Weight and bias of its projection to "q", "k" or "v"."""
+        raise NotImplementedError
 
     def make_values(self, x_BTC: Tensor, v_BKC: Tensor) -> Any:
         """Values as its kinds of attention take them, from projected ones."""

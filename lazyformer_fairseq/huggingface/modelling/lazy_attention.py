@@ -16,6 +16,9 @@ class LazyAttention(AttentionSublayer):
         super().__init__(config, planned, shaper=planned.giver)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
+    def projection(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.v_proj.weight, self.v_proj.bias
+
     def forward(self, x_BTC: Tensor, below: dict[str, Any], shared: Shared) -> tuple[Tensor, dict[str, Any]]:
         distribution = below[DISTRIBUTION]
         output_BNTD = distribution.attend(self.make_values(x_BTC, self.v_proj(x_BTC)), self.dropout_now)

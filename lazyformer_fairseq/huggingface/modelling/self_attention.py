@@ -28,6 +28,10 @@ class SelfAttention(AttentionSublayer):
         values = self.make_values(x_BTC, v_BKC)
         return self.attend(Attention(x_BTC, q_BNTD, k_BNKD, values, shared.added_BNTT, shared))
 
+    def projection(self, name: str) -> tuple[Tensor, Tensor]:
+        part = "qkv".index(name)
+        return self.qkv_proj.weight.split(self.widths)[part], self.qkv_proj.bias.split(self.widths)[part]
+
     def _project(self, x_BTC: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         for choice in self.choices.values():
             if (projected := choice.project(x_BTC, self.qkv_proj, shared)) is not None:

@@ -125,14 +125,16 @@ def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "T
     model = {**recipe["model"], "vocab": {**special, **recipe["model"]["vocab"]}}
     every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
     added = [token for token in every if token["content"] not in silent]
-    trimming = None
-    if model["type"] == "BPE":  # offsets without the space before a word
-        trimming = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming})
+    library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming_of(recipe)})
     for symbol, wanted in ids_of(recipe).items():
         if library.token_to_id(symbol) != wanted:
             raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} is to be id {wanted}")
     return library
+
+
+def trimming_of(recipe: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """The post-processor that takes the space before a byte-level word out of its offsets."""
+    return {**recipe["pre_tokenizer"], "trim_offsets": True} if recipe["model"]["type"] == "BPE" else None
 
 
 def library_from(values: Mapping[str, Any]) -> "Tokenizer":

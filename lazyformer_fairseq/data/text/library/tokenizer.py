@@ -23,7 +23,7 @@ from lazyformer_fairseq.data.text.interface import (
     SpecialIds,
     TextTokenizer,
 )
-from lazyformer_fairseq.data.text.library.recipe import MOST_IDS, build_library, check_recipe, ids_of
+from lazyformer_fairseq.data.text.library.recipe import MOST_IDS, build_library, check_recipe, ids_of, trimming_of
 from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -205,8 +205,7 @@ class LibraryTokenizer(TextTokenizer):
             },
         }
         whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": template}
-        if self._recipe["model"]["type"] == "BPE":
-            trimming = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+        if trimming := trimming_of(self._recipe):
             whole["post_processor"] = {"type": "Sequence", "processors": [trimming, template]}
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
         inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]

@@ -17,7 +17,11 @@ class Entmax(AttentionKind):
         super().__init__(config, planned)
         self.exponent = planned.settings["entmax"]
         if self.exponent == "learned":
-            self.shape_N = nn.Parameter(torch.randn(self.num_heads))
+            self.shape_N = nn.Parameter(torch.zeros(self.num_heads))
+
+    def init_own_weights(self, std: float) -> None:
+        if self.exponent == "learned":
+            nn.init.normal_(self.shape_N)
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         return inner(attention.with_(exponent_N=self._exponents(attention.q_BNTD), entmax=entmax))

@@ -24,10 +24,16 @@ class Linformer(AttentionKind):
         if share == "none":
             size = (self.num_heads, *size)
         if share == "layers":  # one for the whole network
-            self.key_projection = planned.common.setdefault(f"linformer={size[0]}", _new_projection(size))
+            self.key_projection = planned.common.setdefault(f"linformer={size[0]}", nn.Parameter(torch.zeros(size)))
         else:
-            self.key_projection = _new_projection(size)
-        self.register_parameter("value_projection", None if share in ("kv", "layers") else _new_projection(size))
+            self.key_projection = nn.Parameter(torch.zeros(size))
+        self.register_parameter(
+            "value_projection", None if share in ("kv", "layers") else nn.Parameter(torch.zeros(size))
+        )
+
+    def init_own_weights(self, std: float) -> None:
+        for projection in self.parameters():
+            nn.init.normal_(projection, std=std)
 
     def project(self, x_BTC: Tensor, qkv_proj: nn.Linear, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, T, C), keys and values (B, k, C); biases come after the projection."""
@@ -113,10 +119,6 @@ def project_along(projection: Tensor, x_BNTD: Tensor) -> Tensor:
     if time > longest:
         raise ValueError(f"a sequence of {time} tokens is longer than the {longest} positions that are projected")
     return torch.matmul(projection[..., :time], x_BNTD)
-
-
-def _new_projection(size: tuple[int, ...]) -> nn.Parameter:
-    return nn.Parameter(torch.empty(size).normal_(std=0.02))
 
 
 KINDS["linformer"] = Linformer

@@ -21,7 +21,10 @@ class Persistent(AttentionKind):
     def __init__(self, config: PretrainedConfig, planned: PlannedSublayer):
         super().__init__(config, planned)
         size = config.hidden_size // self.num_heads
-        self.keys = nn.Parameter(torch.randn(self.num_heads, planned.settings["persistent"], size) / math.sqrt(size))
+        self.keys = nn.Parameter(torch.zeros(self.num_heads, planned.settings["persistent"], size))
+
+    def init_own_weights(self, std: float) -> None:
+        nn.init.normal_(self.keys, std=self.keys.size(-1) ** -0.5)
 
     @classmethod
     def build_values(cls, config: PretrainedConfig, planned: PlannedSublayer) -> Optional[nn.Module]:
@@ -43,7 +46,10 @@ class PersistentValues(nn.Module):
     def __init__(self, config: PretrainedConfig, vectors: int):
         super().__init__()
         heads = config.num_attention_heads
-        self.values = nn.Parameter(torch.randn(heads, vectors, config.hidden_size // heads) / math.sqrt(vectors))
+        self.values = nn.Parameter(torch.zeros(heads, vectors, config.hidden_size // heads))
+
+    def init_own_weights(self, std: float) -> None:
+        nn.init.normal_(self.values, std=self.values.size(1) ** -0.5)
 
     def forward(self, v_BNTD: Tensor, x_BTC: Tensor) -> Tensor:
         """(B, N, T + m, D)."""

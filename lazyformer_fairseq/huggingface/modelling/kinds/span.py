@@ -23,6 +23,9 @@ class Span(AttentionKind):
         self.limit, self.ramp = planned.settings["span"], planned.settings["ramp"]
         self.shares = nn.Parameter(torch.zeros(self.num_heads))
 
+    def init_own_weights(self, std: float) -> None:
+        nn.init.zeros_(self.shares)
+
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         if self.training:
             self.shares.data.clamp_(0, 1)  # a head that left the bounds could not come back

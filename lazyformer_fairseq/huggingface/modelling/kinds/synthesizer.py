@@ -34,12 +34,12 @@ class Synthesizer(AttentionKind):
         if "dot" not in self.terms:
             self.projections = {"queries"} if {"dense", "factorised_dense"} & set(self.terms) else set()
         if "random" in self.terms:
-            self.random_NLL = nn.Parameter(_new_scores(heads, length, length))
+            self.random_NLL = nn.Parameter(torch.zeros(heads, length, length))
         if "fixed" in self.terms:
-            self.register_buffer("fixed_NLL", _new_scores(heads, length, length))
+            self.register_buffer("fixed_NLL", torch.zeros(heads, length, length))
         if "factorised_random" in self.terms:
-            self.query_factors_NLE = nn.Parameter(_new_scores(heads, length, rank))
-            self.key_factors_NLE = nn.Parameter(_new_scores(heads, length, rank))
+            self.query_factors_NLE = nn.Parameter(torch.zeros(heads, length, rank))
+            self.key_factors_NLE = nn.Parameter(torch.zeros(heads, length, rank))
         if "dense" in self.terms:
             self.dense = nn.Linear(size, length, bias=False)
         if "factorised_dense" in self.terms:
@@ -47,6 +47,13 @@ class Synthesizer(AttentionKind):
             self.factors = [a, -(-length // a)]
             self.factorised_dense = nn.Linear(size, sum(self.factors), bias=False)
         self.mixture = nn.Parameter(torch.zeros(len(self.terms))) if len(self.terms) > 1 else None
+
+    def init_own_weights(self, std: float) -> None:
+        for name, scores in [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]:
+            if name == "mixture":
+                nn.init.zeros_(scores)
+            else:
+                nn.init.xavier_uniform_(scores)
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         time = attention.x_BTC.size(1)
@@ -104,10 +111,6 @@ def _at_places(x_BNRS: Tensor, places_BT: Tensor, dim: int) -> Tensor:
     size = [batch, *x.shape[1:]]
     size[dim] = places_BT.size(1)
     return x.gather(dim, index.expand(size))
-
-
-def _new_scores(*shape: int) -> Tensor:
-    return nn.init.xavier_uniform_(torch.empty(shape))
 
 
 KINDS["synthesizer"] = Synthesizer

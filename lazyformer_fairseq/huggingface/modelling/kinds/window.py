@@ -1,6 +1,6 @@
 """``s[window=w]``: a sliding window, gaps in it, and global tokens (Longformer, Beltagy et al., 2020, section 3.1)."""
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ class Window(AttentionKind):
         is_given: whether the caller gives them.
         first: g, or 0 where the caller gives them.
     """
+
+    copies: ClassVar[dict[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
     def __init__(self, config: PretrainedConfig, planned: PlannedSublayer):
         super().__init__(config, planned)
@@ -86,6 +88,8 @@ def _given_positions(shared: Shared, x_BTC: Tensor) -> Tensor:
 
 class GlobalValues(nn.Module):
     """The values that global tokens see, beside those that others see."""
+
+    copies: ClassVar[dict[str, str]] = {"v_proj": "v"}
 
     def __init__(self, config: PretrainedConfig):
         super().__init__()

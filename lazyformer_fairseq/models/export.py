@@ -36,7 +36,7 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
 
 
 def write_model(loaded: LazyFormerHub, folder: Path) -> None:
-    """Writes a model and its tokenizer into a folder that is there."""
+    """Writes a model and its tokenizer into a folder that is there already, file by file."""
     options = OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True)
     config = {
         "format": FORMAT,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from lazyformer_fairseq.huggingface.export.plan import MODELLING, parts_of
 
 ROOTS = ("heads",)  # and what they import
-HEADER = '''"""A model made by lazyformer_fairseq, for transformers (tried with 4.57 and 5.23); it needs torch besides, alone.
+HEADER = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5. It needs torch besides, no more.
 
-`lazyformer export --to huggingface` has merged this file from the parts that the model's pattern needs. MIT license.
+`lazyformer export --to huggingface` merged this file from the parts that the model's pattern needs. MIT license.
 """
 '''
 

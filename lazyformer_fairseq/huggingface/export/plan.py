@@ -52,9 +52,10 @@ def parts_of(plan: Iterable[Mapping[str, Any]]) -> list[str]:
         for kind in place["kinds"]:
             needed[f"kinds.{rows[kind].module.partition(':')[0]}"] = f"s[{kind}=...]"
     for part, kind in needed.items():
-        if not (MODELLING / f"{part.replace('.', '/')}.py").is_file():
+        file = f"{part.replace('.', '/')}.py"
+        if not (MODELLING / file).is_file():
             raise UserError(
-                f"{kind} cannot be exported to Hugging Face: nobody has written it for transformers "
-                f"(huggingface/modelling/{part.replace('.', '/')}.py); lazyformer export --to safetensors has every kind"
+                f"{kind} cannot be exported to Hugging Face: nobody has written it for transformers, in "
+                f"huggingface/modelling/{file}; lazyformer export --to safetensors takes every kind"
             )
     return list(needed)

@@ -1,7 +1,7 @@
 """What all exported models share, and the encoder without a head."""
 
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import torch
 import transformers
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from .checksums import check_weights, hash_weights
+from .checksums import HEADS, check_weights, hash_weights
 from .configuration import LazyFormerConfig
 from .stack import RelativePositionBias, Shared, build_sublayers, embed_positions, run_sublayers
 
@@ -86,6 +86,8 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
     Post-norm encoders normalise the embeddings, pre-norm ones the output.
     """
 
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [rf"^{head}\." for head in HEADS]
+
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -150,12 +152,12 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         padding_mask = self._padding_mask(input_ids, attention_mask)
         x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
-        shared = Shared(
+        shared = Shared.of(
             padding_mask,
             None if self.relative_position_bias is None else self.relative_position_bias(x.size(1)),
-            self._global_positions(global_attention_mask),
-            bool(output_attentions),
-            "eager" if output_attentions else config._attn_implementation,
+            global_positions_BT=self._global_positions(global_attention_mask),
+            output_attentions=bool(output_attentions),
+            attention="eager" if output_attentions else config._attn_implementation,
         )
         checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
         x, states, probabilities = run_sublayers(self.sublayers, x, shared, checkpoint)

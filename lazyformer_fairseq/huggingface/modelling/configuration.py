@@ -11,6 +11,7 @@ class LazyFormerConfig(PretrainedConfig):
     Args:
         sublayer_pattern: as it was trained; for readers, as `plan` says the same.
         plan: the sublayers, lowest first; see :class:`PlannedSublayer`. ``lazyformer export`` writes it.
+        head_act: activation of the masked-LM head.
         normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
         activation_dropout: after the activation of the feed-forward sublayers.
         relative_position_buckets: of T5's relative position bias; 0 for none.
@@ -33,6 +34,7 @@ class LazyFormerConfig(PretrainedConfig):
         sublayer_pattern: str = "",
         plan: Optional[list[dict[str, Any]]] = None,
         hidden_act: str = "gelu",
+        head_act: str = "gelu",
         hidden_dropout_prob: float = 0.1,
         attention_probs_dropout_prob: float = 0.0,
         activation_dropout: float = 0.0,
@@ -61,6 +63,7 @@ class LazyFormerConfig(PretrainedConfig):
         self.plan = [] if plan is None else plan
         self.num_hidden_layers = len(self.plan)
         self.hidden_act = hidden_act
+        self.head_act = head_act
         self.hidden_dropout_prob = hidden_dropout_prob
         self.attention_probs_dropout_prob = attention_probs_dropout_prob
         self.activation_dropout = activation_dropout

@@ -1,10 +1,11 @@
 """The encoder with a head for each task."""
 
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -15,18 +16,21 @@ from transformers.modeling_outputs import (
 from .base import TIES_BY_TABLE, LazyFormerModel, LazyFormerPreTrainedModel, wants_dict
 from .configuration import LazyFormerConfig
 
+TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
+
 
 class MaskedLMHead(nn.Module):
-    """Dense, GELU, LayerNorm, then a decoder tied to the token embedding, with bias."""
+    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias."""
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.head_act]
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.decoder(self.layer_norm(F.gelu(self.dense(features))))
+        return self.decoder(self.layer_norm(self.activation(self.dense(features))))
 
 
 class ClassificationHead(nn.Module):
@@ -59,10 +63,8 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
 class LazyFormerForMaskedLM(LazyFormerWithHead):
     """Logits of the masked-LM head, at all positions."""
 
-    _tied_weights_keys = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
-    if not TIES_BY_TABLE:
-        _tied_weights_keys = list(_tied_weights_keys)
-    _keys_to_ignore_on_load_unexpected = [r"^classifier\."]
+    _tied_weights_keys: ClassVar[Any] = TIED if TIES_BY_TABLE else list(TIED)
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^classifier\."]
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -109,7 +111,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
     """A class or a score for each sequence, from its first token."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\."]
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -170,7 +172,7 @@ def classification_loss(config: LazyFormerConfig, logits: Tensor, labels: Tensor
 class LazyFormerForTokenClassification(LazyFormerWithHead):
     """A class for each token."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -213,7 +215,7 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
 class LazyFormerForQuestionAnswering(LazyFormerWithHead):
     """Where an answer starts and ends."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
+import torch
 from torch import Tensor, nn
 
 # Of what sublayers hand on, by name: reused distributions; keys and values; attention probabilities (B, N, T, K).
@@ -50,21 +51,34 @@ def read_plan(plan: list[dict[str, Any]]) -> list[PlannedSublayer]:
 
 
 class Shared(NamedTuple):
-    """What all sublayers of a forward pass share.
+    """What all sublayers of a forward pass share; :meth:`of` makes it, once a pass.
 
     Attributes:
-        padding_mask_BT: True at padding, which may stand anywhere; None where there is none.
-        bias_1NTT: T5's relative position bias, for the scores of (query, key); None for none.
+        padding_mask_BT: True at padding, which may stand anywhere; None where there is none. A row of padding alone
+            has its first place free: a distribution over no keys would be NaN.
+        added_BNTT: what is added to the scores of (query, key): T5's relative position bias, and -inf at padding.
+            Sizes of 1 stand for all alike; None where nothing is added.
         global_positions_BT: True at tokens that the caller marks; None where nobody does.
         output_attentions: an attending sublayer then hands its probabilities on, as PROBABILITIES.
-        attention: "eager" or "sdpa", how attention is computed where it is not asked for probabilities.
+        attention: "eager", or a name of transformers' ``ALL_ATTENTION_FUNCTIONS``, such as "sdpa".
     """
 
     padding_mask_BT: Optional[Tensor] = None
-    bias_1NTT: Optional[Tensor] = None
+    added_BNTT: Optional[Tensor] = None
     global_positions_BT: Optional[Tensor] = None
     output_attentions: bool = False
     attention: str = "eager"
+
+    @classmethod
+    def of(cls, padding_mask_BT: Optional[Tensor], bias_1NTT: Optional[Tensor], **others: Any) -> "Shared":
+        """From the mask as it comes, True at padding, and the bias; each may be None. `others` by name."""
+        if padding_mask_BT is None:
+            return cls(None, bias_1NTT, **others)
+        is_first = torch.arange(padding_mask_BT.size(1), device=padding_mask_BT.device) == 0
+        padding_mask_BT = padding_mask_BT & ~(padding_mask_BT.all(-1, keepdim=True) & is_first)
+        zeros = torch.zeros_like(padding_mask_BT, dtype=torch.get_default_dtype())[:, None, None]
+        added = zeros if bias_1NTT is None else bias_1NTT
+        return cls(padding_mask_BT, added.masked_fill(padding_mask_BT[:, None, None], float("-inf")), **others)
 
 
 class Sublayer(nn.Module):

@@ -9,10 +9,10 @@ import transformers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 DISTIL_SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
-WORDS = "the cat sat on mat dog ran big red house . , un ##s ##ing a b c d e ##a ##b ##c ##d ##e".split()
-ROWS = 48  # of the word embedding: more than the tokenizer has
-WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = [*"the cat sat on mat dog ran big red house . ,".split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+ROWS = 80  # of the word embedding: more than the tokenizer has
+WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
 def save_tiny(

@@ -70,15 +70,15 @@ class Shared(NamedTuple):
     attention: str = "eager"
 
     @classmethod
-    def of(cls, padding_mask_BT: Optional[Tensor], bias_1NTT: Optional[Tensor], *others: Any) -> "Shared":
-        """From the mask as it comes and T5's bias, each may be None; and the other attributes in their order."""
+    def of(cls, padding_mask_BT: Optional[Tensor], bias_1NTT: Optional[Tensor], **others: Any) -> "Shared":
+        """From the mask as it comes and T5's bias, each may be None; and other attributes."""
         if padding_mask_BT is None:
-            return cls(None, bias_1NTT, *others)
+            return cls(None, bias_1NTT, **others)
         is_first = torch.arange(padding_mask_BT.size(1), device=padding_mask_BT.device) == 0
         padding_mask_BT = padding_mask_BT & ~(padding_mask_BT.all(-1, keepdim=True) & is_first)
         zeros = torch.zeros_like(padding_mask_BT, dtype=torch.get_default_dtype())[:, None, None]
         added = zeros if bias_1NTT is None else bias_1NTT
-        return cls(padding_mask_BT, added.masked_fill(padding_mask_BT[:, None, None], float("-inf")), *others)
+        return cls(padding_mask_BT, added.masked_fill(padding_mask_BT[:, None, None], float("-inf")), **others)
 
 
 class Sublayer(nn.Module):

@@ -204,7 +204,7 @@ def test_an_archive_that_unpacks_to_more_than_it_is(folder):
     with zipfile.ZipFile(folder / PICKLED, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    refused(folder, "its content is compressed")
+    refused(folder, "its records are packed and larger than the file")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from lazyformer_fairseq.data.text.tokenizer import Tokenizer
     from lazyformer_fairseq.warm_start.start import Trained, WarmStart
 
-BLOCKS_FOR_HEADS, BLOCKS_FOR_LOSSES = 16, 64
-
 
 @dataclass(frozen=True)
 class WarmOptions:
@@ -52,7 +50,7 @@ class WarmOptions:
 
         start = start_from(old, self.changes, self.from_sublayers)  # first, as it may refuse
         if self.text is not None:
-            text = read_text(self.text, tokenizer, old.cfg.max_positions, BLOCKS_FOR_HEADS, BLOCKS_FOR_LOSSES)
+            text = read_text(self.text, tokenizer, old.cfg.max_positions)
             scorer = Scorer(old, text, self.heads or "matched")
             start = scorer.start(self.changes, self.from_sublayers)
             if self.report:

@@ -12,7 +12,7 @@ from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+    from lazyformer_fairseq.data.text.interface import TextTokenizer
     from lazyformer_fairseq.warm_start.start import Trained, WarmStart
 
 
@@ -34,7 +34,7 @@ class WarmOptions:
     text: Optional[Path]
     report: bool
 
-    def start(self, old: "Trained", tokenizer: "Tokenizer", source: str) -> "WarmStart":
+    def start(self, old: "Trained", tokenizer: "TextTokenizer", source: str) -> "WarmStart":
         """The warm start, its record with losses where they were asked for.
 
         Args:

@@ -9,7 +9,7 @@ import torch
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig, FullSentencesMaskedLMTask
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 def read_text(
-    source: Path, tokenizer: Tokenizer, longest: int, for_heads: int = FOR_HEADS, for_losses: int = FOR_LOSSES
+    source: Path, tokenizer: TextTokenizer, longest: int, for_heads: int = FOR_HEADS, for_losses: int = FOR_LOSSES
 ) -> Text:
     """Blocks drawn from text by a fixed seed, the same at each call.
 
@@ -69,7 +69,7 @@ def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dicti
     return task.dataset(SPLIT)
 
 
-def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: Tokenizer) -> FullSentencesDataset:
+def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextTokenizer) -> FullSentencesDataset:
     """A line is a sentence; where there is an empty line, another document begins."""
     dictionary = tokenizer.dictionary
     try:

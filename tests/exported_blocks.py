@@ -1,6 +1,5 @@
 """The exported sublayers of a pattern with the weights of ours, in tiny networks that take embeddings."""
 
-import importlib
 from typing import Any, Optional
 
 import torch
@@ -8,7 +7,6 @@ from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface import modelling
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.modelling.interface import Shared
@@ -37,11 +35,6 @@ MORE = {
 }
 KINDS = [row.name for row in ATTENTION_KINDS]
 SETTINGS = ["", *(each for name in KINDS for each in EXAMPLES.get(name, []) + MORE.get(name, []))]
-for _part in (
-    "self_attention lazy_attention shared_keys feed_forward identity kinds.window kinds.sparse kinds.linformer "
-    "kinds.synthesizer kinds.span kinds.persistent kinds.entmax kinds.reformer"
-).split():
-    importlib.import_module(f"{modelling.__name__}.{_part}")
 
 
 class Exported(nn.Module):

@@ -19,6 +19,7 @@ from training_logs import write_run
 
 from lazyformer_fairseq.costs.flops import count_flops
 from lazyformer_fairseq.costs.flops import count_parameters as count_parameters_by_formula
+from lazyformer_fairseq.criterions.continued_masked_lm import ContinuedMaskedLMConfig
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -298,6 +299,7 @@ CONFIGS = {
     "`--task full_sentences_masked_lm`": FullSentencesMaskedLMConfig,
     "`--task glue`": GlueConfig,
     "`--task stream_language_modeling`": StreamLanguageModelingConfig,
+    "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
     "`--optimizer fused_adam`": FusedAdamConfig,
     "`--lr-scheduler linear_warmup`": LinearWarmupConfig,
 }

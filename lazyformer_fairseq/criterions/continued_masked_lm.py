@@ -39,7 +39,7 @@ class ContinuedMaskedLMConfig(FairseqDataclass):
     distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
     distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
     distill_attention_weight: float = option(
-        1.0, "of the teacher's last attention distribution, a head and a query counting as much as a masked word"
+        1.0, "of its last attention distribution: the mean divergence of a query counts as much as a masked word's"
     )
     replace_progressively: Optional[str] = option(
         None, "the checkpoint, or the folder with it, that the model was made from: its sublayers, frozen, give way"

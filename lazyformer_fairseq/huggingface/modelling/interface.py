@@ -71,7 +71,7 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, padding_mask_BT: Optional[Tensor], bias_1NTT: Optional[Tensor], **others: Any) -> "Shared":
-        """From the mask as it comes, True at padding, and the bias; each may be None. `others` by name."""
+        """From the mask as it comes and T5's bias, each may be None; and other attributes."""
         if padding_mask_BT is None:
             return cls(None, bias_1NTT, **others)
         is_first = torch.arange(padding_mask_BT.size(1), device=padding_mask_BT.device) == 0

@@ -110,7 +110,7 @@ class ProjectedDistribution(NamedTuple):
     def probabilities(self) -> Tensor:
         """P F, (B, N, T, T); rows need not sum to one."""
         probabilities = self.distribution.probabilities
-        return self.text.back(torch.matmul(probabilities, self.projection[..., : probabilities.size(-2)]))
+        return self.text.back(torch.matmul(probabilities, first_columns(self.projection, probabilities.size(-2))))
 
 
 def project_along(projection: Tensor, x_BNTD: Tensor) -> Tensor:
@@ -118,7 +118,12 @@ def project_along(projection: Tensor, x_BNTD: Tensor) -> Tensor:
     time, longest = x_BNTD.size(-2), projection.size(-1)
     if time > longest:
         raise ValueError(f"a sequence of {time} tokens is longer than the {longest} positions that are projected")
-    return torch.matmul(projection[..., :time], x_BNTD)
+    return torch.matmul(first_columns(projection, time), x_BNTD)
+
+
+def first_columns(projection: Tensor, time: int) -> Tensor:
+    """A slice of it would make a graph for an input of any length refuse the longest one."""
+    return projection.index_select(-1, torch.arange(time, device=projection.device))
 
 
 KINDS["linformer"] = Linformer

@@ -79,6 +79,7 @@ ADDED_OPTIONS = {
     "lazyformer glue": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer lm evaluate": "",
+    "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",

@@ -25,7 +25,8 @@ from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, la
 from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
 from lazyformer_fairseq.corpus.sentences.ends import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
+from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.json_files import write_json
@@ -78,7 +79,7 @@ def build_corpus(
     _tell(left_out, files)
     if settings.tokenizer:
         path = os.path.abspath(settings.tokenizer)
-        brought = Tokenizer.load(path)
+        brought = load_tokenizer(path)
         settings = replace(settings, tokenizer=path, vocab_size=len(brought.symbols), text=brought.settings)
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker

@@ -33,8 +33,9 @@ def corpus_options(command):
     options = [
         click.option("--vocab-size", default=32_768, type=click.IntRange(10),
                      help="Size of the dictionary, all included."),
-        click.option("--word-coverage", default=0.999, type=click.FloatRange(0, 1, min_open=True),
-                     help="Keep the most frequent words that make up this share of the text; rarer ones become <unk>."),
+        click.option("--word-coverage", type=click.FloatRange(0, 1, min_open=True),
+                     help="Keep the most frequent words that make up this share of the text; rarer ones become <unk>.  "
+                          "[default: 0.999; 1 with another model's tokenizer]"),
         click.option("--min-word-count", type=click.IntRange(1), help="Instead: words that occur less become <unk>."),
         click.option("--valid-share", default=0.005, type=click.FloatRange(0, 1),
                      help="Share of documents held out, at least one; 0 for none: train with --disable-validation."),

@@ -3,11 +3,14 @@
 import hashlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE
+from lazyformer_fairseq.data.text.library.words import LibrarySettings
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE
 from lazyformer_fairseq.errors import UserError
+
+WORD_COVERAGE = 0.999
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,11 @@ class CorpusSettings:
     tokenizer: Optional[str] = None
     """A tokenizer folder to use in place of one that is trained; it decides ``vocab_size`` and ``text``."""
 
-    word_coverage: float = 0.999
+    word_coverage: Optional[float] = None
     """Words are kept, from the most frequent on, until they make up this share of all running words; rarer ones
     become ``<unk>``. Words equally frequent go together. See ``min_word_count``.
+
+    None: 0.999; all of them for a tokenizer that came with another model, which has learnt to spell the rare ones.
 
     It grows with the text as it should: of 9 million running words of Wikipedia and novels the default drops none (half
     a percent occur once, most of them good English that BPE can spell: "cordially", "vapors"); of 3 thousand million,
@@ -71,7 +76,7 @@ class CorpusSettings:
     unit_megabytes: Optional[float] = None
     """Input in a unit, the atom of work and of resuming; None: a 64th of the input, between 0.25 and 32."""
 
-    text: TextSettings = field(default_factory=TextSettings)
+    text: Union[TextSettings, LibrarySettings] = field(default_factory=TextSettings)
 
     def __post_init__(self):
         limits = {
@@ -81,7 +86,7 @@ class CorpusSettings:
             "min_line_words": self.min_line_words >= 0,
             "min_line_letters": 0 <= self.min_line_letters <= 1,
             "min_words": self.min_words >= 1,
-            "word_coverage": 0 < self.word_coverage <= 1,
+            "word_coverage": self.word_coverage is None or 0 < self.word_coverage <= 1,
             "min_word_count": self.min_word_count is None or self.min_word_count >= 1,
             "shards": self.shards is None or self.shards >= 1,
             "unit_megabytes": self.unit_megabytes is None or self.unit_megabytes > 0,
@@ -91,9 +96,16 @@ class CorpusSettings:
             if not is_possible:
                 raise UserError(f"corpus setting {name} = {getattr(self, name)!r}: not possible")
 
+    @property
+    def share_of_kept_words(self) -> float:
+        """The word coverage that is meant."""
+        if self.word_coverage is not None:
+            return self.word_coverage
+        return 1.0 if isinstance(self.text, LibrarySettings) else WORD_COVERAGE
+
     def as_json(self) -> dict[str, Any]:
         """All settings; those of the text under ``text``, and of a tokenizer its digest."""
-        values = asdict(self)
+        values = {**asdict(self), "word_coverage": self.share_of_kept_words}
         if self.tokenizer:
             values["tokenizer"] = hashlib.sha256(Path(self.tokenizer, SETTINGS_FILE).read_bytes()).hexdigest()
         values["text"]["special_tokens"] = list(self.text.special_tokens)

@@ -23,7 +23,8 @@ from lazyformer_fairseq.data.glue.prepared_data import (
 )
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import ODDITIES, SplitFile, describe_oddities, read_split
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import class_of, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.json_files import write_json
@@ -78,7 +79,7 @@ def prepare_tasks(wanted: Preparation, tasks: Sequence[TaskDescription]) -> list
         UserError: a folder or all files of a task are missing, a row is wrong (file and line), or the task was
             prepared before in another way. Tasks that were finished before stay.
     """
-    tokenizer = Tokenizer.load(wanted.tokenizer)
+    tokenizer = load_tokenizer(wanted.tokenizer)
     settings = [_settings(wanted, task) for task in tasks]  # reports every missing folder before anything is encoded
     prepared = []
     with tqdm(total=len(tasks), desc="prepare", unit=" tasks", disable=None) as progress:
@@ -126,7 +127,7 @@ def overview(prepared: Sequence[PreparedTask]) -> str:
 
 
 def tokenizer_hashes(folder: Path) -> dict[str, str]:
-    return {name: sha256_of(folder / name) for name in (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)}
+    return {name: sha256_of(folder / name) for name in class_of(folder).files}
 
 
 def sha256_of(path: Path) -> str:
@@ -162,7 +163,7 @@ def _reuse(wanted: Preparation, task: TaskDescription, settings: dict[str, Any])
 
 
 def _prepare(
-    wanted: Preparation, task: TaskDescription, settings: dict[str, Any], tokenizer: Tokenizer
+    wanted: Preparation, task: TaskDescription, settings: dict[str, Any], tokenizer: TextTokenizer
 ) -> PreparedTask:
     source, folder = wanted.data / task.folder, wanted.folder(task)
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
@@ -184,7 +185,7 @@ def _prepare(
 
 
 def _write(
-    wanted: Preparation, task: TaskDescription, split: str, file: SplitFile, tokenizer: Tokenizer, folder: Path
+    wanted: Preparation, task: TaskDescription, split: str, file: SplitFile, tokenizer: TextTokenizer, folder: Path
 ) -> dict[str, Any]:
     """Writes a split. Returns its entry in the manifest."""
     encoded = encode_split(tokenizer, file, wanted.max_length, wanted.processes)

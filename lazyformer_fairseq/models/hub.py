@@ -14,12 +14,15 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
     check_same_weights,
     dictionary_hash,
+    has_pooler,
     heads_in_checkpoint,
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -50,14 +53,22 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     """
     folder = Path(folder)
     checkpoint = checkpoint_at(folder, checkpoint_file)
-    tokenizer = Tokenizer.load((folder if folder.is_dir() else folder.parent) / "tokenizer")
-    model = _build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    tokenizer = load_tokenizer((folder if folder.is_dir() else folder.parent) / "tokenizer")
+    model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
 
 
-def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
-    """The model that a checkpoint's settings describe, with its weights."""
+def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
+    """The model that a checkpoint's settings describe, with its weights.
+
+    Args:
+        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        path: for messages.
+
+    Raises:
+        UserError: the two do not belong together, or to `dictionary`.
+    """
     try:
         options, weights = state["cfg"]["model"], state["model"]
         _refuse_unknown(state["cfg"], path)
@@ -69,10 +80,10 @@ def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -
     try:
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
-            sizes = _assemble(model_class, cfg, dictionary, weights).state_dict()
+            sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
         own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
         check_same_weights(weights, own, PER_WORD)
-        model = _assemble(model_class, cfg, dictionary, weights)
+        model = assemble(model_class, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {error}") from error
@@ -91,19 +102,20 @@ def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _assemble(
-    model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
-) -> nn.Module:
+def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+    """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
     for name, head in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)
+    if has_pooler(weights):
+        model.register_pooler()
     return model
 
 
 class LazyFormerHub(nn.Module):
     """A trained model with its tokenizer: raw text in."""
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer):
+    def __init__(self, model: nn.Module, tokenizer: TextTokenizer):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -127,7 +139,7 @@ class LazyFormerHub(nn.Module):
                 raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
         longest = self.model.max_positions()
         rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
-        return data_utils.collate_tokens(rows, self.tokenizer.dictionary.pad()).to(self.device)
+        return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
 
     @torch.no_grad()
     def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
@@ -142,7 +154,7 @@ class LazyFormerHub(nn.Module):
 
     @torch.no_grad()
     def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, classes) of a classification head for raw texts.
+        """Logits (B, classes) of a classification head for raw texts; of the head ``pooler``, BERT's, (B, C).
 
         Args:
             global_positions: as in :meth:`extract_features`.
@@ -161,12 +173,14 @@ class LazyFormerHub(nn.Module):
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
         """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
 
+        A model that calls it otherwise, such as ``[MASK]``, takes that word too.
+
         Raises:
             UserError: where there are several texts, or the text has no ``<mask>`` or several.
         """
-        ids, *others = self.encode(text)
-        if others:
+        if not isinstance(text, str):
             raise UserError(f"fill_mask({text!r}): takes one text at a time")
+        ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
         at_mask = ids.eq(self.tokenizer.mask_index)
         if at_mask.sum() != 1:
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")

@@ -90,7 +90,7 @@ def check_dictionaries(folders: Sequence[str], dictionary: Dictionary, tokenizer
                 f"{path}: another dictionary than {first}; ids mean nothing under it. Take data, dict.txt and "
                 "tokenizer from the same corpus"
             )
-    assert dictionary.symbols[: len(own)] == own, "the task's dictionary is the first folder's"
+    assert dictionary.symbols[: len(own) - 4] == own[:-4], "the task's dictionary is the first folder's"
 
 
 def check_totals(folders: Sequence[str], split: str, tokens: int) -> None:
@@ -140,7 +140,10 @@ def _shard_number(folder) -> int:
 
 
 def _symbols(path: Path) -> list[str]:
-    return load_dictionary(path).symbols
+    """All of them, and last those that begin, pad and end a text or stand for what is unknown."""
+    dictionary = load_dictionary(path)
+    special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
+    return [*dictionary.symbols, *map(dictionary.symbols.__getitem__, special)]
 
 
 def _shards_of_manifest(corpus: Path) -> Optional[int]:

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.reliability.resume.data_order import ExactEpochBatchIterator
 
 logger = logging.getLogger(__name__)
@@ -84,5 +84,5 @@ def keep_tokenizer_with_checkpoints(tokenizer: Path, save_dir: Path) -> None:
         return
     target = save_dir / "tokenizer"
     if not target.exists():
-        Tokenizer.load(tokenizer).save(target)
+        load_tokenizer(tokenizer).save(target)
         logger.info("tokenizer kept with the checkpoints: %s", target)

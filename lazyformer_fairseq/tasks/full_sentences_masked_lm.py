@@ -13,6 +13,7 @@ from omegaconf import II, MISSING
 
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import MappedItems
 from lazyformer_fairseq.reliability.data_check import check_data, prefixes
@@ -48,7 +49,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
-        mask_index = dictionary.add_symbol("<mask>")
+        mask_index = mask_index_of(dictionary)
         self.masking = Masking(
             vocab_size=len(dictionary),
             mask_index=mask_index,

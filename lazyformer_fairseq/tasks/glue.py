@@ -18,7 +18,8 @@ from lazyformer_fairseq.data.glue.encode import encode_split
 from lazyformer_fairseq.data.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription, find_task
 from lazyformer_fairseq.data.glue.tsv import read_split
-from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
@@ -68,17 +69,19 @@ class GlueTask(EncoderTask):
         head_name: of its classification head.
         tokenizer: that of the checkpoint.
         longest: tokens of an input; None until the model is built, unless an option sets it.
+        has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
     """
 
     cfg: GlueConfig
 
-    def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer: Tokenizer, tokenizer_folder: Path):
+    def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer: TextTokenizer, tokenizer_folder: Path):
         super().__init__(cfg, tokenizer.dictionary)
         self.description = description
         self.head_name = cfg.glue_head_name or description.head_name
         self.tokenizer = tokenizer
         self.tokenizer_folder = tokenizer_folder
         self.longest = cfg.tokens_per_sample
+        self.has_token_types = False
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
@@ -96,7 +99,7 @@ class GlueTask(EncoderTask):
             if not cfg.finetune_from_model:
                 logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
         folder = find_tokenizer(cfg)
-        tokenizer = Tokenizer.load(folder)
+        tokenizer = load_tokenizer(folder)
         logger.info(
             "%s: %s, %s, metrics %s; dictionary of %d symbols from %s",
             description.name,
@@ -115,6 +118,7 @@ class GlueTask(EncoderTask):
             UserError: ``--tokens-per-sample`` is more than the model has.
         """
         model = super().build_model(cfg, from_checkpoint)
+        self.has_token_types = getattr(cfg, "token_types", 0) > 1
         self.longest = self.cfg.tokens_per_sample or model.max_positions()
         if self.longest > model.max_positions():
             raise UserError(
@@ -141,6 +145,7 @@ class GlueTask(EncoderTask):
             pad=self.dictionary.pad(),
             shuffle=split == "train",
             seed=self.cfg.seed,
+            types_after=self.dictionary.eos() if self.has_token_types else None,
         )
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
@@ -215,7 +220,7 @@ def find_tokenizer(cfg: GlueConfig) -> Path:
 def _tokenizer_of_prepared(cfg: GlueConfig) -> Path:
     folder = PreparedTask.load(cfg.data).tokenizer_folder
     given = Path(cfg.tokenizer_folder or folder)
-    Tokenizer.load(given)  # raises what is wrong with it
+    load_tokenizer(given)  # raises what is wrong with it
     if (given / SETTINGS_FILE).read_bytes() != (folder / SETTINGS_FILE).read_bytes():
         raise UserError(
             f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with this "

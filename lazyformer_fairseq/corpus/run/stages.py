@@ -41,7 +41,9 @@ from lazyformer_fairseq.corpus.words.normalise import NormaliseWords
 from lazyformer_fairseq.corpus.words.piece_ids import write_ids
 from lazyformer_fairseq.corpus.words.vocabulary import count_words, merge_counts
 from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, Tokenizer
+from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.files.indexed_format import join_parts
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import whole_file
@@ -189,13 +191,13 @@ def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
     merged = merge_counts(
         [paths.counts(unit) for unit in range(step.units)],
         paths.kept_words,
-        settings.word_coverage,
+        settings.share_of_kept_words,
         settings.min_word_count,
         settings.text.special_tokens,
     )
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
     if settings.tokenizer:
-        Tokenizer.load(settings.tokenizer).save(paths.tokenizer)
+        load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
         Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
     write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
@@ -207,7 +209,7 @@ def write_ids_of_unit(step: StageStep, rank: int, tasks: int) -> None:
     kept_words = np.load(step.paths.kept_words, mmap_mode="r", allow_pickle=False)
     keep = documents_of_splits(step, rank)
     prefixes = {split: step.paths.ids(rank, split) for split in keep}
-    counts = write_ids(store, keep, load_tokenizer(step.paths.tokenizer), kept_words, prefixes)
+    counts = write_ids(store, keep, loaded_tokenizer(step.paths.tokenizer), kept_words, prefixes)
     write_json(step.paths.ids(rank, "json"), counts, durable=False)
 
 
@@ -221,7 +223,7 @@ def join_shard(step: StageStep, rank: int, tasks: int) -> None:
     shutil.copyfile(step.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
 
 
-load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)  # once per process, for any number of units
+loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for any number of units
 
 
 def documents_of_splits(step: StageStep, unit: int) -> dict[str, np.ndarray]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from lazyformer_fairseq.corpus.words.vocabulary import place_of, word_hashes
 from lazyformer_fairseq.corpus.words.word_store import SelectedWords, WordStore
+from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
-from lazyformer_fairseq.data.text.tokenizer import EOS, UNK, Tokenizer
 from lazyformer_fairseq.files.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.files.whole import whole_file
 
@@ -27,7 +27,7 @@ LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.in
 def write_ids(
     store: WordStore,
     keep: Mapping[str, np.ndarray],
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     frequent: np.ndarray,
     prefixes: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ class WordPieces:
         starts: (words + 1,): place of each word's first id.
     """
 
-    def __init__(self, vocabulary: list[str], tokenizer: Tokenizer, spelt: np.ndarray):
+    def __init__(self, vocabulary: list[str], tokenizer: TextTokenizer, spelt: np.ndarray):
         # Only the task masks; a text about masks is text.
         words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
         ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
@@ -76,9 +76,9 @@ class WordPieces:
         self.lengths = np.ones(len(words) + 1, dtype=np.int32)
         self.lengths[:-1][spelt] = lengths[lengths > 0]
         self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.full(self.lengths.sum(), UNK, dtype=type_of_ids(len(tokenizer.symbols)))
+        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, dtype=type_of_ids(len(tokenizer.symbols)))
         self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
-        self.ids[-1] = EOS
+        self.ids[-1] = tokenizer.special.eos
 
     def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
         """The ids of all items of some documents, one item after the other, and the number of ids of each item."""
@@ -94,10 +94,10 @@ class WordPieces:
         return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
 
 
-def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenizer, prefix: Path) -> dict[str, Any]:
+def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextTokenizer, prefix: Path) -> dict[str, Any]:
     ids, sizes = pieces.items(selected)
     unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
-    unigrams[EOS] = 0
+    unigrams[tokenizer.special.eos] = 0
     found = np.flatnonzero(unigrams)
     with whole_file(f"{prefix}.unigrams.npy", durable=False) as file:
         np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
@@ -109,7 +109,7 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: Tokenize
         "documents": len(sentences),
         "sentences": len(selected.sentence_lengths),
         "tokens": int(unigrams.sum()),
-        "unknown": int(unigrams[UNK]),
+        "unknown": int(unigrams[tokenizer.special.unk]),
         "lengths": {
             "words per sentence": length_histogram(selected.sentence_lengths),
             "words per document": length_histogram(words),

@@ -10,9 +10,8 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.data.glue.tsv import SplitFile
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer, cut_input
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 
-WORD_START = "▁"  # sentencepiece's mark
 WORTH_A_PROCESS = 2000  # examples
 
 
@@ -24,7 +23,7 @@ class EncodedSplit:
         truncated: inputs that had to be cut.
         tokens: of all inputs, ``<s>`` and ``</s>`` included.
         unknown_tokens: those that are ``<unk>``.
-        words: as the tokenizer divides the text (Moses), special tokens included.
+        words: as the tokenizer divides the text, special tokens included.
         unknown_words: those of which at least one piece is ``<unk>``.
     """
 
@@ -45,8 +44,10 @@ class EncodedSplit:
         return self.unknown_words / max(self.words, 1)
 
 
-def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1) -> EncodedSplit:
-    """Encodes the examples of a file in their order as ``<s> a </s>`` or ``<s> a </s> </s> b </s>``.
+def encode_split(
+    tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
+) -> EncodedSplit:
+    """Encodes the examples of a file in their order as the tokenizer builds inputs.
 
     Args:
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
@@ -60,7 +61,7 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[in
             whole.append(ids)
             progress.update()
     words, unknown_words, unknown_tokens = _count(tokenizer, whole)
-    eos = tokenizer.dictionary.eos()
+    eos = tokenizer.special.eos
     return EncodedSplit(
         whole if max_length is None else [cut_input(ids, max_length, eos) for ids in whole],
         sum(max_length is not None and len(ids) > max_length for ids in whole),
@@ -71,10 +72,10 @@ def encode_split(tokenizer: Tokenizer, split: SplitFile, max_length: Optional[in
     )
 
 
-_tokenizer: Optional[Tokenizer] = None  # of a worker
+_tokenizer: Optional[TextTokenizer] = None  # of a worker
 
 
-def _encoded(tokenizer: Tokenizer, texts: list[tuple[str, ...]], processes: int):
+def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
     global _tokenizer
     _tokenizer = tokenizer
     if processes < 2:
@@ -92,12 +93,9 @@ def _encode(texts: tuple[str, ...]) -> np.ndarray:
     return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
 
 
-def _count(tokenizer: Tokenizer, inputs: list[np.ndarray]) -> tuple[int, int, int]:
+def _count(tokenizer: TextTokenizer, inputs: list[np.ndarray]) -> tuple[int, int, int]:
     """Words, words with an unknown piece, unknown tokens."""
-    dictionary = tokenizer.dictionary
-    specials = {*tokenizer.settings.special_tokens, "<mask>"}
-    starts = np.array([symbol.startswith(WORD_START) or symbol in specials for symbol in dictionary.symbols])
     ids = np.concatenate(inputs)
-    unknown = ids == dictionary.unk()
-    word = np.cumsum(starts[ids])
+    unknown = ids == tokenizer.special.unk
+    word = np.cumsum(tokenizer.starts_of_words(ids))
     return int(word[-1]), len(np.unique(word[unknown])), int(unknown.sum())

@@ -17,7 +17,7 @@ import numpy as np
 
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
-from lazyformer_fairseq.data.text.tokenizer import cut_input
+from lazyformer_fairseq.data.text.interface import cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import MappedItems, type_of_ids, write_items
 from lazyformer_fairseq.files.items_check import check_items

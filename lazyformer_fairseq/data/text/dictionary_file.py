@@ -1,24 +1,112 @@
-"""Reads ``dict.txt``, and names file and line of whatever is wrong with it."""
+"""Reads and writes ``dict.txt``, and names file and line of whatever is wrong with it.
+
+Our own dictionaries have fairseq's form: a line ``SYMBOL COUNT`` for each symbol after ``<s> <pad> </s> <unk>``, which
+stand at 0 to 3 and are not written. A model that was trained elsewhere has its symbols at other ids, the rows of its
+embedding. Then the first line names the special ones, and all symbols follow:
+
+    #lazyformer:special {"bos": "[CLS]", "pad": "[PAD]", "eos": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
+
+fairseq's own tools refuse that line, where they would else read every id as another symbol.
+"""
 
 import io
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 from fairseq.data import Dictionary
 
+from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK
 from lazyformer_fairseq.errors import UserError
+
+SPECIAL_LINE = "#lazyformer:special "
+ROLES = ("bos", "pad", "eos", "unk", "mask")
+ROLES_OF_FAIRSEQ = dict(zip(ROLES, (*FIRST_SYMBOLS, MASK), strict=True))
+
+
+class PlacedDictionary(Dictionary):
+    """fairseq's dictionary, but for the special symbols: they stand wherever another model has them.
+
+    Args:
+        symbols: all of them, special ones included; ids are their places.
+        special: the symbol of each of ``ROLES``.
+
+    Raises:
+        UserError: a role lacks its symbol, two roles share one, or a symbol comes twice.
+    """
+
+    def __init__(self, symbols: Sequence[str], special: Mapping[str, str]):
+        if set(special) != set(ROLES) or len(set(special.values())) < len(ROLES):
+            raise UserError(
+                f"special symbols {dict(special)}: must be one for each of {', '.join(ROLES)}, all different"
+            )
+        if lacking := sorted(set(special.values()) - set(symbols)):
+            raise UserError(f"special symbol {lacking[0]!r} is not in the dictionary")
+        if len(set(symbols)) < len(symbols):
+            raise UserError("a symbol is there twice")
+        super().__init__(**{role: special[role] for role in ROLES[:4]}, add_special_symbols=False)
+        for symbol in symbols:
+            self.add_symbol(symbol)
+        self.special = dict(special)
+        self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
+            self.indices[special[role]] for role in ROLES[:4]
+        )
+        self.nspecial = 0  # `save` leaves none out
+
+    def _get_meta(self) -> tuple[list[str], list[str]]:
+        """What fairseq's `save` writes before the symbols."""
+        return [SPECIAL_LINE.rstrip()], [json.dumps(self.special)]
+
+
+def mask_index_of(dictionary: Dictionary) -> int:
+    """The id of ``<mask>``, or of what another model calls it; a dictionary of fairseq's without one gets it."""
+    return dictionary.add_symbol(getattr(dictionary, "special", ROLES_OF_FAIRSEQ)["mask"])
+
+
+def dictionary_of_symbols(symbols: Sequence[str], special: Mapping[str, str]) -> Dictionary:
+    """fairseq's own dictionary where the special symbols stand as in it, else a :class:`PlacedDictionary`."""
+    if tuple(symbols[:4]) != FIRST_SYMBOLS or dict(special) != ROLES_OF_FAIRSEQ:
+        return PlacedDictionary(symbols, special)
+    dictionary = Dictionary()
+    for symbol in symbols[4:]:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+def dictionary_bytes(dictionary: Dictionary) -> bytes:
+    """``dict.txt``."""
+    text = io.StringIO()
+    dictionary.save(text)
+    return text.getvalue().encode()
 
 
 def load_dictionary(path: Union[str, Path]) -> Dictionary:
-    """fairseq's dictionary of lines ``SYMBOL COUNT``; nothing in the file is run or unpickled.
+    """The dictionary in a file of either form; nothing in it is run or unpickled.
 
     Raises:
         UserError: the file is missing, not UTF-8, or holds no symbol, or a line has another form or comes twice.
     """
     path = Path(path)
+    lines = _read_lines(path)
+    if lines and lines[0].startswith(SPECIAL_LINE):
+        try:
+            special = _parse_special(lines[0])
+            return PlacedDictionary(
+                _parse_lines(path, lines, Dictionary(add_special_symbols=False), 2).symbols, special
+            )
+        except UserError as error:
+            raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    dictionary = _parse_lines(path, lines, Dictionary(), first=1)
+    if len(dictionary) == dictionary.nspecial:
+        raise UserError(f"{path}: not a dictionary, it holds no symbol")
+    return dictionary
+
+
+def _read_lines(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8") as file:
-            lines = file.readlines()
+            return file.readlines()
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file; give the folder that preprocessing wrote, with dict.txt in it"
@@ -27,13 +115,23 @@ def load_dictionary(path: Union[str, Path]) -> Dictionary:
         raise UserError(f"{path}: not a dictionary, no UTF-8 text ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    dictionary = Dictionary()
-    for number, line in enumerate(lines, start=1):
+
+
+def _parse_lines(path: Path, lines: Sequence[str], dictionary: Dictionary, first: int) -> Dictionary:
+    for number, line in enumerate(lines[first - 1 :], start=first):
         try:
             dictionary.add_from_file(io.StringIO(line))
         except (ValueError, RuntimeError) as error:
             reason = str(error).partition(". Duplicate words")[0]
             raise UserError(f"{path}, line {number}: not a dictionary of lines 'symbol count': {reason}") from None
-    if len(dictionary) == dictionary.nspecial:
-        raise UserError(f"{path}: not a dictionary, it holds no symbol")
     return dictionary
+
+
+def _parse_special(line: str) -> dict[str, str]:
+    try:
+        special: Any = json.loads(line[len(SPECIAL_LINE) :])
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"its first line names no special symbols ({error})") from None
+    if not isinstance(special, dict) or not all(isinstance(symbol, str) for symbol in special.values()):
+        raise UserError(f"its first line must name the symbols of {', '.join(ROLES)}")
+    return special

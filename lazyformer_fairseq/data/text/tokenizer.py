@@ -9,17 +9,22 @@ Pre-training, fine-tuning and ``fill_mask`` all turn text into ids here, so they
 
 import hashlib
 import json
-import shutil
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sentencepiece
 
+from lazyformer_fairseq.data.text.interface import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    FolderName,
+    SpecialIds,
+    TextTokenizer,
+)
 from lazyformer_fairseq.data.text.normalisation import (
     FIRST_SYMBOLS,
     MASK,
@@ -38,34 +43,30 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MODEL_FILE = "sentencepiece.model"
-DICTIONARY_FILE = "dict.txt"
-SETTINGS_FILE = "tokenizer.json"
 BOS, PAD, EOS, UNK = range(len(FIRST_SYMBOLS))
 SPACE = "\u2581"  # sentencepiece's own sign for it
-KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
-WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
-FolderName = Union[str, Path]
 
 
-class Tokenizer:
+class Tokenizer(TextTokenizer):
     """Text <-> ids of one dictionary. Make one with :meth:`load` or :meth:`train_on_counts`.
 
     Attributes:
         settings: the :class:`TextSettings` it was trained with.
         symbols: ``<s> <pad> </s> <unk>``, pieces in sentencepiece's order, special tokens, ``<mask>``; ids are their
             places.
-        mask_index: id of ``<mask>``, the last one.
         normalise: text -> the words BPE sees, divided by spaces (a :class:`TextNormaliser`).
     """
 
+    files = (SETTINGS_FILE, MODEL_FILE, DICTIONARY_FILE)
+
     def __init__(self, folder: Path, settings: TextSettings, model: sentencepiece.SentencePieceProcessor):
-        self._folder = folder
+        super().__init__(folder)
         self._model = model
         self.settings = settings
         self.normalise = TextNormaliser(settings)
         self.symbols = symbols_of(model, settings)
         self._index = {symbol: index for index, symbol in enumerate(self.symbols)}
-        self.mask_index = self._index[MASK]
+        self.special = SpecialIds(BOS, PAD, EOS, UNK, self._index[MASK])
         pieces = [model.id_to_piece(piece_id) for piece_id in range(model.get_piece_size())]
         # Both ways by table; sentencepiece's own <unk> has fairseq's index of it.
         self._id_of_piece = np.array([self._index.get(piece, UNK) for piece in pieces], dtype=np.int64)
@@ -73,11 +74,9 @@ class Tokenizer:
             int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
         self._symbol = symbol_pattern(settings)
-        self._known: dict[str, bytes] = {}
 
     @cached_property
     def dictionary(self) -> "Dictionary":
-        """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
         from fairseq.data import Dictionary
 
         dictionary = Dictionary()
@@ -169,22 +168,6 @@ class Tokenizer:
                 (unfinished / name).write_bytes(content)
         return cls.load(folder)
 
-    def save(self, folder: FolderName) -> None:
-        """Copies the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
-
-        Raises:
-            UserError: ``folder`` holds something else.
-        """
-        folder = Path(folder)
-        names = (MODEL_FILE, DICTIONARY_FILE, SETTINGS_FILE)
-        if all((folder / name).is_file() for name in names) and all(
-            (folder / name).read_bytes() == (self._folder / name).read_bytes() for name in names
-        ):
-            return
-        with whole_folder(folder) as unfinished:
-            for name in names:
-                shutil.copyfile(self._folder / name, unfinished / name)
-
     def encode(self, text: str) -> list[int]:
         """Ids of raw text, without ``<s>`` and ``</s>``; a special token or ``<mask>`` in it is one id."""
         return self.encode_normalised(self.normalise(text))
@@ -200,27 +183,26 @@ class Tokenizer:
                 ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
         return ids
 
-    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """:meth:`encode_normalised` of many words at once, each as if it stood alone.
+    @cached_property
+    def _id_of_number(self) -> np.ndarray:
+        """Numbers of pieces first, then, for words that hold symbols, those of ids."""
+        return np.concatenate([self._id_of_piece, np.arange(len(self.symbols))])
 
-        Returns:
-            the ids of all words, one word after the other, and the number of ids of each word; both int64.
-        """
-        if len(self._known) > KNOWN_WORDS:
-            self._known.clear()
-        known = self._known  # the numbers of a word's pieces, or of ids after all the pieces: int32
-        new = list({word: None for word in words if word not in known})
-        for start in range(0, len(new), WORDS_AT_ONCE):
-            batch = new[start : start + WORDS_AT_ONCE]
-            pieces = self._model.encode(batch, num_threads=1)
-            for place, word in enumerate(batch):
-                if "<" in word and self._symbol.search(word):
-                    pieces[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
-            known.update((word, array("i", numbers).tobytes()) for word, numbers in zip(batch, pieces, strict=True))
-        found = [known[word] for word in words]
-        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
-        id_of_number = np.concatenate([self._id_of_piece, np.arange(len(self.symbols))])
-        return id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
+    def _numbers_of(self, words: list[str]) -> list[list[int]]:
+        numbers = self._model.encode(words, num_threads=1)
+        for place, word in enumerate(words):
+            if "<" in word and self._symbol.search(word):
+                numbers[place] = [len(self._id_of_piece) + index for index in self.encode_normalised(word)]
+        return numbers
+
+    def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
+        """Pieces with SentencePiece's mark, special tokens and ``<mask>``."""
+        return self._starts_word[ids]
+
+    @cached_property
+    def _starts_word(self) -> np.ndarray:
+        single = {*self.settings.special_tokens, MASK}
+        return np.array([symbol.startswith(SPACE) or symbol in single for symbol in self.symbols])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
@@ -240,36 +222,6 @@ class Tokenizer:
             pieces = []
         parts.append(self._model.decode(pieces))
         return " ".join(filter(None, (part.strip() for part in parts)))
-
-    def build_input(self, first: str, second: Optional[str] = None, max_length: Optional[int] = None) -> list[int]:
-        """``<s> first </s>`` or ``<s> first </s> </s> second </s>`` (RoBERTa's pairs), as ids.
-
-        Args:
-            max_length: see :func:`cut_input`.
-        """
-        ids = [BOS, *self.encode(first), EOS]
-        if second is not None:
-            ids += [EOS, *self.encode(second), EOS]
-        return ids if max_length is None else cut_input(np.array(ids), max_length, EOS).tolist()
-
-
-def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
-    """An input, or pair, of :meth:`Tokenizer.build_input` cut to `max_length` ids, all counted; the longer text first.
-
-    Raises a UserError where that leaves no room for text.
-    """
-    if len(ids) <= max_length:
-        return ids
-    ends = np.flatnonzero(ids == eos)
-    room = max_length - (1 + len(ends))
-    if room < 1:
-        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
-    if len(ends) == 1:
-        return np.concatenate([ids[: 1 + room], ids[-1:]])
-    of_a, of_b = ends[0] - 1, len(ids) - ends[1] - 2
-    of_b = min(of_b, max(room // 2, room - of_a))
-    second = ids[ends[1] + 1 :]
-    return np.concatenate([ids[: 1 + room - of_b], ids[ends[0] : ends[1] + 1], second[:of_b], ids[-1:]])
 
 
 def symbols_of(model: sentencepiece.SentencePieceProcessor, settings: TextSettings) -> list[str]:

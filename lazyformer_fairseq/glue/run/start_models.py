@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 import torch
 
-from lazyformer_fairseq.data.text.tokenizer import SETTINGS_FILE, Tokenizer
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import sha256_of
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
@@ -47,11 +48,11 @@ def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -
         UserError: a checkpoint cannot be loaded, is of another kind of model, or has another dictionary or tokenizer
             than the data.
     """
-    tokenizer = Tokenizer.load(tokenizer_folder)
+    tokenizer = load_tokenizer(tokenizer_folder)
     return [_load(name, path, tokenizer_folder, tokenizer) for name, path in checkpoints.items()]
 
 
-def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> StartModel:
+def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenizer) -> StartModel:
     state = load_safely(path)
     try:
         given = state["cfg"]["model"]

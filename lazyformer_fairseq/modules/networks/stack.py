@@ -13,6 +13,7 @@ from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
@@ -44,6 +45,7 @@ class Stack(nn.Module):
         lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
         mem_len: tokens that a causal model remembers.
+        layer_norm_eps: what each LayerNorm adds to the variance.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
@@ -74,8 +76,11 @@ class Stack(nn.Module):
         lazy_backend: str = "auto",
         max_positions: int = 0,
         mem_len: int = 0,
+        layer_norm_eps: float = EPS,
     ):
         super().__init__()
+        if not 0 < layer_norm_eps < 1:
+            raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
         self.options = SublayerOptions(
             embed_dim,
             ffn_embed_dim,
@@ -88,6 +93,7 @@ class Stack(nn.Module):
         )
         self.dropout = dropout
         self.normalize_before = normalize_before
+        self.layer_norm_eps = layer_norm_eps
         self.plan = plan(pattern, self.direction)
         self.lazy_backend = lazy_backend
         self.compiles = False
@@ -114,7 +120,7 @@ class Stack(nn.Module):
         inner = planned.kind.module(self.direction).build(self.options, planned)
         if not inner.is_residual:
             return inner
-        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.layer_norm_eps)
 
     @property
     def embed_dim(self) -> int:

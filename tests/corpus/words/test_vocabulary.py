@@ -8,7 +8,7 @@ from datatrove.data import Document
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.settings import WORD_COVERAGE
 from lazyformer_fairseq.corpus.words.vocabulary import (
     count_words,
     merge_counts,
@@ -78,7 +78,7 @@ def test_coverage_takes_the_largest_threshold(types_with_count, coverage):
 def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
     often = {f"word{n}": 500 for n in range(10)}  # 5000 running words, of which 0.1% may go
     folders = counted_words(tmp_path, {**often, "once": 1, "also": 1, "rarely": 3}, {"rarely": 1})
-    merged = merge_counts(folders, tmp_path / "kept.npy", CorpusSettings.word_coverage)
+    merged = merge_counts(folders, tmp_path / "kept.npy", WORD_COVERAGE)
     assert merged.summary == {
         "words": 13,
         "kept_words": 11,
@@ -89,9 +89,7 @@ def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
 
 
 def test_small_text_loses_nothing(tmp_path):
-    merged = merge_counts(
-        counted_words(tmp_path, {"a": 3, "b": 1}), tmp_path / "kept.npy", CorpusSettings.word_coverage
-    )
+    merged = merge_counts(counted_words(tmp_path, {"a": 3, "b": 1}), tmp_path / "kept.npy", WORD_COVERAGE)
     assert (merged.summary["min_count"], merged.summary["kept_words"]) == (1, 2)
     assert merged.frequent == [("a", 3), ("b", 1)]
 

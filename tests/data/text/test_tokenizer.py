@@ -232,7 +232,7 @@ def test_interrupted_save_leaves_nothing(tokenizer, tmp_path, monkeypatch):
     def interrupt(*names):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lazyformer_fairseq.data.text.tokenizer.shutil.copyfile", interrupt)
+    monkeypatch.setattr("lazyformer_fairseq.data.text.interface.shutil.copyfile", interrupt)
     with pytest.raises(KeyboardInterrupt):
         tokenizer.save(tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

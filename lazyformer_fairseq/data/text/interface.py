@@ -1,0 +1,165 @@
+"""What every tokenizer does: a text becomes ids of one dictionary, an input of the model, and text again.
+
+Two kinds of folder hold one, see ``load_tokenizer.py``. What follows from a few facts about a tokenizer stands here.
+"""
+
+import shutil
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional, Union
+
+import numpy as np
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.whole import whole_folder
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+DICTIONARY_FILE = "dict.txt"
+SETTINGS_FILE = "tokenizer.json"
+KNOWN_WORDS = 1 << 18  # a word is encoded once, until so many are known: some 30 MB
+WORDS_AT_ONCE = 500  # lists of more words alive at once keep Python's garbage collector busy
+FolderName = Union[str, Path]
+
+
+class SpecialIds(NamedTuple):
+    """Ids of the symbols that have a part to play: ``<s> <pad> </s> <unk> <mask>``, or other names of these."""
+
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    mask: int
+
+
+class TextTokenizer(ABC):
+    """Text <-> ids of one dictionary.
+
+    Attributes:
+        files: names of the folder's files.
+        settings: what is done with a text before it is cut into pieces; hashable, and it can be pickled. Its
+            ``special_tokens`` are stand-ins such as ``<url>`` that the corpus leaves in the text, one id each.
+        symbols: of all ids; ids are their places.
+        special: ids of the special symbols.
+        separators: how many ``</s>`` stand between the texts of a pair: RoBERTa's two, BERT's one.
+        second_type: token type of the second text of a pair, for models that have token types; else 0.
+        normalise: text -> its words, divided by single spaces. No word's ids depend on another word.
+    """
+
+    files: ClassVar[tuple[str, ...]]
+    separators: int = 2
+    second_type: int = 0
+    symbols: Sequence[str]
+    special: SpecialIds
+    normalise: Callable[[str], str]
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._known: dict[str, bytes] = {}
+
+    @property
+    def mask_index(self) -> int:
+        return self.special.mask
+
+    @property
+    def mask_word(self) -> str:
+        """What a text holds where the model is to fill something in."""
+        return self.symbols[self.special.mask]
+
+    @property
+    @abstractmethod
+    def dictionary(self) -> "Dictionary":
+        """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of raw text, without ``<s>`` and ``</s>``. ``<mask>`` in the text is one id, ``</s>`` in it is text."""
+
+    @abstractmethod
+    def encode_normalised(self, words: str) -> list[int]:
+        """:meth:`encode` for what :attr:`normalise` returned."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
+
+    @abstractmethod
+    def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
+        """Which ids (T,) of inputs, one after the other, begin a word: bool (T,)."""
+
+    @abstractmethod
+    def _numbers_of(self, words: list[str]) -> list[list[int]]:
+        """For each word numbers that :attr:`_id_of_number` turns into its ids."""
+
+    @cached_property
+    def _id_of_number(self) -> np.ndarray:
+        return np.arange(len(self.symbols))
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """:meth:`encode_normalised` of many words at once, each as if it stood alone.
+
+        Returns:
+            the ids of all words, one word after the other, and the number of ids of each word; both int64.
+        """
+        if len(self._known) > KNOWN_WORDS:
+            self._known.clear()
+        known = self._known  # the numbers of each word: int32
+        new = list({word: None for word in words if word not in known})
+        for start in range(0, len(new), WORDS_AT_ONCE):
+            batch = new[start : start + WORDS_AT_ONCE]
+            numbers = self._numbers_of(batch)
+            known.update((word, array("i", of_word).tobytes()) for word, of_word in zip(batch, numbers, strict=True))
+        found = [known[word] for word in words]
+        lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // array("i").itemsize
+        return self._id_of_number[np.frombuffer(b"".join(found), dtype=np.intc)], lengths
+
+    def build_input(self, first: str, second: Optional[str] = None, max_length: Optional[int] = None) -> list[int]:
+        """``<s> first </s>`` as ids, or a pair as its model knows it: ``<s> first </s> </s> second </s>`` for RoBERTa.
+
+        Args:
+            max_length: see :func:`cut_input`.
+        """
+        bos, _, eos, *_ = self.special
+        ids = [bos, *self.encode(first), eos]
+        if second is not None:
+            ids += [*[eos] * (self.separators - 1), *self.encode(second), eos]
+        return ids if max_length is None else cut_input(np.array(ids), max_length, eos).tolist()
+
+    def save(self, folder: FolderName) -> None:
+        """Copies the tokenizer to ``folder``, whole or not at all; does nothing where the same one already lies there.
+
+        Raises:
+            UserError: ``folder`` holds something else.
+        """
+        folder = Path(folder)
+        if all((folder / name).is_file() for name in self.files) and all(
+            (folder / name).read_bytes() == (self.folder / name).read_bytes() for name in self.files
+        ):
+            return
+        with whole_folder(folder) as unfinished:
+            for name in self.files:
+                shutil.copyfile(self.folder / name, unfinished / name)
+
+
+def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:
+    """An input, or pair, of :meth:`TextTokenizer.build_input` cut to `max_length` ids; the longer text first.
+
+    Raises a UserError where that leaves no room for text.
+    """
+    if len(ids) <= max_length:
+        return ids
+    ends = np.flatnonzero(ids == eos)
+    room = max_length - (1 + len(ends))
+    if room < 1:
+        raise UserError(f"inputs of {max_length} tokens: too few for a text; give at least 5")
+    if len(ends) == 1:
+        return np.concatenate([ids[: 1 + room], ids[-1:]])
+    first_end, second_start = ends[0], ends[-2] + 1
+    of_a, of_b = first_end - 1, len(ids) - second_start - 1
+    of_b = min(of_b, max(room // 2, room - of_a))
+    second = ids[second_start:]
+    return np.concatenate([ids[: 1 + room - of_b], ids[first_end:second_start], second[:of_b], ids[-1:]])

@@ -1,0 +1,1 @@
+"""Tokenizers that came with another model, run by the library `tokenizers`."""

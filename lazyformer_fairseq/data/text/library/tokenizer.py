@@ -1,0 +1,265 @@
+"""A tokenizer that came with another model: WordPiece or byte-level BPE, run by the library `tokenizers`.
+
+    TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalisation, division into words
+    TOKENIZER/dict.txt         its symbols, each at its row of the model's embedding (``dictionary_file.py``)
+    TOKENIZER/tokenizer.json   format version 2, special symbols, how a pair is joined, sha256 of the two files above
+
+``adopt.py`` makes such a folder from a model's own files.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyformer_fairseq.data.text.interface import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    FolderName,
+    SpecialIds,
+    TextTokenizer,
+)
+from lazyformer_fairseq.data.text.library.recipe import MOST_IDS, build_library, check_recipe, ids_of, trimming_of
+from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.files.whole import whole_folder
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
+KIND = "tokenizers"
+PIECES_FILE = "pieces.json"
+SPACE = "Ġ"  # how a byte-level piece has the space before it
+INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
+ROLES = SpecialIds._fields
+
+
+class LibraryTokenizer(TextTokenizer):
+    """Text <-> ids of another model's vocabulary: equal to those of the library on the model's own files.
+
+    A special symbol of the model in a text is one id only where it is ``[MASK]``, ``[UNK]`` or an added token; what
+    reads like ``[CLS]`` or ``[SEP]`` is text, so that the ends of an input are where they seem to be.
+
+    Args:
+        recipe: as :func:`~lazyformer_fairseq.data.text.library.recipe.check_recipe` returns it.
+        description: the contents of tokenizer.json, checked.
+
+    Raises:
+        UserError: the library refuses the recipe, or the two do not fit each other.
+    """
+
+    files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: Mapping[str, Any]):
+        super().__init__(folder)
+        self._recipe = recipe
+        self._names: dict[str, str] = description["special"]
+        self.separators, self.second_type = description["separators"], description["second_type"]
+        ids = ids_of(recipe)
+        if lacking := sorted(set(self._names.values()) - ids.keys()):
+            raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
+        if max(ids.values()) >= description["rows"]:
+            raise UserError(
+                f"has ids up to {max(ids.values())}, but the model's embedding has {description['rows']} rows; is it "
+                "this model's tokenizer?"
+            )
+        self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
+        self.symbols = symbols_of_rows(ids, description["rows"])
+        silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
+        self._library = build_library(recipe, silent)
+        self._model = self._library.model
+        for symbol in silent:
+            if ids[symbol] in self.encode(symbol):
+                raise UserError(f"a text that holds the word {symbol!r} would end there; this program cannot use it")
+        self.settings = LibrarySettings(
+            json.dumps(recipe["normalizer"]), json.dumps(recipe["pre_tokenizer"]), self._names["unk"]
+        )
+        self.normalise = LibraryNormaliser(self.settings)
+
+    @cached_property
+    def dictionary(self) -> "Dictionary":
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
+
+        return dictionary_of_symbols(self.symbols, self._names)
+
+    @classmethod
+    def load(cls, folder: FolderName) -> "LibraryTokenizer":
+        """Reads a folder that :meth:`write` made; nothing in it is run or unpickled.
+
+        Raises:
+            UserError: a file is missing, damaged, of another format version, or does not match the others.
+        """
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
+
+        refuse_without_extra("huggingface", "a tokenizer that came with another model")
+        folder = Path(folder)
+        description = check_description(folder / SETTINGS_FILE)
+        contents = {name: _read(folder / name) for name in (PIECES_FILE, DICTIONARY_FILE)}
+        for name, content in contents.items():
+            if description["sha256"].get(name) != hashlib.sha256(content).hexdigest():
+                raise UserError(
+                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
+                    "copy the whole tokenizer folder again"
+                )
+        try:
+            recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
+            tokenizer = cls(folder, recipe, description)
+        except UserError as error:
+            named = str(folder) in str(error)
+            raise UserError(str(error) if named else f"{folder / PIECES_FILE}: {error}") from None
+        if dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
+            raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / PIECES_FILE}")
+        return tokenizer
+
+    @classmethod
+    def write(cls, recipe: Mapping[str, Any], description: Mapping[str, Any], folder: FolderName) -> "LibraryTokenizer":
+        """Writes ``folder`` whole or not at all, and loads it.
+
+        Args:
+            description: ``special``, ``rows``, ``separators``, ``second_type``.
+
+        Raises:
+            UserError: as of the class; a folder that exists.
+        """
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
+
+        tokenizer = cls(Path(folder), recipe, description)
+        contents = {
+            PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
+            DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
+        }
+        full = {
+            "format_version": FORMAT_VERSION,
+            "kind": KIND,
+            **description,
+            "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        }
+        contents[SETTINGS_FILE] = (json.dumps(full, indent=2, ensure_ascii=False) + "\n").encode()
+        with whole_folder(Path(folder)) as unfinished:
+            for name, content in contents.items():
+                (unfinished / name).write_bytes(content)
+        return cls.load(folder)
+
+    def encode(self, text: str) -> list[int]:
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+        encoding = self._library.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def encode_normalised(self, words: str) -> list[int]:
+        return [index for ids in self._numbers_of(words.split(" ") if words else []) for index in ids]
+
+    def _numbers_of(self, words: list[str]) -> list[list[int]]:
+        unknown, tokenize = self._names["unk"], self._model.tokenize
+        return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
+
+    def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
+        """Pieces that go on with a word are marked in WordPiece; in byte-level BPE, those that begin one after a space.
+
+        There a mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
+        """
+        is_end = np.isin(ids, (self.special.bos, self.special.pad, self.special.eos))
+        after_end = np.append(True, is_end[:-1]) if len(ids) else is_end
+        return ~is_end & (self._starts_word[ids] | after_end)
+
+    @cached_property
+    def _starts_word(self) -> np.ndarray:
+        if self._recipe["model"]["type"] == "WordPiece":
+            return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
+        whole = {token["content"] for token in self._recipe["added_tokens"]}
+        return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        silent = (self.special.bos, self.special.pad, self.special.eos)
+        kept = [index for index in map(int, ids) if index not in silent]
+        return self._library.decode(kept, skip_special_tokens=False).strip()
+
+    def write_for_transformers(self, folder: FolderName, token_types: bool = False) -> None:
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
+
+        Args:
+            token_types: the model takes token types, 1 for the second text of a pair.
+        """
+        folder = Path(folder)
+        bos, eos = self._names["bos"], self._names["eos"]
+        second = self.second_type
+        template = {
+            "type": "TemplateProcessing",
+            "single": [_symbol(bos), _text("A"), _symbol(eos)],
+            "pair": [
+                *[_symbol(bos), _text("A"), _symbol(eos), *[_symbol(eos)] * (self.separators - 1)],
+                *[_text("B", second), _symbol(eos, second)],
+            ],
+            "special_tokens": {
+                name: {"id": name, "ids": [index], "tokens": [name]}
+                for name, index in ((bos, self.special.bos), (eos, self.special.eos))
+            },
+        }
+        whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": template}
+        if trimming := trimming_of(self._recipe):
+            whole["post_processor"] = {"type": "Sequence", "processors": [trimming, template]}
+        (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
+        inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+        roles = {"cls_token": "bos", "sep_token": "eos", "pad_token": "pad", "unk_token": "unk", "mask_token": "mask"}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{name: self._names[role] for name, role in roles.items()},
+            "model_input_names": inputs,
+            "clean_up_tokenization_spaces": False,
+        }
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def symbols_of_rows(ids: Mapping[str, int], rows: int) -> list[str]:
+    """The symbol of every row of an embedding; ``<row N>`` where the vocabulary has none."""
+    symbols = [f"<row {row}>" for row in range(rows)]
+    for symbol, index in ids.items():
+        symbols[index] = symbol
+    return symbols
+
+
+def check_description(path: Path) -> dict[str, Any]:
+    """The checked contents of tokenizer.json; UserError for anything else."""
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    if description.get("format_version") != FORMAT_VERSION or description.get("kind") != KIND:
+        raise UserError(f"{path}: format version {description.get('format_version')!r}, must be {FORMAT_VERSION}")
+    special, digests = description.get("special"), description.get("sha256")
+    is_whole = (
+        isinstance(special, dict)
+        and set(special) == set(ROLES)
+        and all(isinstance(symbol, str) for symbol in special.values())
+        and len(set(special.values())) == len(ROLES)
+        and isinstance(digests, dict)
+        and all(type(description.get(name)) is int for name in ("rows", "separators", "second_type"))
+        and 0 < description["rows"] <= MOST_IDS
+        and description["separators"] in (1, 2)
+        and description["second_type"] in (0, 1)
+    )
+    if not is_whole:
+        raise UserError(f"{path}: damaged; copy the whole tokenizer folder again")
+    return description
+
+
+def _symbol(name: str, token_type: int = 0) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": token_type}}
+
+
+def _text(which: str, token_type: int = 0) -> dict[str, Any]:
+    return {"Sequence": {"id": which, "type_id": token_type}}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None

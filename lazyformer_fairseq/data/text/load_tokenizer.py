@@ -1,0 +1,38 @@
+"""A tokenizer's folder, of either kind, says in its tokenizer.json which it is."""
+
+from pathlib import Path
+from typing import Union
+
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, FolderName, TextTokenizer
+from lazyformer_fairseq.data.text.library.tokenizer import KIND, LibraryTokenizer
+from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
+from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.json_files import read_json
+
+
+def load_tokenizer(folder: FolderName) -> TextTokenizer:
+    """Reads a tokenizer folder; nothing in it is run or unpickled.
+
+    Raises:
+        UserError: no such folder; a file is missing, damaged, of another format version, or does not match the others.
+    """
+    return class_of(folder).load(folder)
+
+
+def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
+    """The class that reads a folder."""
+    path = Path(folder) / SETTINGS_FILE
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    if "format_version" not in description and isinstance(description.get("model"), dict):
+        raise UserError(
+            f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
+            "docs/your_tokenizer.md, 'Take the tokenizer of a BERT'"
+        )
+    return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
+
+
+def normaliser_of(settings: Union[TextSettings, LibrarySettings]) -> Union[TextNormaliser, LibraryNormaliser]:
+    """What makes a tokenizer's words of a text, by its settings alone."""
+    return LibraryNormaliser(settings) if isinstance(settings, LibrarySettings) else TextNormaliser(settings)

@@ -1,0 +1,67 @@
+"""Tiny tokenizers of other models, as their folders hold them; made by the library `tokenizers`."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import toy_texts
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra huggingface")
+models, normalizers, pre_tokenizers, trainers = (
+    getattr(tokenizers, name) for name in ("models", "normalizers", "pre_tokenizers", "trainers")
+)
+
+BERT_SYMBOLS = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # at odd places, as BERT's are
+ROBERTA_SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+@cache  # the library's trainer breaks ties by chance
+def word_piece_vocabulary(lower_case: bool = True, size: int = 150) -> dict[str, int]:
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=BERT_SYMBOLS, show_progress=False)
+    library.train_from_iterator(toy_texts(60), trainer)
+    return library.get_vocab()
+
+
+@cache
+def byte_level_parts(size: int = 330) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges, ``<mask>`` last."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=ROBERTA_SYMBOLS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(toy_texts(60), trainer)
+    vocabulary = library.get_vocab()
+    merges = json.loads(library.to_str())["model"]["merges"]
+    return {**vocabulary, "<mask>": len(vocabulary)}, [tuple(pair) for pair in merges]
+
+
+def write_bert_files(folder: Path, lower_case: bool = True, **options: Any) -> Path:
+    """A folder with vocab.txt and tokenizer_config.json, as old BERTs have it. Returns `folder`."""
+    folder.mkdir(parents=True)
+    vocabulary = word_piece_vocabulary(lower_case)
+    lines = sorted(vocabulary, key=vocabulary.get)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
+    options = {"do_lower_case": lower_case, **options}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return folder
+
+
+def write_roberta_files(folder: Path, **options: Any) -> Path:
+    """A folder with vocab.json and merges.txt, as old RoBERTas have it. Returns `folder`."""
+    folder.mkdir(parents=True)
+    vocabulary, merges = byte_level_parts()
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    lines = ["#version: 0.2", *map(" ".join, merges)]
+    (folder / "merges.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if options:
+        (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return folder

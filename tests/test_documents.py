@@ -69,11 +69,13 @@ BENCH = (
 )
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
+    "lazyformer continue": "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation",
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer curves": "",
     "lazyformer export": "",
     "lazyformer glue": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
+    "lazyformer import": "--sublayer-pattern M4",
     "lazyformer lm evaluate": "",
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",

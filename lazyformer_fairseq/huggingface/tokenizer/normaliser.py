@@ -20,9 +20,7 @@ from lazyformer_fairseq.huggingface.tokenizer.moses_rules import (
 
 NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
-FINAL_SIGMA = (
-    r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"  # the one letter that str.lower sees in context
-)
+FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"  # the one letter that str.lower sees in context
 
 
 def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:

@@ -70,6 +70,7 @@ BENCH = (
 )
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
+    "lazyformer continue": "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation",
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer curves": "",
     "lazyformer export": "",

@@ -11,12 +11,15 @@ from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.curves.commands import curves
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.glue.commands import glue
+from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.launch.commands import pretrain, train
+from lazyformer_fairseq.launch.continuing import continue_pretraining
 from lazyformer_fairseq.pattern.commands import pattern
 from lazyformer_fairseq.planning.commands import plan
 from lazyformer_fairseq.reliability import installing
@@ -35,7 +38,20 @@ def main() -> None:
     registration.after_registration(installing.start_run)
 
 
-for command in (bench, corpus, curves, glue, lm, pattern, plan, pretrain, reproduce, search):
+for command in (
+    bench,
+    continue_pretraining,
+    corpus,
+    curves,
+    glue,
+    import_model,
+    lm,
+    pattern,
+    plan,
+    pretrain,
+    reproduce,
+    search,
+):
     main.add_command(command)
 lm.add_command(compare)
 lm.add_command(train)
@@ -92,18 +108,46 @@ def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, give
 @click.argument("checkpoints", metavar="CHECKPOINT", type=ExistingPath())
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--checkpoint-file", help="Name in the folder.  [default: the best checkpoint, else the last]")
-def export(checkpoints: Path, out: Path, checkpoint_file: Optional[str]) -> None:
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["safetensors", "huggingface"]),
+    default="safetensors",
+    help="Whose format: lazyformer_fairseq's own, or transformers'.",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["auto", "bert", "custom"]),
+    help="For huggingface: a BERT of transformers, or a model with its own code.  [default: auto, BERT if it is one]",
+)
+@click.option("--head", help="For huggingface: the classification head to take along.  [default: the only one]")
+def export(
+    checkpoints: Path, out: Path, checkpoint_file: Optional[str], target: str, form: Optional[str], head: Optional[str]
+) -> None:
     """Write a pre-trained or fine-tuned encoder as safetensors, which run no code whoever loads them.
 
     CHECKPOINT is a file, or a folder of checkpoints.
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and
     fairseq-train --finetune-from-model OUT/model.safetensors starts from it.
+
+    With --to huggingface, AutoModel, AutoTokenizer and pipeline of transformers read it. A model that is no BERT brings
+    the one file of code that it needs.
     """
     refuse_filled_folder(out)
-    from lazyformer_fairseq.models.export import export as write
+    if target == "safetensors":
+        if form or head:
+            raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")
+        from lazyformer_fairseq.models.export import export as write
 
-    write(checkpoints, out, checkpoint_file)
-    click.echo(f"written: {out}")
+        write(checkpoints, out, checkpoint_file)
+        click.echo(f"written: {out}")
+        return
+    refuse_without_extra("huggingface", "lazyformer export --to huggingface")
+    from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+
+    chosen = export_to_huggingface(checkpoints, out, checkpoint_file, form or "auto", head)
+    click.echo(f"written: {out}, {'a BERT of transformers' if chosen == 'bert' else 'with code of its own'}")
 
 
 if __name__ == "__main__":

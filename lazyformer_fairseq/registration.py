@@ -15,6 +15,7 @@ from lazyformer_fairseq.reliability.hooks import Stage
 
 PACKAGE = "lazyformer_fairseq"
 REGISTERED = (
+    "criterions.continued_masked_lm",
     "criterions.glue",
     "criterions.language_modeling",
     "models.causal_lm",

@@ -37,17 +37,17 @@ class CausalLMCriterion(FairseqCriterion):
         nll, _ = model(**sample["net_input"], target=target)
         loss, sample_size = nll.sum(), target.ne(self.padding_idx).sum()
         to_log = _to_log(sample, loss, sample_size)
-        return _with_spans(model, loss, sample_size, to_log), sample_size, to_log
+        return with_spans(model, loss, sample_size, to_log), sample_size, to_log
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
         """Logs loss (bits a token: bits per character where tokens are characters) and perplexity over all workers."""
-        loss, sample_size = _total("loss", logging_outputs), _total("sample_size", logging_outputs)
+        loss, sample_size = total("loss", logging_outputs), total("sample_size", logging_outputs)
         metrics.log_scalar("loss", loss / sample_size / math.log(2), sample_size, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
         if "span" in logging_outputs[0]:
-            metrics.log_scalar("span", _total("span", logging_outputs) / sample_size, sample_size, round=1)
-            span_loss = _total("span_loss", logging_outputs) / sample_size / math.log(2)
+            metrics.log_scalar("span", total("span", logging_outputs) / sample_size, sample_size, round=1)
+            span_loss = total("span_loss", logging_outputs) / sample_size / math.log(2)
             metrics.log_scalar("span_loss", span_loss, sample_size, round=5)
 
     @staticmethod
@@ -65,22 +65,30 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch; the number of predicted tokens is that of the masked ones."""
+        positions = self.positions(sample)
+        logits, _ = model(**sample["net_input"], masked_tokens=positions)
+        loss, to_log = self.score(model, sample, positions, logits)
+        return with_spans(model, loss, len(positions), to_log), len(positions), to_log
+
+    def positions(self, sample: dict) -> Tensor:
+        """Those of the masked tokens among the B * T of a batch, int64 (M,)."""
         positions = sample.get("masked_positions")
         if positions is None:  # a batch of fairseq's own tasks
             positions = as_positions(sample["target"].ne(self.padding_idx))
-        logits, _ = model(**sample["net_input"], masked_tokens=positions)
+        return positions
+
+    def score(self, model, sample: dict, positions: Tensor, logits_MV: Tensor) -> tuple[Tensor, dict]:
+        """The summed loss in nats, without that of spans, and what to log."""
         targets = sample["target"].flatten().index_select(0, positions)
         score = compiled(_score) if self.training and getattr(model, "compiles", False) else _score
-        loss, ncorrect = score(logits, targets)
-        sample_size = len(positions)
-        to_log = {**_to_log(sample, loss, sample_size), "ncorrect": ncorrect}
-        return _with_spans(model, loss, sample_size, to_log), sample_size, to_log
+        loss, ncorrect = score(logits_MV, targets)
+        return loss, {**_to_log(sample, loss, len(positions)), "ncorrect": ncorrect}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
         """Logs accuracy (percent) too; all of masked tokens."""
         super().reduce_metrics(logging_outputs)
-        ncorrect, sample_size = _total("ncorrect", logging_outputs), _total("sample_size", logging_outputs)
+        ncorrect, sample_size = total("ncorrect", logging_outputs), total("sample_size", logging_outputs)
         metrics.log_scalar("accuracy", 100 * ncorrect / sample_size, sample_size, round=2)
 
 
@@ -89,7 +97,7 @@ def _to_log(sample: dict, loss: Tensor, sample_size) -> dict:
     return {"loss": loss.detach(), **sizes, "sample_size": sample_size}
 
 
-def _with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
+def with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor], to_log: dict) -> Tensor:
     """The summed loss with that of spans, if the model has any; logs the latter, and their mean, times tokens."""
     network = next((module for module in model.modules() if isinstance(module, Stack)), None)
     spans = [] if network is None else network.options.common.get(SPANS, [])
@@ -101,7 +109,7 @@ def _with_spans(model: nn.Module, loss: Tensor, sample_size: Union[int, Tensor],
     return loss + penalty
 
 
-def _total(key: str, logging_outputs: list[dict]):
+def total(key: str, logging_outputs: list[dict]):
     return sum(log.get(key, 0) for log in logging_outputs)
 
 

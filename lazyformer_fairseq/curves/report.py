@@ -35,7 +35,7 @@ def table(shown: Mapping[str, History], labels: Mapping[str, str]) -> str:
                 "validations": f"{len(losses):,}",
                 "updates": f"{last:,}",
                 "tokens": _short(spent["tokens"]),
-                "hours": NOT_TOLD if np.isnan(spent["hours"]) else f"{spent['hours']:.2f}",
+                "hours": NOT_TOLD if np.isnan(spent["hours"]) else f"{spent['hours']:,.3f}",
                 "FLOPs": NOT_TOLD if np.isnan(spent["flops"]) else f"{spent['flops']:.2e}",
                 "last loss": f"{losses[last]:.3f}",
                 "best loss": f"{losses[best]:.3f}",

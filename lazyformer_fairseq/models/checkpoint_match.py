@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
+from lazyformer_fairseq.modules.networks.heads import POOLER
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
@@ -159,23 +160,40 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
 
     A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
-    fresh weights.
+    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
-    for head in sorted(unfit):
+    fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
+    from_pooler = _from_pooler(state_dict, own, fresh)
+    for head in sorted(unfit - ({POOLER} if from_pooler else set())):
         reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
         if _head(name) in unfit:
             del state_dict[name]
-    fresh = {_head(name) for name in own if name not in state_dict}
-    for head in sorted(fresh):
+    for head in sorted(fresh - unfit):
         logger.info("classification head %s is not in the checkpoint and starts with fresh weights", head)
-    for name, weight in own.items():
+    for name in sorted(from_pooler):
+        logger.info("%s starts as the checkpoint's pooler", name)
+    for name, weight in (own | from_pooler).items():
         state_dict.setdefault(name, weight)
+
+
+def _from_pooler(state_dict: dict[str, Tensor], own: dict[str, Tensor], fresh: set[str]) -> dict[str, Tensor]:
+    """The dense maps of fresh heads, by name, where the checkpoint has a pooler of the same shape."""
+    if not has_pooler(state_dict):
+        return {}
+    pooler = {name: weight for name, weight in state_dict.items() if name.startswith(f"{PREFIX}{POOLER}.")}
+    found = {}
+    for head in fresh:
+        for name, weight in pooler.items():
+            mine = name.replace(POOLER, head, 1)
+            if mine in own and own[mine].shape == weight.shape:
+                found[mine] = weight.clone()
+    return found
 
 
 def _shapes_by_head(weights: dict[str, Tensor]) -> dict[str, dict[str, torch.Size]]:
@@ -205,6 +223,12 @@ def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
         for name, weight in state_dict.items()
         if name.startswith(PREFIX) and name.endswith(suffix)
     }
+
+
+def has_pooler(state_dict: dict[str, Tensor]) -> bool:
+    """Whether BERT's pooler is among the weights; a head of a task that is called so is none."""
+    name = f"{PREFIX}{POOLER}"
+    return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
 def _kind(head: str, state_dict: dict[str, Tensor]) -> str:

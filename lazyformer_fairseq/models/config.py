@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
+from lazyformer_fairseq.modules.layer_norm import EPS
+from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import describe_letters
 from lazyformer_fairseq.reliability.options import option
@@ -24,7 +26,11 @@ class LazyFormerConfig(FairseqDataclass):
     encoder_normalize_before: bool = option(
         False, "LayerNorm before each sublayer (pre-norm) instead of after it (BERT)"
     )
-    activation_fn: ChoiceEnum(["gelu", "relu"]) = option("gelu", "activation of the feed-forward sublayers")
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
+        "gelu", "activation of the feed-forward sublayers; gelu_tanh is GELU's approximation by a hyperbolic tangent"
+    )
+    head_activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "activation of the masked-LM head")
+    layer_norm_eps: float = option(EPS, "what each LayerNorm adds to the variance; BERT's is 1e-12")
     dropout: float = option(0.1, "dropout on embeddings and sublayer outputs")
     attention_dropout: float = option(_DEFAULT.attention_dropout, "dropout on attention distributions")
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation")
@@ -34,6 +40,10 @@ class LazyFormerConfig(FairseqDataclass):
         False,
         "copies a checkpoint's positions again and again, up to --max-positions, where it has fewer (Longformer, "
         "section 5); to resume with them, add --reset-optimizer",
+    )
+    token_types: int = option(
+        0,
+        "rows of a table that says which of two texts a token is of; 2 for BERT's; this package's archs have none",
     )
     relative_position_buckets: int = option(
         _DEFAULT.relative_position_buckets, "buckets of T5's relative position bias; 0 for no such bias"

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_model
 
 from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.models.hub import LazyFormerHub
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.models.safetensors_files import (
     ARCHITECTURE,
@@ -30,6 +31,12 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
         UserError: what :func:`~lazyformer_fairseq.models.hub.load` raises, or `out` exists.
     """
     loaded = LazyFormerModel.from_pretrained(folder, checkpoint_file)
+    with whole_folder(Path(out)) as unfinished:
+        write_model(loaded, unfinished)
+
+
+def write_model(loaded: LazyFormerHub, folder: Path) -> None:
+    """Writes a model and its tokenizer into a folder that is there already, file by file."""
     options = OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True)
     config = {
         "format": FORMAT,
@@ -38,7 +45,6 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
         "model": {name: options[name] for name in OPTIONS},
     }
     metadata = {"format": "pt", "architecture": ARCHITECTURE, "sublayer_pattern": options["sublayer_pattern"]}
-    with whole_folder(Path(out)) as unfinished:
-        save_model(loaded.model, str(unfinished / WEIGHTS_FILE), metadata)
-        (unfinished / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        loaded.tokenizer.save(unfinished / "tokenizer")
+    save_model(loaded.model, str(folder / WEIGHTS_FILE), metadata)
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    loaded.tokenizer.save(folder / "tokenizer")

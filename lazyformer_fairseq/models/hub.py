@@ -22,6 +22,7 @@ from lazyformer_fairseq.models.checkpoint_match import (
     PER_WORD,
     check_same_weights,
     dictionary_hash,
+    has_pooler,
     heads_in_checkpoint,
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
@@ -53,13 +54,21 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     folder = Path(folder)
     checkpoint = checkpoint_at(folder, checkpoint_file)
     tokenizer = load_tokenizer((folder if folder.is_dir() else folder.parent) / "tokenizer")
-    model = _build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
 
 
-def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
-    """The model that a checkpoint's settings describe, with its weights."""
+def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
+    """The model that a checkpoint's settings describe, with its weights.
+
+    Args:
+        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        path: for messages.
+
+    Raises:
+        UserError: the two do not belong together, or to `dictionary`.
+    """
     try:
         options, weights = state["cfg"]["model"], state["model"]
         _refuse_unknown(state["cfg"], path)
@@ -71,10 +80,10 @@ def _build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -
     try:
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
-            sizes = _assemble(model_class, cfg, dictionary, weights).state_dict()
+            sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
         own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
         check_same_weights(weights, own, PER_WORD)
-        model = _assemble(model_class, cfg, dictionary, weights)
+        model = assemble(model_class, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: {error}") from error
@@ -93,12 +102,13 @@ def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _assemble(
-    model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]
-) -> nn.Module:
+def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+    """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
     for name, head in heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)
+    if has_pooler(weights):
+        model.register_pooler()
     return model
 
 
@@ -144,7 +154,7 @@ class LazyFormerHub(nn.Module):
 
     @torch.no_grad()
     def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
-        """Logits (B, classes) of a classification head for raw texts.
+        """Logits (B, classes) of a classification head for raw texts; of the head ``pooler``, BERT's, (B, C).
 
         Args:
             global_positions: as in :meth:`extract_features`.

@@ -6,7 +6,6 @@ from typing import Any, Optional
 import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lazyformer_fairseq.models import hub
 from lazyformer_fairseq.models.checkpoint_match import (
@@ -19,13 +18,12 @@ from lazyformer_fairseq.models.checkpoint_match import (
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
+from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, MaskedLMHead
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, POOLER, MaskedLMHead, Pooler
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
-
-_ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu}
 
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
@@ -56,6 +54,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         return_all_hiddens: bool = False,
         has_padding: Optional[bool] = None,
         global_positions: Optional[Tensor] = None,
+        token_types: Optional[Tensor] = None,
         **unused,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Encodes, and applies the requested head.
@@ -71,6 +70,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
             global_positions: (B, T), True at tokens that see and are seen by all, such as those of a question; for
                 patterns with ``global=given``, which need it.
+            token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
@@ -84,6 +84,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             return_all_hiddens=return_all_hiddens,
             has_padding=has_padding,
             global_positions=global_positions,
+            token_types=token_types,
         )
         if classification_head_name is not None:
             if has_padding is None:  # then <s> is wherever text begins
@@ -115,6 +116,12 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         head.apply(init_bert_weights)
         self.classification_heads[name] = head
 
+    def register_pooler(self) -> None:
+        """Adds a pooler with fresh weights, as the head that is called so."""
+        pooler = Pooler(self.cfg.encoder_embed_dim)
+        pooler.apply(init_bert_weights)
+        self.classification_heads[POOLER] = pooler
+
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
         super().upgrade_state_dict_named(state_dict, name)
@@ -138,14 +145,21 @@ class _EncoderWithHead(FairseqEncoder):
             dropout=cfg.dropout,
             attention_dropout=cfg.attention_dropout,
             activation_dropout=cfg.activation_dropout,
-            activation=_ACTIVATIONS[str(cfg.activation_fn)],
+            activation=ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.encoder_normalize_before,
             relative_position_buckets=cfg.relative_position_buckets,
             relative_position_max_distance=cfg.relative_position_max_distance,
+            token_types=cfg.token_types,
+            layer_norm_eps=cfg.layer_norm_eps,
             lazy_backend=str(cfg.lazy_backend),
         )
         self.sentence_encoder.compiles = cfg.compile
-        self.lm_head = MaskedLMHead(cfg.encoder_embed_dim, self.sentence_encoder.embed_tokens)
+        self.lm_head = MaskedLMHead(
+            cfg.encoder_embed_dim,
+            self.sentence_encoder.embed_tokens,
+            ACTIVATIONS[str(cfg.head_activation_fn)],
+            cfg.layer_norm_eps,
+        )
 
     def forward(
         self,
@@ -155,13 +169,19 @@ class _EncoderWithHead(FairseqEncoder):
         return_all_hiddens=False,
         has_padding=None,
         global_positions=None,
+        token_types=None,
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
         is_padded_on_right = None if has_padding is None else True
         if has_padding is None:
             has_padding = bool(padding_mask.any())
         features, inner_states = self.sentence_encoder(
-            src_tokens, padding_mask if has_padding else None, return_all_hiddens, is_padded_on_right, global_positions
+            src_tokens,
+            padding_mask if has_padding else None,
+            return_all_hiddens,
+            is_padded_on_right,
+            global_positions,
+            token_types,
         )
         output = features if features_only else self.lm_head(features, masked_tokens)
         return output, {"inner_states": inner_states}

@@ -36,7 +36,8 @@ def compiled(function: Callable, whole: bool = False, asked_by: str = "--compile
     from torch._dynamo import config
     from torch._dynamo.exc import TorchDynamoException
 
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)  # beyond it torch compiles no more, and trains on
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # its name before torch 2.7
+    setattr(config, limit, max(getattr(config, limit), GRAPHS))  # beyond it torch compiles no more, and trains on
     fast = torch.compile(function, fullgraph=whole)
 
     @functools.wraps(function)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+EPS = 1e-5  # torch's own; BERT's is 1e-12
+
 
 def layer_norm_class() -> type[nn.Module]:
     """The LayerNorm class in use."""
@@ -21,10 +23,10 @@ def layer_norm_class() -> type[nn.Module]:
     return nn.LayerNorm
 
 
-def layer_norm(embed_dim: int) -> nn.Module:
-    """A LayerNorm over the last dimension, of size `embed_dim`."""
+def layer_norm(embed_dim: int, eps: float = EPS) -> nn.Module:
+    """A LayerNorm over the last dimension, of size `embed_dim`; `eps` is added to the variance."""
     found = layer_norm_class()
-    return (found if found is nn.LayerNorm else _torchs_where_compiled(found))(embed_dim)
+    return (found if found is nn.LayerNorm else _torchs_where_compiled(found))(embed_dim, eps=eps)
 
 
 def describe_layer_norm(compiles: bool) -> str:

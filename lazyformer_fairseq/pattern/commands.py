@@ -66,6 +66,7 @@ def show(
     """
     may_leave_bias_out = arch is None and buckets is None
     direction, arch = _choose(direction, arch)
+    may_leave_bias_out &= direction == ENCODER  # causal models have none
     _check(direction, buckets, tokens, memory)
     sizes = _sizes(direction, arch, embed_dim, ffn_embed_dim, heads, vocab_size, buckets, max(length, tokens))
     patterns = patterns or (_row(arch).sublayer_pattern,)

@@ -12,7 +12,7 @@ from lazyformer_fairseq.costs.flops import (
 )
 from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.pattern.seen import Seen
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 SEEN, FAINT, UNSEEN = "■", "□", "·"
@@ -59,11 +59,8 @@ def _row(number: str, text: str, kind: str, reads: str, parameters: int, flops: 
 
 def _what_each_reads(sublayers: Sequence[PlannedSublayer]) -> Iterator[str]:
     """``distribution of 3`` for a sublayer that reads the third's, nothing for one that reads none."""
-    newest: dict[str, int] = {}
-    for number, planned in enumerate(sublayers, 1):
-        reads = planned.kind.reads
-        yield f"{reads} of {newest[reads]}" if reads else ""
-        newest |= dict.fromkeys(planned.kind.hands_on, number)
+    for planned, place in zip(sublayers, places_read(sublayers), strict=True):
+        yield "" if place is None else f"{planned.kind.reads} of {place + 1}"
 
 
 def text_picture(seen: Seen) -> str:

@@ -113,15 +113,23 @@ def count_kinds(pattern: str) -> dict[str, int]:
 
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
     """Connects each reading sublayer to the nearest one below that hands on what it reads."""
-    newest: dict[str, int] = {}
     connected = list(sublayers)
     readers: list[list[str]] = [[] for _ in sublayers]
-    for index, sublayer in enumerate(sublayers):
-        if sublayer.kind.reads:
-            readers[newest[sublayer.kind.reads]].append(sublayer.kind.reads)
-            connected[index] = replace(sublayer, giver=connected[newest[sublayer.kind.reads]])
-        newest |= dict.fromkeys(sublayer.kind.hands_on, index)
+    for index, (sublayer, giver) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
+        if giver is not None:
+            readers[giver].append(sublayer.kind.reads)
+            connected[index] = replace(sublayer, giver=connected[giver])
     return tuple(replace(sublayer, readers=tuple(found)) for sublayer, found in zip(connected, readers, strict=True))
+
+
+def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
+    """For each sublayer the place of the one that it reads from; None where it reads nothing."""
+    newest: dict[str, int] = {}
+    places = []
+    for index, sublayer in enumerate(sublayers):
+        places.append(newest[sublayer.kind.reads] if sublayer.kind.reads else None)
+        newest |= dict.fromkeys(sublayer.kind.hands_on, index)
+    return tuple(places)
 
 
 def split_sublayers(expanded: str) -> list[str]:

@@ -46,17 +46,19 @@ class EncoderSizes(Sizes):
     Attributes:
         max_positions: rows of the table of absolute positions.
         relative_position_buckets: buckets of T5's bias; 0 for none.
+        token_types: rows of the table of token types.
     """
 
     direction: ClassVar[str] = ENCODER
 
     max_positions: int = 512
     relative_position_buckets: int = 32
+    token_types: int = 0
 
     def count_other_parameters(self) -> int:
         """Embeddings, their LayerNorm (pre-norm: the output's), T5's bias, and the tied head."""
         c, v = self.embed_dim, self.vocab_size
-        embeddings = v * c + self.max_positions * c + 2 * c
+        embeddings = (v + self.max_positions + self.token_types) * c + 2 * c
         head = c * c + 3 * c + v
         return embeddings + self.relative_position_buckets * self.num_heads + head
 

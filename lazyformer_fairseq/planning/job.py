@@ -69,7 +69,8 @@ class Job:
             factor = c.adaptive_softmax_factor
             return CausalSizes(self.vocab_size, *widths, cutoffs, factor, c.decoder_normalize_before)
         widths = c.encoder_embed_dim, c.encoder_ffn_embed_dim, c.encoder_attention_heads
-        return EncoderSizes(self.vocab_size, *widths, max(c.max_positions, self.time), c.relative_position_buckets)
+        positions = max(c.max_positions, self.time)
+        return EncoderSizes(self.vocab_size, *widths, positions, c.relative_position_buckets, c.token_types)
 
     @property
     def memory_length(self) -> int:

@@ -238,5 +238,5 @@ def _costs(steps: Sequence[Step], out: Path) -> str:
 def _records(steps: Sequence[Step], out: Path) -> Iterator[Row]:
     for step in steps:
         record = record_of(out, step)
-        spent = f"{record['seconds'] / 3600:,.2f}" if record else "not done"
+        spent = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
         yield {"step": step.name, "what": step.what, "hours of its last start": spent}

@@ -69,6 +69,7 @@ class GlueTask(EncoderTask):
         head_name: of its classification head.
         tokenizer: that of the checkpoint.
         longest: tokens of an input; None until the model is built, unless an option sets it.
+        has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
     """
 
     cfg: GlueConfig
@@ -80,6 +81,7 @@ class GlueTask(EncoderTask):
         self.tokenizer = tokenizer
         self.tokenizer_folder = tokenizer_folder
         self.longest = cfg.tokens_per_sample
+        self.has_token_types = False
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
@@ -116,6 +118,7 @@ class GlueTask(EncoderTask):
             UserError: ``--tokens-per-sample`` is more than the model has.
         """
         model = super().build_model(cfg, from_checkpoint)
+        self.has_token_types = getattr(cfg, "token_types", 0) > 1
         self.longest = self.cfg.tokens_per_sample or model.max_positions()
         if self.longest > model.max_positions():
             raise UserError(
@@ -142,6 +145,7 @@ class GlueTask(EncoderTask):
             pad=self.dictionary.pad(),
             shuffle=split == "train",
             seed=self.cfg.seed,
+            types_after=self.dictionary.eos() if self.has_token_types else None,
         )
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))

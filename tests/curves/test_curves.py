@@ -138,7 +138,7 @@ def test_runs_in_one_picture_with_their_numbers_beside(tmp_path):
     assert done.exit_code == 0, done.output
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.output.splitlines() if "|" in line]
     assert [line[0] for line in lines[2:]] == ["bert_tiny", "lazyformer_m2x6_s_tiny"]
-    assert lines[3][1:6] == ["M2x1", "2", "20", "2,000", "0.20"]
+    assert lines[3][1:6] == ["M2x1", "2", "20", "2,000", "0.200"]
     assert output.read_bytes().startswith(b"\x89PNG")
     rows = rows_of(output.with_suffix(".csv"))
     assert [(row["run"], row["updates"], row["loss"]) for row in rows] == [

@@ -119,6 +119,11 @@ def test_the_bias_of_an_arch_is_left_out_where_it_is_refused_or_unwanted():
     assert around("s") - around("s[linformer=2]", "--arch", "bert_base", "--relative-position-buckets", "0") == table
 
 
+def test_a_causal_model_has_no_bias_to_leave_out():
+    chosen = ("--direction", "causal", "--tokens", "8", "--heads", "1")
+    assert "s[buckets=2,chunk=4]" in show("s[buckets=2,chunk=4]", *chosen)
+
+
 def test_several_patterns_make_one_picture(tmp_path):
     output = show("s[window=1]f", "s", "--tokens", "4", "--heads", "1", "--output", str(tmp_path / "seen.png"))
     assert (tmp_path / "seen.png").read_bytes().startswith(b"\x89PNG") and "written" in output

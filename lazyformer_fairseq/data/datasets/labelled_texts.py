@@ -23,6 +23,7 @@ class LabelledTextsDataset(SizedDataset):
         pad: id of ``<pad>``.
         shuffle: compose batches anew in each epoch; else they are always the same, ordered by length alone.
         seed: the composition depends on it and the epoch alone.
+        types_after: id of ``</s>``, for models with token types; None for others.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class LabelledTextsDataset(SizedDataset):
         pad: int,
         shuffle: bool,
         seed: int = 1,
+        types_after: Optional[int] = None,
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
@@ -40,6 +42,7 @@ class LabelledTextsDataset(SizedDataset):
         self.pad = pad
         self.shuffle = shuffle
         self.seed = seed
+        self.types_after = types_after
 
     def __getitem__(self, index: int) -> dict:
         example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
@@ -48,10 +51,16 @@ class LabelledTextsDataset(SizedDataset):
         return example
 
     def collater(self, samples: list[dict]) -> dict:
-        """A batch: `id` (B,), `net_input` with `src_tokens` (B, T) padded on the right, `target` (B,) where known."""
+        """A batch: `id` (B,), `net_input` with `src_tokens` (B, T) padded on the right, `target` (B,) where known.
+
+        For models with token types `net_input` has `token_types` (B, T) too.
+        """
         if not samples:
             return {}
         batch = collate_sources(samples, self.pad)
+        if self.types_after is not None:
+            tokens = batch["net_input"]["src_tokens"]
+            batch["net_input"]["token_types"] = token_types_of(tokens, self.types_after, self.pad)
         if self.targets is not None:
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch
@@ -71,3 +80,13 @@ class LabelledTextsDataset(SizedDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """False where the composition of batches depends on the epoch."""
         return not self.shuffle
+
+
+def token_types_of(tokens_BT: torch.Tensor, eos: int, pad: int) -> torch.Tensor:
+    """Which of two texts each token is of, (B, T) in int64: 1 after the first ``</s>``, else 0; padding has type 0.
+
+    So BERT was trained: ``[CLS] a [SEP]`` is of type 0, ``b [SEP]`` of type 1 (Devlin et al., 2019, figure 2).
+    """
+    is_end = tokens_BT.eq(eos).long()
+    is_second = (is_end.cumsum(-1) - is_end).gt(0)
+    return (is_second & tokens_BT.ne(pad)).long()

@@ -54,7 +54,7 @@ class MosesWords:
         self._punctuation = MosesPunctNormalizer(language) if normalise_punctuation else None
         self._moses = moses = _TokenizerWithTables(language)
         self._tokenises = tokenise
-        letters = _character_class(letter for letter in moses.IsAlnum if letter.isalnum())
+        letters = character_class(letter for letter in moses.IsAlnum if letter.isalnum())
         self._letter = re.compile(f"[{letters}]")
         # One space alone is not a gap. A letter between two marks belongs to theirs.
         self._gap = re.compile(rf"( ?[^{letters} ][^{letters}]*(?:(?<! )[{letters}](?! )[^{letters}]+)*)")
@@ -167,7 +167,7 @@ def _printable_but_for_no_break_space(text: str) -> bool:
     return text.replace(NO_BREAK_SPACE, "").isprintable() and f"º{NO_BREAK_SPACE}" not in text
 
 
-def _character_class(letters: Iterable[str]) -> str:
+def character_class(letters: Iterable[str]) -> str:
     """The inside of a regular expression's brackets, ``a-zA-Z...``."""
     ranges: list[list[int]] = []
     for code in sorted(set(map(ord, letters))):

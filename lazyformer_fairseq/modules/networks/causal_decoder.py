@@ -75,7 +75,7 @@ class CausalDecoder(Stack):
         attending = [getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers if sublayer.attends]
         self.content_bias.requires_grad_(any(getattr(each, "has_queries", True) for each in attending))
         self.position_bias.requires_grad_(any(getattr(each, "has_keys", True) for each in attending))
-        self.final_layer_norm = layer_norm(embed_dim) if self.normalize_before else None
+        self.final_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if self.normalize_before else None
 
     @property
     def sizes(self) -> CausalSizes:

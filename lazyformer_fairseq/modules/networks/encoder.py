@@ -20,7 +20,7 @@ from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 
 class Encoder(Stack):
-    """Token and learned absolute position embeddings, T5's relative bias, and the sublayers of a pattern.
+    """Token, learned absolute position and token type embeddings, T5's relative bias, the sublayers of a pattern.
 
     Post-norm encoders normalise the embeddings, pre-norm ones the output (as fairseq's roberta and roberta_prenorm).
 
@@ -31,6 +31,7 @@ class Encoder(Stack):
         padding_idx: id of the padding symbol.
         relative_position_buckets: buckets of the relative bias; 0 for none.
         relative_position_max_distance: from this one on, all distances share a bucket.
+        token_types: rows of the table of token types (BERT, section 3.2: which of two texts); 0 for none.
 
     Raises:
         ValueError: as :class:`Stack` does.
@@ -49,15 +50,19 @@ class Encoder(Stack):
         padding_idx: int = 1,
         relative_position_buckets: int = 32,
         relative_position_max_distance: int = 128,
+        token_types: int = 0,
         **options: Any,
     ):
         super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, max_positions=max_positions, **options)
+        if token_types < 0:
+            raise UserError(f"{token_types} token types: must be 0 or more")
         self.padding_idx = padding_idx
         self.max_positions = max_positions
         self.embed_tokens: Optional[nn.Embedding] = None
         if vocab_size is not None:
             self.embed_tokens = nn.Embedding(vocab_size, embed_dim, padding_idx)
             self.embed_positions = nn.Embedding(max_positions, embed_dim)
+            self.embed_token_types = nn.Embedding(token_types, embed_dim) if token_types else None
         self.relative_position_bias = (
             RelativePositionBias(num_heads, relative_position_buckets, relative_position_max_distance)
             if relative_position_buckets
@@ -65,12 +70,14 @@ class Encoder(Stack):
         )
         self.features = frozenset({"bias"} if relative_position_buckets else ())
         self.sublayers = self.build_sublayers()
-        self.embedding_layer_norm = layer_norm(embed_dim) if vocab_size and not self.normalize_before else None
-        self.final_layer_norm = layer_norm(embed_dim) if self.normalize_before else None
+        has_embedding_norm = bool(vocab_size) and not self.normalize_before
+        self.embedding_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if has_embedding_norm else None
+        self.final_layer_norm = layer_norm(embed_dim, self.layer_norm_eps) if self.normalize_before else None
 
     @property
     def sizes(self) -> EncoderSizes:
         bias = self.relative_position_bias
+        types = None if self.embed_tokens is None else self.embed_token_types
         return EncoderSizes(
             0 if self.embed_tokens is None else self.embed_tokens.num_embeddings,
             self.embed_dim,
@@ -78,6 +85,7 @@ class Encoder(Stack):
             self.num_heads,
             self.max_positions,
             0 if bias is None else bias.num_buckets,
+            0 if types is None else types.num_embeddings,
         )
 
     def forward(
@@ -87,6 +95,7 @@ class Encoder(Stack):
         return_all: bool = False,
         is_padded_on_right: Optional[bool] = None,
         global_positions_BT: Optional[Tensor] = None,
+        token_types_BT: Optional[Tensor] = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Encodes.
 
@@ -98,29 +107,34 @@ class Encoder(Stack):
             is_padded_on_right: whether all padding comes after the text, for which attention is faster; None to look,
                 for which a GPU is waited for.
             global_positions_BT: True at tokens that see and are seen by all; for patterns with ``global=given``.
+            token_types_BT: the type of each token, int64; None for type 0 everywhere.
 
         Returns:
             Features (B, T, C), and the list of intermediate (B, T, C) (empty unless `return_all`).
 
         Raises:
             ValueError: as :meth:`embed`.
-            UserError: positions where no sublayer asks for them, none where one does, or others than (B, T) booleans.
+            UserError: positions where no sublayer asks for them, none where one does, or others than (B, T) booleans;
+                token types where the model has none.
         """
         self._check_global_positions(global_positions_BT, tokens_BT)
         if padding_mask_BT is not None and is_padded_on_right is None:
             is_padded_on_right = scores.is_padded_on_right(padding_mask_BT)
         x = tokens_BT
         if self.embed_tokens is not None:
-            x = self.embed(tokens_BT, None if is_padded_on_right else padding_mask_BT)
+            x = self.embed(tokens_BT, None if is_padded_on_right else padding_mask_BT, token_types_BT)
         shared = self.context(x, 0, padding_mask_BT, bool(is_padded_on_right), global_positions_BT)
         x, all_states, _ = self.run(x, shared, return_all)
         return (x if self.final_layer_norm is None else self.final_layer_norm(x)), all_states
 
-    def embed(self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
+    def embed(
+        self, tokens_BT: Tensor, padding_mask_BT: Optional[Tensor] = None, token_types_BT: Optional[Tensor] = None
+    ) -> Tensor:
         """What the first sublayer reads (B, T, C). Positions count from the first text that the mask leaves, if given.
 
         Raises:
             ValueError: where T exceeds `max_positions`.
+            UserError: token types where the model has none.
         """
         time = tokens_BT.size(1)
         if time > self.max_positions:
@@ -130,6 +144,11 @@ class Encoder(Stack):
             first = padding_mask_BT.int().argmin(-1, keepdim=True)
             positions = positions[(torch.arange(time, device=first.device) - first).clamp(min=0)]
         x = self.embed_tokens(tokens_BT) + positions
+        if self.embed_token_types is not None:
+            types = self.embed_token_types
+            x = x + (types.weight[0] if token_types_BT is None else types(token_types_BT))
+        elif token_types_BT is not None:
+            raise UserError("token types are given, but the model has none (--token-types)")
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
         return F.dropout(x, self.dropout, self.training)
 

@@ -1,28 +1,38 @@
 """Heads on the encoder: BERT's masked-LM head and a classification head."""
 
+from collections.abc import Callable
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, GELU, LayerNorm, then a decoder tied to the token embedding, with bias: C^2 + 3 C + V parameters.
+    """Dense, activation, LayerNorm, then a decoder tied to the token embedding, with bias: C^2 + 3 C + V parameters.
 
     Args:
         embed_dim: C.
         embed_tokens: the embedding whose weight (V, C) is the decoder.
+        activation: RoBERTa's is GELU; BERT's that of its feed-forward sublayers.
+        layer_norm_eps: what LayerNorm adds to the variance.
     """
 
-    def __init__(self, embed_dim: int, embed_tokens: nn.Embedding):
+    def __init__(
+        self,
+        embed_dim: int,
+        embed_tokens: nn.Embedding,
+        activation: Callable[[Tensor], Tensor] = F.gelu,
+        layer_norm_eps: float = EPS,
+    ):
         super().__init__()
         self.dense = nn.Linear(embed_dim, embed_dim)
-        self.layer_norm = layer_norm(embed_dim)
+        self.activation = activation
+        self.layer_norm = layer_norm(embed_dim, layer_norm_eps)
         self.weight = embed_tokens.weight
         self.bias = nn.Parameter(embed_tokens.weight.new_zeros(embed_tokens.num_embeddings))
 
@@ -45,7 +55,7 @@ class MaskedLMHead(nn.Module):
         """
         if masked_tokens is not None:
             features = features.flatten(0, 1).index_select(0, as_positions(masked_tokens))
-        return F.linear(self.layer_norm(F.gelu(self.dense(features))), self.weight, self.bias)
+        return F.linear(self.layer_norm(self.activation(self.dense(features))), self.weight, self.bias)
 
 
 def as_positions(masked_tokens: Tensor) -> Tensor:
@@ -90,4 +100,21 @@ class LinearHead(nn.Module):
         return self.out_proj(self.dropout(features_BTC[:, 0]))
 
 
+class Pooler(nn.Module):
+    """BERT's pooler: dense and tanh on the first token. What is pre-trained of a :class:`ClassificationHead`.
+
+    Args:
+        embed_dim: C.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.dense = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """(B, C) from the features of the first token, ``<s>``."""
+        return self.dense(features_BTC[:, 0]).tanh()
+
+
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
+POOLER = "pooler"  # its name among a model's classification heads

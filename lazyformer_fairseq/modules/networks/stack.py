@@ -13,6 +13,8 @@ from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.layer_norm import EPS
+from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
@@ -43,12 +45,15 @@ class Stack(nn.Module):
         lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
         mem_len: tokens that a causal model remembers.
+        layer_norm_eps: what each LayerNorm adds to the variance.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
         lazy_backend: may be set between two forward passes; weights do not depend on it.
         compiles: whether torch.compile takes the sublayers in training; may be set in the same way.
         features: of its scores besides padding, see :attr:`Scores.features`.
+        replacement: what it trains with in place of some sublayers, None for its own alone; may be set in the same way.
+        updates: that were made before the one under way, as fairseq tells.
 
     Raises:
         ValueError: sizes that do not fit together, or attention dropout on a back end that lacks it (UserError).
@@ -71,8 +76,11 @@ class Stack(nn.Module):
         lazy_backend: str = "auto",
         max_positions: int = 0,
         mem_len: int = 0,
+        layer_norm_eps: float = EPS,
     ):
         super().__init__()
+        if not 0 < layer_norm_eps < 1:
+            raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
         self.options = SublayerOptions(
             embed_dim,
             ffn_embed_dim,
@@ -85,9 +93,16 @@ class Stack(nn.Module):
         )
         self.dropout = dropout
         self.normalize_before = normalize_before
+        self.layer_norm_eps = layer_norm_eps
         self.plan = plan(pattern, self.direction)
         self.lazy_backend = lazy_backend
         self.compiles = False
+        self.replacement: Optional[Replacement] = None
+        self.updates = 0
+
+    def set_num_updates(self, updates: int) -> None:
+        """fairseq calls it before each update, and when it loads a checkpoint."""
+        self.updates = updates
 
     def build_sublayers(self) -> nn.ModuleList:
         """One module per place of the plan, with fresh weights."""
@@ -105,7 +120,7 @@ class Stack(nn.Module):
         inner = planned.kind.module(self.direction).build(self.options, planned)
         if not inner.is_residual:
             return inner
-        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before)
+        return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.layer_norm_eps)
 
     @property
     def embed_dim(self) -> int:
@@ -194,8 +209,23 @@ class Stack(nn.Module):
             The last output (B, T, C); the input and all outputs with `return_all`; the inputs of attending sublayers,
             where there is a memory.
         """
+        if (mixed := self._mixed()) is not None:  # other ones each time: nothing to compile
+            return _run(mixed, x_BTC, on_eager(shared), return_all, memory)
         run = compiled(_run) if self.compiles and self.training else _run
         return run(self.sublayers, x_BTC, shared, return_all, memory)
+
+    def place_in_training(self, number: int) -> Optional[int]:
+        """Where its sublayer `number` stands in the update under way; None where an old one is in its place."""
+        mixed = self._mixed()
+        if mixed is None:
+            return number
+        return next((place for place, each in enumerate(mixed) if each is self.sublayers[number]), None)
+
+    def _mixed(self) -> Optional[list[Any]]:
+        """The sublayers of the update under way, where old ones are among them or may be."""
+        if not self.training or self.replacement is None or self.replacement.is_over(self.updates):
+            return None
+        return self.replacement.mixed(self.updates)
 
 
 def _chosen(

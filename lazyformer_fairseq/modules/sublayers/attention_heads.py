@@ -57,6 +57,11 @@ class AttentionSublayer(Sublayer):
         return cls(options, planned)
 
     @classmethod
+    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+        """`projections` as they are with these settings: some kinds of attention do without queries or keys."""
+        return cls.projections
+
+    @classmethod
     def choice_options(cls, options: SublayerOptions, values: Settings) -> ChoiceOptions:
         return ChoiceOptions.of(options, values, cls.direction == CAUSAL)
 

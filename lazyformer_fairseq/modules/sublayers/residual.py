@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.layer_norm import layer_norm
+from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, Sublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -17,13 +17,20 @@ class ResidualSublayer(nn.Module):
     F is `inner`, of any kind; dropout acts on its output.
     """
 
-    def __init__(self, inner: Sublayer, embed_dim: int, dropout: float = 0.0, normalize_before: bool = False):
+    def __init__(
+        self,
+        inner: Sublayer,
+        embed_dim: int,
+        dropout: float = 0.0,
+        normalize_before: bool = False,
+        layer_norm_eps: float = EPS,
+    ):
         super().__init__()
         self.inner = inner
         self.attends = inner.attends
         self.dropout = dropout
         self.normalize_before = normalize_before
-        self.layer_norm = layer_norm(embed_dim)
+        self.layer_norm = layer_norm(embed_dim, layer_norm_eps)
 
     @staticmethod
     def count_memory(inner: Memory, sizes: Sizes, run: Pass) -> Memory:

@@ -37,6 +37,12 @@ class SelfAttention(ChoosingAttention):
         self.start_copies()
 
     @classmethod
+    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+        kept = projections(planned.values)
+        names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
+        return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
+
+    @classmethod
     def plain_parameters(cls, sizes: Sizes) -> int:
         """4 C^2 + 4 C."""
         return 4 * (sizes.embed_dim**2 + sizes.embed_dim)

@@ -3,6 +3,7 @@
 It saves two of four projections, and in a causal model the memory of its inputs.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, Optional
 
@@ -32,6 +33,7 @@ class SharedKeysAttention(AttentionSublayer):
 
     direction = ENCODER
     attends = False  # the memory is in the keys that it reads
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {"q": ("q_proj", 0, 1)}
     has_bias: ClassVar[bool] = True  # of its projections
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):

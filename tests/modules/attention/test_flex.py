@@ -12,6 +12,11 @@ from lazyformer_fairseq.modules.attention import attend, flex
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 
+pytestmark = pytest.mark.skipif(
+    Version(torch.__version__) < Version("2.7"),
+    reason="it is chosen with Triton 3.3, which torch 2.7 was the first to bring",
+)
+
 limits = st.one_of(st.none(), st.integers(0, 7))
 bands = st.tuples(limits, limits, st.sampled_from([1, 1, 2, 5]), st.sampled_from([0, 0, 3, 40])).map(Band._make)
 columns = st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)).map(

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_choice import (
@@ -45,7 +46,9 @@ class Persistent(AttentionChoice):
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         extra = attention.scores.extra + self.keys.size(1)
-        k_BNKD = _append(attention.k_BNKD, self.keys * math.sqrt(self.keys.size(-1)))
+        keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
+        beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none
+        k_BNKD = _append(attention.k_BNKD, F.pad(keys_NMD, (0, beside)))
         return inner(replace(attention, k_BNKD=k_BNKD).with_scores(extra=extra))
 
     @classmethod

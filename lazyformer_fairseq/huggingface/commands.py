@@ -1,0 +1,53 @@
+"""The command ``lazyformer import``."""
+
+from pathlib import Path
+from typing import Optional
+
+import click
+
+from lazyformer_fairseq.files.whole import refuse_filled_folder
+from lazyformer_fairseq.warm_start.options import WarmOptions, warm_start_options
+
+
+@click.command("import")
+@click.argument("bert", metavar="BERT", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--token-types",
+    type=click.Choice(["auto", "keep", "fold"]),
+    default="auto",
+    show_default=False,
+    help="By which BERT tells the two texts of a pair apart: keep them, or fold type 0 into the positions, which is "
+    "exact for single texts alone.  [default: auto, keep where there are several]",
+)
+@click.option(
+    "--head-name",
+    default="classifier",
+    help="Name of the classification head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.",
+)
+@click.option("--checkpoint-file", help="Of a folder of this package's checkpoints: its name there.")
+@warm_start_options
+def import_model(
+    bert: Path,
+    out: Path,
+    token_types: str,
+    head_name: str,
+    checkpoint_file: Optional[str],
+    warm: Optional[WarmOptions],
+) -> None:
+    """Turn a BERT, RoBERTa or DistilBERT of the Hub into a checkpoint of this package, of the same or another pattern.
+
+    BERT is its folder, with config.json, safetensors (or pytorch_model.bin, of which only weights are read) and its
+    tokenizer's files; or a checkpoint of this package, or a folder of such. Nothing in it is run. Without
+    --sublayer-pattern the model computes what it computed; with it, its weights start one of another pattern.
+
+    OUT gets model.safetensors, config.json and the tokenizer; of a model that changed, warm_start.json and
+    warm_start.md too, which say what became what. LazyFormerModel.from_pretrained reads it, and fairseq-train
+    --finetune-from-model OUT/model.safetensors starts from it.
+    """
+    refuse_filled_folder(out)
+    from lazyformer_fairseq.huggingface.reading.importing import import_to
+
+    for note in import_to(bert, out, token_types, head_name, checkpoint_file, warm):
+        click.echo(note)
+    click.echo(f"written: {out}")

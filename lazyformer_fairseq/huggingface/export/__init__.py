@@ -1,0 +1,1 @@
+"""A checkpoint into a folder that transformers loads."""

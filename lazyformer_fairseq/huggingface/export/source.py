@@ -1,0 +1,134 @@
+"""What is exported: a checkpoint's model, the classification head that goes along, what is known of its training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.models.checkpoint_match import PREFIX, heads_in_checkpoint
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
+
+CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights begin with
+
+
+@dataclass(frozen=True)
+class Head:
+    """A classification head: its name in the checkpoint, how many outputs, "dense" or "linear", and their names."""
+
+    name: str
+    outputs: int
+    kind: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def is_regression(self) -> bool:
+        return self.outputs == 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a checkpoint knows of its training; None and empty where it does not.
+
+    Attributes:
+        data: names of folders, without where they are.
+        updates: of each run, the last one's last.
+        loss: value and name of what the last validation minimised or maximised.
+    """
+
+    name: str
+    task: str = ""
+    data: tuple[str, ...] = ()
+    updates: tuple[int, ...] = ()
+    tokens: Optional[int] = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to export.
+
+    Attributes:
+        model: the fairseq model, in evaluation mode.
+        weights: of it, by name, each once.
+    """
+
+    model: LazyFormerModel
+    tokenizer: Any
+    head: Optional[Head]
+    training: Training
+
+    @property
+    def cfg(self) -> Any:
+        return self.model.cfg
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+
+def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None, head: Optional[str] = None) -> Source:
+    """Reads a checkpoint and its tokenizer.
+
+    Args:
+        head: name of a classification head; None for the only one, if there is one.
+
+    Raises:
+        UserError: what :func:`lazyformer_fairseq.models.hub.load` raises; a language model; no such head, or several.
+    """
+    path = checkpoint_at(Path(folder), checkpoint_file)
+    state = load_safely(path)
+    if any(str(name).startswith(CAUSAL_WEIGHT) for name in state.get("model", ())):
+        raise UserError(
+            f"{path}: is a causal language model; transformers gets encoders alone. It has no model that remembers the "
+            "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
+        )
+    loaded = LazyFormerModel.from_pretrained(str(folder), checkpoint_file)
+    return Source(loaded.model, loaded.tokenizer, choose_head(state["model"], head, path), training_of(state, path))
+
+
+def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> Optional[Head]:
+    """The classification head of this name, or the only one."""
+    heads = heads_in_checkpoint(dict(weights))
+    if name is None and len(heads) > 1:
+        raise UserError(
+            f"{path}: has classification heads {', '.join(heads)}, the folder gets one: choose it by --head"
+        )
+    if name is not None and name not in heads:
+        known = ", ".join(heads) or "none"
+        raise UserError(f"{path}: has no classification head {name!r}, but {known}{nearest(name, heads)}")
+    chosen = name or next(iter(heads), None)
+    if chosen is None:
+        return None
+    outputs, kind = heads[chosen]
+    task = next((task for task in TASKS.values() if task.head_name == chosen and not task.model_of), None)
+    labels = task.labels if task is not None and len(task.labels) == outputs else ()
+    return Head(chosen, outputs, kind, labels)
+
+
+def head_weights(weights: Mapping[str, Any], head: Head) -> dict[str, Any]:
+    """By names within the head."""
+    prefix = f"{PREFIX}{head.name}."
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def training_of(state: Mapping[str, Any], path: Path) -> Training:
+    """From a checkpoint's settings and meters; what is not there stays unknown."""
+    cfg, extra = state.get("cfg") or {}, state.get("extra_state") or {}
+    task = cfg.get("task") or {}
+    data = tuple(Path(folder).name for folder in str(task.get("data") or "").split(":") if folder)
+    updates = tuple(int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ())
+    return Training(path.parent.name, str(task.get("_name") or ""), data, updates, losses=_losses(extra))
+
+
+def _losses(extra: Mapping[str, Any]) -> dict[str, float]:
+    """Means of the last validation, by name."""
+    meters = dict(extra.get("metrics") or {}).get("valid") or ()
+    found = {}
+    for _, name, kind, meter in meters:
+        if kind == "AverageMeter" and name not in ("wpb", "bsz") and meter.get("count"):
+            found[name] = float(meter["sum"]) / float(meter["count"])
+    return found

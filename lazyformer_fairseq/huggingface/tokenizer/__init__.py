@@ -1,0 +1,1 @@
+"""Our tokenizer as one of the ``tokenizers`` library: the same ids, and offsets beside them."""

@@ -1,0 +1,1 @@
+"""Weights of a trained encoder become weights of one with another pattern."""

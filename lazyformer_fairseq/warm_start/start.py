@@ -1,0 +1,228 @@
+"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from fairseq.data import Dictionary
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.checkpoint_match import PER_POSITION
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
+from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.warm_start.alignment import Alignment, align, given_alignment, left_out
+from lazyformer_fairseq.warm_start.norms import carry_norms
+from lazyformer_fairseq.warm_start.record import FORMAT, FORMAT_VERSION
+from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, take
+
+SUBLAYERS = "encoder.sentence_encoder.sublayers."
+# What a warm start may change; the old weights fit no other width, number of heads or place of LayerNorm.
+CHANGEABLE = ("sublayer_pattern", "encoder_ffn_embed_dim", "max_positions")
+MATCHED, PLAIN = "matched", "plain"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained encoder.
+
+    Attributes:
+        weights: by the names of :class:`~lazyformer_fairseq.models.lazyformer.LazyFormerModel`.
+    """
+
+    cfg: LazyFormerConfig
+    weights: Weights
+    dictionary: Dictionary
+
+    @property
+    def plan(self) -> tuple[PlannedSublayer, ...]:
+        return plan(self.cfg.sublayer_pattern, ENCODER)
+
+    def build(self) -> LazyFormerModel:
+        """In evaluation mode, on the GPU if there is one, without heads for classification."""
+        model = LazyFormerModel(self.cfg, self.dictionary)
+        model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
+        return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A new encoder, before any update.
+
+    Attributes:
+        record: what became what; see docs/warm_start.md.
+    """
+
+    new: Trained
+    record: dict[str, Any]
+
+
+def start_from(
+    old: Trained,
+    changes: Mapping[str, Any],
+    from_sublayers: Optional[Sequence[str]] = None,
+    head_orders: Optional[Mapping[int, Sequence[int]]] = None,
+    seed: int = 1,
+) -> WarmStart:
+    """A new encoder with the weights of an old one.
+
+    Args:
+        changes: options that change, of CHANGEABLE.
+        from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as
+            :func:`~lazyformer_fairseq.warm_start.alignment.align` finds.
+        head_orders: by new sublayer, the old head of each of its heads; see
+            :func:`~lazyformer_fairseq.warm_start.heads.match_heads`.
+        seed: of what starts fresh.
+
+    Raises:
+        UserError: an option that may not change, a pattern that cannot be built, a new sublayer that can neither take
+            weights nor start without changing what the model computes, fewer positions or narrower feed-forwards.
+    """
+    before = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), old.cfg)
+    _refuse_other_changes(before, changes)
+    cfg = OmegaConf.merge(before, dict(changes))
+    new_plan = plan(cfg.sublayer_pattern, ENCODER)
+    if from_sublayers is None:
+        alignment = align(old.plan, new_plan)
+    else:
+        alignment = given_alignment(from_sublayers, old.plan, new_plan)
+    model = _fresh(cfg, old.dictionary, seed)
+    taken = [
+        _take(index, origin, old, model, new_plan[index], (head_orders or {}).get(index))
+        for index, origin in enumerate(alignment)
+    ]
+    weights = _around(old, cfg)
+    for index, part in enumerate(taken):
+        weights |= {f"{SUBLAYERS}{index}.{name}": weight for name, weight in part.weights.items()}
+    if not cfg.encoder_normalize_before:
+        weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
+    _keep_ties(weights, model)
+    sublayers = _describe(old.plan, new_plan, alignment, taken, head_orders or {})
+    record = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "source": "",
+        "heads": PLAIN,
+        "old_pattern": _written_out(old.plan),
+        "new_pattern": _written_out(new_plan),
+        "changed_options": {
+            name: [before[name], cfg[name]] for name in CHANGEABLE[1:] if before[name] != cfg[name]
+        },
+        "sublayers": sublayers,
+        "left_out": left_out(old.plan, alignment),
+        "losses": None,
+    }  # fmt: skip
+    return WarmStart(Trained(cfg, weights, old.dictionary), record)
+
+
+def _refuse_other_changes(cfg: LazyFormerConfig, changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if name not in CHANGEABLE and cfg[name] != value:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"{option} {value}: the old model has {cfg[name]}, and its weights fit no other; a warm start changes "
+                f"{', '.join('--' + each.replace('_', '-') for each in CHANGEABLE)}"
+            )
+
+
+def _fresh(cfg: LazyFormerConfig, dictionary: Dictionary, seed: int) -> LazyFormerModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return LazyFormerModel(cfg, dictionary)
+        except ValueError as error:
+            raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
+
+
+def _take(
+    index: int,
+    origin: Optional[int],
+    old: Trained,
+    model: LazyFormerModel,
+    planned: PlannedSublayer,
+    head_order: Optional[Sequence[int]],
+) -> Taken:
+    sublayer = model.encoder.sentence_encoder.sublayers[index]
+    if planned.kind.is_identity:
+        return Taken({})
+    if origin is not None:
+        of_old = _old(origin, old)
+        return take(planned, sublayer, of_old, old.cfg.encoder_attention_heads, head_order)
+    return _without_effect(index, planned, sublayer)
+
+
+def _old(index: int, old: Trained) -> Old:
+    """An old sublayer, with the one that it reads."""
+    prefix = f"{SUBLAYERS}{index}."
+    weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
+    giver = places_read(old.plan)[index]
+    return Old(old.plan[index], weights, None if giver is None else _old(giver, old))
+
+
+def _without_effect(index: int, planned: PlannedSublayer, sublayer: nn.Module) -> Taken:
+    """A new sublayer that adds nothing to the residual connection until it learns: its last linear map is zero."""
+    last = {AttentionSublayer: "out_proj.", FeedForward: "fc2."}
+    name = next((name for base, name in last.items() if isinstance(sublayer.inner, base)), None)
+    if name is None:
+        raise UserError(
+            f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
+            f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
+        )
+    fresh = {name: weight.clone() for name, weight in sublayer.state_dict().items()}
+    for each in fresh:
+        if each.startswith(f"{INNER}{name}"):
+            fresh[each].zero_()
+    return Taken(fresh, new=sorted(fresh))
+
+
+def _around(old: Trained, cfg: LazyFormerConfig) -> dict[str, Tensor]:
+    """The weights outside of the sublayers: embeddings, biases, norms, heads. Positions are repeated up to the new."""
+    weights = {name: weight.clone() for name, weight in old.weights.items() if not name.startswith(SUBLAYERS)}
+    found, own = weights[PER_POSITION].size(0), cfg.max_positions
+    if found > own:
+        raise UserError(f"--max-positions {own}: the old model has {found}; give {found} or more")
+    weights[PER_POSITION] = weights[PER_POSITION].repeat(-(-own // found), 1)[:own]  # Longformer, section 5
+    return weights
+
+
+def _keep_ties(weights: dict[str, Tensor], model: LazyFormerModel) -> None:
+    """Gives weights that are one in the model, as projections that layers share, one value: the first one."""
+    first: dict[int, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        if name.startswith(SUBLAYERS) and weight.numel():
+            weights[name] = first.setdefault(weight.data_ptr(), weights[name])
+
+
+def _describe(
+    old_plan: Sequence[PlannedSublayer],
+    new_plan: Sequence[PlannedSublayer],
+    alignment: Alignment,
+    taken: Sequence[Taken],
+    head_orders: Mapping[int, Sequence[int]],
+) -> list[dict[str, Any]]:
+    reads = places_read(new_plan)
+    return [
+        {
+            "sublayer": planned.text,
+            "from": origin,
+            "was": None if origin is None else old_plan[origin].text,
+            "reads": reads[index],
+            "kept": part.kept,
+            "borrowed": part.borrowed,
+            "dropped": part.dropped,
+            "new": part.new,
+            "head_order": list(head_orders[index]) if index in head_orders else None,
+            "distance": None,
+        }
+        for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
+    ]
+
+
+def _written_out(sublayers: Sequence[PlannedSublayer]) -> str:
+    return "".join(planned.text for planned in sublayers)

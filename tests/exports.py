@@ -1,0 +1,81 @@
+"""Tiny models of ours, exported, and the same in transformers."""
+
+import importlib.util
+import sys
+from itertools import count
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Optional
+
+import torch
+from helpers import dictionary_of
+from torch import Tensor
+
+from lazyformer_fairseq.huggingface.export.custom import custom_config, custom_weights, hash_custom
+from lazyformer_fairseq.huggingface.export.merge import merged_code
+from lazyformer_fairseq.huggingface.export.source import Source, Training, choose_head
+from lazyformer_fairseq.huggingface.export.write import save_weights
+from lazyformer_fairseq.huggingface.modelling.base import CODE_FILE
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+
+WORDS, POSITIONS = 40, 16
+_numbers = count()
+
+
+def tiny_model(
+    head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any
+) -> LazyFormerModel:
+    """With random weights everywhere, biases and norms too; `head` is a kind, "" for none."""
+    torch.manual_seed(1)
+    row = ARCHITECTURES[arch].options()
+    cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "lazy_backend": "eager", **options})
+    model = LazyFormerModel(cfg, dictionary_of(WORDS))
+    if head == "pooler":
+        model.register_pooler()
+    elif head:
+        model.register_classification_head("cola", labels, head)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model.eval()
+
+
+def source_of(model: LazyFormerModel) -> Source:
+    """As reading its checkpoint would give it."""
+    tokenizer = SimpleNamespace(dictionary=model.encoder.dictionary, mask_index=WORDS - 1)
+    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt")), Training("tiny"))
+
+
+def export_custom(model: LazyFormerModel, folder: Path) -> Path:
+    """Config, weights and code, without a tokenizer."""
+    source = source_of(model)
+    config, weights = custom_config(source), custom_weights(source)
+    config.weights_sha256 = hash_custom(config, weights)
+    config.save_pretrained(folder)
+    save_weights(weights, folder)
+    (folder / CODE_FILE).write_text(merged_code(config.plan))
+    return folder
+
+
+def code_in(folder: Path) -> ModuleType:
+    """The one file of code that was exported, loaded anew."""
+    name = f"exported_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, folder / CODE_FILE)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def some_ids(left: int = 0, right: int = 0, time: int = 11) -> Tensor:
+    """(3, T); the second row is padded."""
+    ids = torch.randint(4, WORDS, (3, time), generator=torch.Generator().manual_seed(2))
+    ids[:, 0] = 0
+    if left or right:
+        ids[1, :left], ids[1, left], ids[1, time - right :] = 1, 0, 1
+    return ids
+
+
+def our_features(model: LazyFormerModel, ids: Tensor, global_positions: Optional[Tensor] = None) -> Tensor:
+    return model(ids, features_only=True, global_positions=global_positions)[0]

@@ -1,0 +1,54 @@
+"""Encoders with random weights, as if trained, in place of ones that take hours."""
+
+from dataclasses import replace
+
+import torch
+from helpers import dictionary_of
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
+
+WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12
+
+
+def trained(pattern: str, seed: int = 1, **options) -> Trained:
+    """Weights far from those of an initialisation, so that every part of them shows in the output."""
+    sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
+    cfg = OmegaConf.merge(
+        OmegaConf.structured(LazyFormerConfig),
+        {"sublayer_pattern": pattern, "max_positions": POSITIONS, "relative_position_buckets": 8, **sizes, **options},
+    )
+    torch.manual_seed(seed)
+    model = LazyFormerModel(cfg, dictionary_of(WORDS))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return Trained(cfg, model.state_dict(), dictionary_of(WORDS))
+
+
+def changed(old: Trained, **weights: Tensor) -> Trained:
+    """The same with other weights: ``changed(old, **{"2.inner.fc1.bias": ...})``, by place."""
+    own = {f"{SUBLAYERS}{name}": weight for name, weight in weights.items()}
+    return replace(old, weights={**old.weights, **own})
+
+
+def tokens(batch: int = 3, time: int = POSITIONS, seed: int = 2) -> Tensor:
+    return torch.randint(4, WORDS, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def batches(count: int = 2) -> list[dict]:
+    """For matching heads."""
+    return [{"net_input": {"src_tokens": tokens(seed=seed)}} for seed in range(count)]
+
+
+@torch.no_grad()
+def logits(of: Trained | WarmStart, tokens_BT: Tensor) -> Tensor:
+    """(B, T, V), in double precision."""
+    model = (of.new if isinstance(of, WarmStart) else of).build().double()
+    return model(tokens_BT)[0]
+
+
+def largest_difference(one: Trained | WarmStart, other: Trained | WarmStart, tokens_BT: Tensor) -> float:
+    return float((logits(one, tokens_BT) - logits(other, tokens_BT)).abs().max())

@@ -1,0 +1,152 @@
+"""`lazyformer import` of a checkpoint of ours: a folder that loads and trains, with its record, or nothing."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import toy_texts
+from trained_encoders import HEADS, WIDTH
+
+from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.export import write_model
+from lazyformer_fairseq.models.hub import LazyFormerHub
+from lazyformer_fairseq.warm_start.record import read_record
+
+TEXTS = ("Anna sees Ben near the house.", "The garden.")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data_folder) -> Path:
+    """A folder with an (sf)x4, as `lazyformer export` writes it."""
+    tokenizer = Tokenizer.load(data_folder / "tokenizer")
+    torch.manual_seed(1)
+    sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
+    network = LazyFormerModel(
+        LazyFormerConfig(sublayer_pattern="(sf)x4", max_positions=32, **sizes), tokenizer.dictionary
+    )
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    network.register_classification_head("cola", 2)
+    folder = tmp_path_factory.mktemp("model")
+    write_model(LazyFormerHub(network, tokenizer), folder)
+    return folder
+
+
+def import_(*words: object) -> str:
+    done = CliRunner().invoke(main, ["import", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_matched_with_a_report(model, data_folder, tmp_path, fairseq_train):
+    out = tmp_path / "out"
+    import_(model, out, "--sublayer-pattern", "M2x2", "--text", data_folder)
+    assert {path.name for path in out.iterdir()} == {
+        *("config.json", "model.safetensors", "tokenizer", "warm_start.json", "warm_start.md"),
+    }
+    record = read_record(out)
+    assert (record["old_pattern"], record["new_pattern"]) == ("sfsfsfsf", "sflfsflf")
+    assert (record["source"], record["heads"]) == (model.name, "matched")
+    lazy = [each for each in record["sublayers"] if each["sublayer"] == "l"]
+    for each in lazy:
+        assert sorted(each["head_order"]) == list(range(HEADS))
+        assert each["distance"]["matched"] <= each["distance"]["plain"]
+    assert [change["change"] for change in record["losses"]["changes"]] == ["s becomes l", "s becomes l"]
+    page = (out / "warm_start.md").read_text()
+    assert "| 2: s becomes l |" in page and f"{record['losses']['before']:.3f} bits before" in page
+    hub = LazyFormerModel.from_pretrained(out)
+    assert hub.model.cfg.sublayer_pattern == "M2x2" and hub.predict("cola", TEXTS[0]).shape == (1, 2)
+    saved = fairseq_train(
+        data_folder,
+        f"--arch bert_tiny --sublayer-pattern M2x2 --encoder-embed-dim {WIDTH} --encoder-ffn-embed-dim 24 "
+        f"--encoder-attention-heads {HEADS} --max-positions 32 --relative-position-buckets 32 --batch-size 8 "
+        f"--criterion masked_lm_accuracy --max-update 2 --disable-validation "
+        f"--finetune-from-model {shlex.quote(str(out / 'model.safetensors'))}",
+        tmp_path / "run",
+    )
+    assert saved["last_optimizer_state"] is not None
+
+
+def test_plain_needs_no_text_and_a_wider_model_computes_the_same(model, tmp_path):
+    out = tmp_path / "out"
+    import_(model, out, "--encoder-ffn-embed-dim", 40, "--max-positions", 50)
+    before, after = (LazyFormerModel.from_pretrained(folder).extract_features(*TEXTS) for folder in (model, out))
+    torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)
+    record = read_record(out)
+    assert record["changed_options"] == {"encoder_ffn_embed_dim": [24, 40], "max_positions": [32, 50]}
+    assert (record["heads"], record["losses"]) == ("plain", None)
+
+
+def test_heads_plain_with_a_report_and_matched_without(model, data_folder, tmp_path):
+    import_(model, tmp_path / "a", "--sublayer-pattern", "M4", "--text", data_folder, "--heads", "plain")
+    import_(model, tmp_path / "b", "--sublayer-pattern", "M4", "--text", data_folder, "--no-report")
+    plain, matched = read_record(tmp_path / "a"), read_record(tmp_path / "b")
+    assert plain["losses"] and not any(each["head_order"] for each in plain["sublayers"])
+    assert not matched["losses"] and any(each["head_order"] for each in matched["sublayers"])
+
+
+def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(toy_texts(30)))
+    out = tmp_path / "out"
+    words = ("--sublayer-pattern", "sf", "--from-sublayers", "2, 3", "--text", tmp_path / "text.txt")
+    import_(model, out, *words)
+    record = read_record(out)
+    assert record["left_out"] == [0, 1, 4, 5, 6, 7] and record["losses"]["after"] > 0
+    assert "Left out: the old sublayers 0, 1, 4, 5, 6, 7." in (out / "warm_start.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--heads matched --sublayer-pattern M4", "--heads matched: needs real text to match them on; give --text"),
+        ("--from-sublayers 0,1", "--from-sublayers, --heads and --text are for a model that changes"),
+        ("--sublayer-pattern lf", "character 1: this l has no s below it"),
+        ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),
+        ("--sublayer-pattern M4 --from-sublayers 0", "--from-sublayers: 1 given, but the new pattern has 8 sublayers"),
+        ("--encoder-ffn-embed-dim 8", "--encoder-ffn-embed-dim 8: the old model's is 24"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(model, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        import_(model, tmp_path / "out", *options.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file; give a folder that `lazyformer import --sublayer-pattern` wrote"),
+        ("{", "cannot be read as JSON"),
+        (json.dumps({"format": "other"}), "not the record of a warm start of version 1"),
+        (json.dumps({"format": "lazyformer warm start", "format_version": 9}), "not the record"),
+    ],
+)
+def test_a_record_that_is_none_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "warm_start.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "RobertaForMaskedLM", "DistilBertForMaskedLM"])
+def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, kind):
+    pytest.importorskip("transformers")
+    from tiny_berts import save_tiny
+
+    save_tiny(tmp_path / "in", kind, **{"n_layers" if kind.startswith("Distil") else "num_hidden_layers": 4})
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 30)
+    words = ("--sublayer-pattern", "M2x2", "--encoder-ffn-embed-dim", 60, "--text", tmp_path / "text.txt")
+    import_(tmp_path / "in", tmp_path / "out", *words)
+    record = read_record(tmp_path / "out")
+    assert [each["from"] for each in record["sublayers"]] == list(range(8))
+    assert len(record["losses"]["changes"]) == 2 and record["sublayers"][2]["head_order"]
+    hub = LazyFormerModel.from_pretrained(tmp_path / "out")
+    mask = hub.tokenizer.mask_word
+    assert len(hub.fill_mask(f"the cat {mask} on the mat", topk=3)) == 3

@@ -20,7 +20,8 @@ class Described:
         options: of our model, but for those that the weights decide.
         layers: how many.
         positions: rows of their table.
-        padding: id of the padding symbol; None where it says nothing, and need not.
+        padding: id of the padding symbol.
+        is_tied: whether the masked-LM head's output is the word embedding without saying so.
         architecture: transformers' name of the class, "" where it says nothing.
     """
 
@@ -30,6 +31,7 @@ class Described:
     vocab_size: int
     positions: int
     padding: int
+    is_tied: bool
     architecture: str
 
     @property
@@ -106,6 +108,7 @@ def describe(folder: Path) -> Described:
         vocab_size=config.whole("vocab_size"),
         positions=config.whole(keys["positions"]),
         padding=padding,
+        is_tied=config.values.get("tie_word_embeddings", True) is not False,
         architecture=_architecture(config),
     )
     if described.positions <= described.first_position:

@@ -148,9 +148,11 @@ class Conversion:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._name_of:
+            family = self.described.family
+            is_encoders = name.startswith(("embeddings.", f"{family.layers}.", family.pooler or "pooler."))
             raise UserError(
-                f"{self.weights.folder}: lacks the weight {self.described.family.prefix}{name}; download the folder "
-                "again, or save the model with transformers' save_pretrained"
+                f"{self.weights.folder}: lacks the weight {family.prefix if is_encoders else ''}{name}; download the "
+                "folder again, or save the model with transformers' save_pretrained"
             )
         return self.weights.shapes[self._name_of[name]]
 
@@ -227,6 +229,8 @@ class Conversion:
     def _check_decoder(self, found: dict[str, Tensor]) -> None:
         """Raises a UserError where the head's output is not the word embedding, or it has two biases."""
         _, _, bias, decoder = self.described.family.head
+        if not self.described.is_tied:
+            self._shape(f"{decoder}.weight")  # must be there
         for name, ours in ((f"{decoder}.weight", WORDS), (f"{decoder}.bias", f"{HEAD}bias")):
             if name in self._name_of and not (
                 self._shape(name) == found[ours].shape and torch.equal(self._read(name), found[ours])

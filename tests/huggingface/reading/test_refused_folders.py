@@ -141,6 +141,13 @@ def test_weights_that_are_not_the_models(folder, change, match):
     refused(folder, match)
 
 
+def test_a_head_that_is_neither_tied_nor_there(folder):
+    change_config(folder, tie_word_embeddings=False)
+    weights = load_file(folder / SAFE)
+    save_file({name: weight for name, weight in weights.items() if "decoder" not in name}, folder / SAFE)
+    refused(folder, "lacks the weight .*cls.predictions.decoder.weight")
+
+
 @pytest.mark.parametrize("name", [SAFE, PICKLED])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_truncated_weights(folder, name, share):

@@ -19,7 +19,7 @@ class Described:
     Attributes:
         options: of our model, but for those that the weights decide.
         layers: how many.
-        positions: rows of their table.
+        positions, token_types: rows of their tables; 0 for a family without token types.
         padding: id of the padding symbol.
         is_tied: whether the masked-LM head's output is the word embedding without saying so.
         architecture: transformers' name of the class, "" where it says nothing.
@@ -30,6 +30,7 @@ class Described:
     layers: int
     vocab_size: int
     positions: int
+    token_types: int
     padding: int
     is_tied: bool
     architecture: str
@@ -107,6 +108,7 @@ def describe(folder: Path) -> Described:
         layers=layers,
         vocab_size=config.whole("vocab_size"),
         positions=config.whole(keys["positions"]),
+        token_types=config.whole("type_vocab_size", 2) if family.embeddings[2] else 0,
         padding=padding,
         is_tied=config.values.get("tie_word_embeddings", True) is not False,
         architecture=_architecture(config),

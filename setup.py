@@ -52,8 +52,8 @@ EXTRAS_REQUIRE = {
     "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.
     "bench": ["transformers>=5,<6"],
-    # `lazyformer export --to huggingface`, `lazyformer import`. Tried with 4.57 and 5.23.
-    "huggingface": ["tokenizers>=0.22,<0.24", "transformers>=4.57,<6"],
+    # `lazyformer export --to huggingface`, `lazyformer import`. Tried with 4.57 and 5.23. protobuf: for SentencePiece.
+    "huggingface": ["protobuf>=4.25,<8", "tokenizers>=0.22,<0.24", "transformers>=4.57,<6"],
     # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
     "cluster": ["ray>=2.40,<3", "submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from

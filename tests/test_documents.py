@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
 from omegaconf import MISSING as REQUIRED
+from tiny_berts import save_tiny
 from training_logs import write_run
 
 from lazyformer_fairseq.costs.flops import count_flops
@@ -73,10 +74,13 @@ ADDED_OPTIONS = {
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer curves": "",
     "lazyformer export": "",
+    "lazyformer import": "",
+    "lazyformer import imported": "--sublayer-pattern M2",
+    "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
     "lazyformer glue": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
-    "lazyformer import": "--sublayer-pattern M4",
     "lazyformer lm evaluate": "",
+    "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
@@ -113,6 +117,7 @@ ADDED_OPTIONS = {
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
     "pip install": "test_setup.py",
+    "hf download": "huggingface/reading/test_refused_folders.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_lm_scripts.py",
@@ -205,6 +210,8 @@ def test_every_command_runs(users_folder, page):
     }
     if page != "README.md":
         add_what_pages_begin_with(users_folder)
+    if "bert-base-uncased" in PAGES[page]:
+        save_tiny(users_folder / "bert-base-uncased")
     for command in things_to_run(page):
         run = subprocess.run(command, cwd=users_folder, env=environment, capture_output=True, text=True)
         assert run.returncode == 0, f"{shlex.join(command)}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"

@@ -1,6 +1,6 @@
 """From pieces back to readable text: Moses' way back (MosesDetokenizer), as replacements in the text of all pieces.
 
-Each word that Moses joins to the one before gets a mark in front, each that it joins to the next a mark behind; then the
+A word that Moses joins to the one before gets a mark in front, one that it joins to the next a mark behind; then the
 marks and their spaces go. The first rule that fits a word decides, as in sacremoses; a word with a mark fits none.
 """
 

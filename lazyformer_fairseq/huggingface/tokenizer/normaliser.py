@@ -20,14 +20,15 @@ from lazyformer_fairseq.huggingface.tokenizer.moses_rules import (
 
 NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
-FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"  # the one letter that str.lower sees in context
+# The one letter that str.lower treats by its neighbours; a bound, because time would grow with the square of a run.
+FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
 
 
 def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normalizer] = ()) -> normalizers.Sequence:
     """Text -> words divided by single spaces, symbols in lower case between them.
 
-    ``<s>`` in a text is text, as for our own tokenizer, and comes out as ``< s >`` or with a :data:`BREAK` in it. Only a
-    text that is ``<s>`` and nothing else stays: the library normalises the names of added tokens, too.
+    ``<s>`` in a text is text, as for our own tokenizer, and comes out as ``< s >`` or with a :data:`BREAK` in it. Only
+    a text that is ``<s>`` and nothing else stays: the library normalises the names of added tokens, too.
 
     Args:
         of_the_model: what the SentencePiece model itself normalises.

@@ -132,7 +132,7 @@ def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
     assert 0.01 < ours["encoder.lm_head.dense.weight"].std() < 0.03
 
 
-@pytest.mark.parametrize("form", ["sharded", "bin", "bin in shards", "old names", "half", "without prefix"])
+@pytest.mark.parametrize("form", ["sharded", "bin", "old bin", "bin in shards", "old names", "half", "without prefix"])
 def test_every_form_of_weights_is_read(tmp_path, form):
     theirs = save_tiny(tmp_path / "in", "BertModel" if form == "without prefix" else "BertForMaskedLM")
     folder, weights = tmp_path / "in", load_file(tmp_path / "in" / "model.safetensors")
@@ -147,9 +147,10 @@ def test_every_form_of_weights_is_read(tmp_path, form):
         of_weight = {weight: file for file, half in files.items() for weight in half}
         (folder / "model.safetensors").unlink()
         (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": of_weight}))
-    elif form == "bin":
+    elif form in ("bin", "old bin"):
         (folder / "model.safetensors").unlink()
-        torch.save({**weights, "bert.embeddings.position_ids": torch.arange(16)[None]}, folder / "pytorch_model.bin")
+        weights["bert.embeddings.position_ids"] = torch.arange(16)[None]
+        torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form == "bin")
     elif form == "old names":
         changed = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight

@@ -1,0 +1,258 @@
+"""The exported tokenizer gives our ids on every text, offsets into that text, and our way back to text."""
+
+import json
+import random
+from functools import cache
+
+import pytest
+import sentencepiece
+import transformers
+from helpers import train_tokenizer
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from odd_texts import TELLING, lines_of, texts
+
+from lazyformer_fairseq.data.text.normalisation import KNOWN_LANGUAGES, MASK, UNKNOWN, TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.tokenizer.export import as_fast_tokenizer, write_tokenizer
+from lazyformer_fairseq.huggingface.tokenizer.moses_rules import BREAK, RULES_WITH_GROUPS, SIGNS
+from lazyformer_fairseq.huggingface.tokenizer.normaliser import NO_SIGN, normaliser
+
+SENTENCES = [
+    "The house of the old king is red, isn't it?",
+    "A cat sat on the mat; it was “good” (so they said)...",
+    "See <url> or write to <email> -- the kings' houses cost $5,300 each. \u2581 é ß 三",
+]
+SYMBOLS = ["<url>", "<EMAIL>", "<File>", "<mask>", "<unk>", "<s>", "</s>", "<pad>", "\u2581", "\u2581 ", "\U0010ff00"]
+odd_texts = st.lists(texts | st.sampled_from(SYMBOLS) | st.sampled_from(SENTENCES), max_size=5).map("".join)
+any_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "tokenizer"
+    return train_tokenizer(folder, SENTENCES * 20, 160, TextSettings(character_coverage=1.0))
+
+
+class Fast:
+    """The exported tokenizer; its own repr, which hypothesis would print, is as long as a book."""
+
+    def __init__(self, ours: Tokenizer):
+        self._exported = as_fast_tokenizer(ours)
+
+    def pieces(self, text: str) -> list[tuple[int, str, str]]:
+        """Id, name, and the text between the offsets of each piece."""
+        found = self._exported.encode(text, add_special_tokens=False)
+        spans = [text[start:end] for start, end in found.offsets]
+        return list(zip(found.ids, found.tokens, spans, strict=True))
+
+    def ids(self, text: str) -> list[int]:
+        return [index for index, _, _ in self.pieces(text)]
+
+    def decode(self, given: list[int]) -> str:
+        return self._exported.decode(given, skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def fast(ours):
+    return Fast(ours)
+
+
+@pytest.fixture(scope="module")
+def exported(ours, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    write_tokenizer(ours, folder, max_length=32)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+exported_normaliser, our_normaliser = cache(normaliser), cache(TextNormaliser)
+
+
+def words(of: TextSettings, text: str) -> str:
+    """What the exported normaliser makes of a text, written as ours writes it."""
+    normal = exported_normaliser(of).normalize_str(text).replace(BREAK, "").replace(NO_SIGN, SIGNS[0])
+    for symbol in (*of.special_tokens, MASK, UNKNOWN):
+        normal = normal.replace(symbol, f" {symbol} ")
+    return " ".join(filter(None, normal.split(" ")))
+
+
+def from_sentencepiece(folder, text_settings=PLAIN, **options) -> Tokenizer:
+    options = {"vocab_size": 120, "hard_vocab_limit": False, "minloglevel": 2, **options}
+    lines = iter(SENTENCES * 20)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_prefix=str(folder / "its"), **options)
+    return Tokenizer.from_model(folder / "its.model", folder / "tokenizer", text_settings)
+
+
+# Ids
+
+
+@settings(max_examples=400)
+@given(odd_texts | any_texts)
+@example("ends with \u2581")
+@example("\u2581<mask>\u2581 \u2581x")
+@example("<MASK>'s <mAsK>. <ma\u017fk> <ur\u2113>")
+@example("ΟΔΟΣ ΟΔΟΣ'Α Σ İ ſ")
+@example('He said ",".". "". " .')
+def test_same_ids(ours, fast, text):
+    assert fast.ids(text) == ours.encode(text) or text in ("<s>", "</s>", "<pad>")
+
+
+@pytest.mark.parametrize("text", TELLING)
+def test_telling_texts(ours, fast, text):
+    assert fast.ids(text) == ours.encode(text)
+
+
+def test_controls_in_a_text_are_text(ours, fast):
+    for text in ("a <s> b", "</s>", "<pad><pad>", "x</s>"):
+        assert not {BOS, PAD, EOS} & set(fast.ids(f"a {text}"))
+    assert fast.ids("<s>") == [BOS]  # the one exception: nothing else in the text
+
+
+@settings(max_examples=300)
+@given(odd_texts, st.sampled_from(["en", "de", "fr", "it", "es", "cs"]), st.tuples(*[st.booleans()] * 3))
+@example('."."x ..".. "«\u00a0… »', "de", (True, True, True))
+@example("1\u00a02\u00a03\u00a04 5\u00a067", "cs", (True, True, True))
+def test_words_of_any_setting(text, language, on):
+    text_settings = TextSettings(on[0], on[1], on[2], language)
+    assert words(text_settings, text) == our_normaliser(text_settings)(text) or text in ("<s>", "</s>", "<pad>")
+
+
+@pytest.mark.slow
+@settings(max_examples=5000)
+@given(odd_texts | any_texts, st.sampled_from(sorted(KNOWN_LANGUAGES)))
+def test_words_of_every_language(text, language):
+    text_settings = TextSettings(language=language)
+    assert words(text_settings, text) == our_normaliser(text_settings)(text) or text in ("<s>", "</s>", "<pad>")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_models_of_sentencepiece(tmp_path, kind, byte_fallback):
+    size = 400 if byte_fallback else 120
+    options = {"normalization_rule_name": "identity", "vocab_size": size, "byte_fallback": byte_fallback}
+    ours = from_sentencepiece(tmp_path, model_type=kind, **options)
+    fast = Fast(ours)
+    for text in [*TELLING, *SENTENCES, "a <s> b </s>", "Ωmega 𝄞 \u2581 <MASK>x", "<pad><s>"]:
+        assert fast.ids(text) == ours.encode(text)
+
+
+def test_a_normalisation_of_the_models_own(tmp_path):
+    ours = from_sentencepiece(tmp_path, model_type="unigram")  # by default NFKC and some spaces
+    fast = Fast(ours)
+    for text in ["ﬁve\u3000houses…", "ｋｉｎｇ ²", *SENTENCES]:
+        assert fast.ids(text) == ours.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"model_type": "char"}, "type CHAR"), ({"user_defined_symbols": "king"}, "'king' is of kind USER_DEFINED")],
+)
+def test_what_the_library_lacks_is_refused(tmp_path, options, told):
+    ours = from_sentencepiece(tmp_path, **options)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match=told):
+        write_tokenizer(ours, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_unknown_rule_of_sacremoses_is_refused(ours, monkeypatch):
+    monkeypatch.delitem(RULES_WITH_GROUPS, next(iter(RULES_WITH_GROUPS)))
+    with pytest.raises(UserError, match="a rule of another version"):
+        as_fast_tokenizer(ours)
+
+
+@pytest.mark.slow
+def test_real_text(real_data, tmp_path):
+    """100,000 lines and fields of all corpora."""
+    lines = [field for line in lines_of(real_data) for field in line.split("\t") if field]
+    lines = random.Random(1).sample(lines, 100_000)
+    ours = train_tokenizer(tmp_path / "tokenizer", lines[::10], 8000, TextSettings())
+    fast = Fast(ours)
+    assert [line for line in lines if fast.ids(line) != ours.encode(line)] == []
+
+
+# Offsets
+
+ORDINARY = ["Mr. “X” said: ‘no’… ", "The <MASK> of «it»—<Url>", "they're 5 % Mr. J.R. O'Neil,", "``so''"]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(SENTENCES[:2] + ORDINARY), max_size=4).map(" ".join))
+def test_offsets_hold_the_text_of_each_piece(ours, fast, text):
+    for index, name, span in fast.pieces(text):
+        made = ours.normalise(span)
+        quoted = (name, span) in (('\u2581"', "`"), ('\u2581"', "'"))  # the last of two
+        assert index == UNK or name in ("\u2581", made, f"\u2581{made}") or quoted
+
+
+def test_offsets_of_symbols_and_of_what_moses_changes(fast):
+    pieces = fast.pieces("The <MASK> of “it”—he “said so”, … \t«no» 😀. ")
+    spans = [span for _, name, span in pieces if name != "\u2581"]
+    assert "".join(spans) == "The<MASK>of“it”—he“saidso,,…«no»😀."  # the quote behind the comma has the comma's offsets
+    assert spans[1] == "<MASK>"
+
+
+# Back to text
+
+
+@settings(max_examples=300)
+@given(odd_texts)
+@example('He said "no", "the dogs \' house" (it\'s $ 5) and "so on')
+def test_same_text_back(ours, fast, text):
+    given_ids = ours.encode(text)
+    assert fast.decode(given_ids) == ours.decode(given_ids)
+
+
+# In transformers
+
+
+def test_inputs(ours, exported):
+    assert exported("The king.")["input_ids"] == ours.build_input("The king.")
+    pair = exported("The king.", "A cat?")
+    assert pair["input_ids"] == ours.build_input("The king.", "A cat?")
+    assert set(pair) == {"input_ids", "attention_mask"}
+    assert len(exported) == len(ours.symbols)
+    assert exported.model_max_length == 32
+
+
+@pytest.mark.parametrize("length", [8, 12, 16])  # of an odd number the library gives the second text the odd token
+def test_truncation_of_the_longer_text(ours, exported, length):
+    for first, second in [("a king " * 9, "a cat"), ("a cat", "a king " * 9), ("a king " * 9, "the cat " * 9)]:
+        found = exported(first, second, truncation=True, max_length=length)["input_ids"]
+        assert found == ours.build_input(first, second, length)
+    assert exported("a king " * 30, truncation=True)["input_ids"] == ours.build_input("a king " * 30, None, 32)
+
+
+def test_a_padded_batch(exported):
+    batch = exported(["The king.", "a"], padding=True)
+    assert batch["input_ids"][1][-1] == exported.pad_token_id == PAD
+    assert batch["attention_mask"][1][-1] == 0
+
+
+def test_names_of_symbols(ours, exported):
+    assert exported.mask_token == MASK
+    assert exported.mask_token_id == ours.mask_index
+    assert (exported.cls_token_id, exported.bos_token_id, exported.sep_token_id) == (BOS, BOS, EOS)
+    tokens = exported.tokenize("The <mask> of <url>")
+    assert MASK in tokens
+    assert exported.convert_tokens_to_ids(tokens) == ours.encode("The <mask> of <url>")
+    given_ids = exported("The <mask> sees <url>.")["input_ids"]
+    assert exported.decode(given_ids, skip_special_tokens=True) == "the sees <url>."
+
+
+def test_saved_and_loaded_again(ours, exported, tmp_path):
+    exported.save_pretrained(tmp_path)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*SENTENCES, *TELLING]:
+        assert again(text)["input_ids"] == ours.build_input(text)
+
+
+def test_the_files_are_plain(ours, tmp_path):
+    write_tokenizer(ours, tmp_path, token_types=True)
+    assert {file.name for file in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert "auto_map" not in config
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert set(tokenizer("a", "b")["token_type_ids"]) == {0}

@@ -174,13 +174,16 @@ def things_to_run(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def users_folder(tmp_path) -> Path:
-    """Where a user stands: the checkout, texts of theirs and GLUE's files."""
+    """Where a user stands: the checkout, texts of theirs, GLUE's files and a BERT's."""
+    from other_tokenizers import write_bert_files  # which skips a test where the library is not there
+
     for name in ("lazyformer_fairseq", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     write_toy_wikitext(tmp_path / "my_wikitext")
     (tmp_path / "my_texts").mkdir()
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
+    write_bert_files(tmp_path / "my_bert")
     return tmp_path
 
 

@@ -27,12 +27,14 @@ _numbers = count()
 def tiny_model(
     head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any
 ) -> LazyFormerModel:
-    """With random weights everywhere, biases and norms too; `head` is a kind of classification head, "" for none."""
+    """With random weights everywhere, biases and norms too; `head` is a kind, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
     cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "lazy_backend": "eager", **options})
     model = LazyFormerModel(cfg, dictionary_of(WORDS))
-    if head:
+    if head == "pooler":
+        model.register_pooler()
+    elif head:
         model.register_classification_head("cola", labels, head)
     with torch.no_grad():
         for weight in model.parameters():

@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
 from omegaconf import MISSING as REQUIRED
+from tiny_berts import save_tiny
 from training_logs import write_run
 
 from lazyformer_fairseq.costs.flops import count_flops
@@ -69,12 +70,17 @@ BENCH = (
 )
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
+    "lazyformer continue": "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation",
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer curves": "",
     "lazyformer export": "",
+    "lazyformer import": "",
+    "lazyformer import imported": "--sublayer-pattern M2",
+    "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
     "lazyformer glue": "",
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer lm evaluate": "",
+    "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer lm compare": COMPARE,
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
@@ -111,6 +117,7 @@ ADDED_OPTIONS = {
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
     "pip install": "test_setup.py",
+    "hf download": "huggingface/reading/test_refused_folders.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_lm_scripts.py",
@@ -167,13 +174,16 @@ def things_to_run(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def users_folder(tmp_path) -> Path:
-    """Where a user stands: the checkout, texts of theirs and GLUE's files."""
+    """Where a user stands: the checkout, texts of theirs, GLUE's files and a BERT's."""
+    from other_tokenizers import write_bert_files  # which skips a test where the library is not there
+
     for name in ("lazyformer_fairseq", "configs", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     write_toy_wikitext(tmp_path / "my_wikitext")
     (tmp_path / "my_texts").mkdir()
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
+    write_bert_files(tmp_path / "my_bert")
     return tmp_path
 
 
@@ -203,6 +213,8 @@ def test_every_command_runs(users_folder, page):
     }
     if page != "README.md":
         add_what_pages_begin_with(users_folder)
+    if "bert-base-uncased" in PAGES[page]:
+        save_tiny(users_folder / "bert-base-uncased")
     for command in things_to_run(page):
         run = subprocess.run(command, cwd=users_folder, env=environment, capture_output=True, text=True)
         assert run.returncode == 0, f"{shlex.join(command)}\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}"

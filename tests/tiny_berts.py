@@ -5,23 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 DISTIL_SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
-WORDS = "the cat sat on mat dog ran big red house . , un ##s ##ing a b c d e ##a ##b ##c ##d ##e".split()
-ROWS = 48  # of the word embedding: more than the tokenizer has
-WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = [*"the cat sat on mat dog ran big red house . ,".split(), *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+ROWS = 80  # of the word embedding: more than the tokenizer has
+WORD_PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
-def save_tiny(
-    folder: Path, kind: str = "BertForMaskedLM", seed: int = 1, **options: Any
-) -> transformers.PreTrainedModel:
+def save_tiny(folder: Path, kind: str = "BertForMaskedLM", seed: int = 1, **options: Any) -> torch.nn.Module:
     """Saves a model of a class of transformers with its tokenizer; returns it, in evaluation mode.
 
     Weights are drawn wide enough for differences to show, biases and LayerNorms too.
     """
+    import transformers  # takes seconds
+
     model_class = getattr(transformers, kind)
     is_distil, is_roberta = kind.startswith("Distil"), kind.startswith("Roberta")
     sizes: dict[str, Any] = {**(DISTIL_SIZES if is_distil else SIZES), "vocab_size": ROWS}

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
@@ -33,13 +35,19 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
     """
     file = checkpoint_at(Path(path))
     state = load_safely(file)
-    options = dict((state.get("cfg") or {}).get("model") or {})
-    if "sublayer_pattern" not in options or "decoder_embed_dim" in options:
-        raise UserError(f"{file}: holds no masked language model of this package")
     try:
-        model = task.build_model(OmegaConf.create({**options, "_name": ENCODERS}))
-        model.load_state_dict(state["model"])
-    except UserError as error:
+        options, weights = {**state["cfg"]["model"], "_name": ENCODERS}, state["model"]
+        if "sublayer_pattern" not in options or "decoder_embed_dim" in options:
+            raise UserError("holds no masked language model of this package")
+        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
+        with torch.device("meta"):
+            sizes = task.build_model(OmegaConf.create(options)).state_dict()
+        held, wanted = (sum(each.numel() for each in those.values()) for those in (weights, sizes))
+        if wanted > 2 * held:
+            raise UserError(f"its settings ask for {wanted:,} weights, it holds {held:,}")
+        model = task.build_model(OmegaConf.create(options))
+        model.load_state_dict(weights)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OmegaConfBaseException) as error:
         raise UserError(f"{file}: {error}") from error
     return model.eval().requires_grad_(False)
 

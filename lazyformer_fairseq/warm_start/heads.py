@@ -78,7 +78,7 @@ def match_heads(old: Trained, start: WarmStart, batches: Sequence[Batch]) -> dic
         found, is_text = _measure(pairs, old_model, new_model, batch)
         queries += int(is_text.sum())
         for pair, (read, own) in found.items():
-            sums[pair] += distances(read, own, is_text)
+            sums[pair] += distances(read, own, is_text).cpu()
     return {pair.index: _assign(total / queries) for pair, total in sums.items()}
 
 
@@ -102,7 +102,7 @@ def distances(read_BNTK: Tensor, own_BNTK: Tensor, is_text_BT: Tensor) -> Tensor
 
 
 def _assign(distance_NN: Tensor) -> Match:
-    cost = distance_NN.cpu().numpy()
+    cost = distance_NN.numpy()
     rows, columns = linear_sum_assignment(cost)
     return Match(tuple(map(int, columns)), float(np.trace(cost) / len(cost)), float(cost[rows, columns].mean()))
 
@@ -146,7 +146,7 @@ def _measure(
     """By pair, the distribution that will be read and the one that was met, (B, N, T, T); and where text is (B, T)."""
     old, new = old_model.encoder.sentence_encoder, new_model.encoder.sentence_encoder
     old.lazy_backend = new.lazy_backend = "eager"  # which stores distributions
-    tokens_BT = batch["net_input"]["src_tokens"]
+    tokens_BT = batch["net_input"]["src_tokens"].to(old.embed_tokens.weight.device)
     is_padding = tokens_BT.eq(old.padding_idx)
     padding = (is_padding if bool(is_padding.any()) else None, True)
     inputs: dict[int, Tensor] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
+from fairseq import utils
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -22,8 +23,10 @@ from lazyformer_fairseq.warm_start.text import Text
 def masked_lm_bits(trained: Trained, batches: Sequence[Batch]) -> float:
     """Loss in bits, the mean over all masked tokens."""
     model = trained.build()
+    device = model.dictionary_sha256.device
     total, count = 0.0, 0
     for batch in batches:
+        batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
         tokens_BT, masked = batch["net_input"]["src_tokens"], batch["masked_positions"]
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
         logits, _ = model(

@@ -12,10 +12,8 @@ from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
 
 if TYPE_CHECKING:
-    from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+    from lazyformer_fairseq.data.text.interface import TextTokenizer
     from lazyformer_fairseq.warm_start.start import Trained, WarmStart
-
-BLOCKS_FOR_HEADS, BLOCKS_FOR_LOSSES = 16, 64
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class WarmOptions:
     text: Optional[Path]
     report: bool
 
-    def start(self, old: "Trained", tokenizer: "Tokenizer", source: str) -> "WarmStart":
+    def start(self, old: "Trained", tokenizer: "TextTokenizer", source: str) -> "WarmStart":
         """The warm start, its record with losses where they were asked for.
 
         Args:
@@ -52,7 +50,7 @@ class WarmOptions:
 
         start = start_from(old, self.changes, self.from_sublayers)  # first, as it may refuse
         if self.text is not None:
-            text = read_text(self.text, tokenizer, old.cfg.max_positions, BLOCKS_FOR_HEADS, BLOCKS_FOR_LOSSES)
+            text = read_text(self.text, tokenizer, old.cfg.max_positions)
             scorer = Scorer(old, text, self.heads or "matched")
             start = scorer.start(self.changes, self.from_sublayers)
             if self.report:

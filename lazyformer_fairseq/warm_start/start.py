@@ -45,10 +45,10 @@ class Trained:
         return plan(self.cfg.sublayer_pattern, ENCODER)
 
     def build(self) -> LazyFormerModel:
-        """In evaluation mode, without heads for classification."""
+        """In evaluation mode, on the GPU if there is one, without heads for classification."""
         model = LazyFormerModel(self.cfg, self.dictionary)
         model.load_state_dict({name: self.weights[name] for name in model.state_dict()})
-        return model.eval()
+        return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ import torch
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig, FullSentencesMaskedLMTask
 
 SPLIT = "valid"
 MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
+FOR_HEADS, FOR_LOSSES = 8_192, 65_536  # tokens
 TOKENS_OF_BATCH = 4096
 
 
@@ -30,13 +31,16 @@ class Text(NamedTuple):
     for_losses: list[dict[str, Any]]
 
 
-def read_text(source: Path, tokenizer: Tokenizer, longest: int, for_heads: int, for_losses: int) -> Text:
+def read_text(
+    source: Path, tokenizer: TextTokenizer, longest: int, for_heads: int = FOR_HEADS, for_losses: int = FOR_LOSSES
+) -> Text:
     """Blocks drawn from text by a fixed seed, the same at each call.
 
     Args:
         source: a file of raw text, or a folder that ``lazyformer corpus`` wrote, whose split `valid` is read.
         longest: tokens of a block.
-        for_heads, for_losses: blocks; fewer in the same proportion where there are fewer.
+        for_heads, for_losses: tokens, some more or fewer, as blocks are whole; fewer in the same proportion where
+            there are fewer.
 
     Raises:
         UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
@@ -48,10 +52,10 @@ def read_text(source: Path, tokenizer: Tokenizer, longest: int, for_heads: int, 
     blocks = np.random.default_rng(1).permutation(len(dataset))
     if len(blocks) < 2:
         raise UserError(f"{source}: one block of {longest} tokens, too few to match heads and to measure losses")
-    border = min(for_heads, max(1, len(blocks) * for_heads // (for_heads + for_losses)))
-    return Text(
-        _batches(dataset, blocks[:border], longest), _batches(dataset, blocks[border : border + for_losses], longest)
-    )
+    border = -(-for_heads // longest)
+    border = min(border, max(1, len(blocks) * for_heads // (for_heads + for_losses)))
+    end = border + -(-for_losses // longest)
+    return Text(_batches(dataset, blocks[:border], longest), _batches(dataset, blocks[border:end], longest))
 
 
 def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary) -> FullSentencesDataset:
@@ -65,7 +69,7 @@ def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dicti
     return task.dataset(SPLIT)
 
 
-def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: Tokenizer) -> FullSentencesDataset:
+def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextTokenizer) -> FullSentencesDataset:
     """A line is a sentence; where there is an empty line, another document begins."""
     dictionary = tokenizer.dictionary
     try:

@@ -45,15 +45,16 @@ def test_named_encoders(arch):
     positions=st.integers(1, 9),
     buckets=st.sampled_from([0, 8]),
     normalize_before=st.booleans(),
+    token_types=st.integers(0, 3),
 )
-def test_encoders(pattern, heads, width, positions, buckets, normalize_before):
+def test_encoders(pattern, heads, width, positions, buckets, normalize_before, token_types):
     with torch.device("meta"):
         encoder = Encoder(
             pattern, 17, 4 * heads, width, heads, positions,
-            normalize_before=normalize_before, relative_position_buckets=buckets,
+            normalize_before=normalize_before, relative_position_buckets=buckets, token_types=token_types,
         )  # fmt: skip
         head = MaskedLMHead(encoder.embed_dim, encoder.embed_tokens)
-    sizes = EncoderSizes(17, 4 * heads, width, heads, positions, buckets)
+    sizes = EncoderSizes(17, 4 * heads, width, heads, positions, buckets, token_types)
     assert encoder.sizes == sizes
     assert count_parameters(pattern, sizes) == counted(encoder, head)
 

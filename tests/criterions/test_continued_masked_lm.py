@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
 
 from lazyformer_fairseq.criterions.continued_masked_lm import (
     ContinuedMaskedLMConfig,
@@ -21,6 +22,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.models.safetensors_files import OPTIONS
+from lazyformer_fairseq.modules.networks import stack
 
 SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
 PAD = 1
@@ -256,6 +258,58 @@ def test_a_teacher_with_another_dictionary_is_refused(tmp_path):
     path = save(make_model("sf", 1), tmp_path / "t")
     with pytest.raises(UserError, match="dictionary of 24 symbols, this run's has 25"):
         make_criterion(make_task(make_dictionary(21)), distill=path)
+
+
+def test_an_original_whose_settings_are_another_models_is_refused(tmp_path):
+    folder = tmp_path / "t"
+    path = save(make_model("sf", 1), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["encoder_embed_dim"] = 1_000_000  # which would not fit the memory
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="model.safetensors: its settings ask for .* weights, it holds"):
+        make_criterion(distill=path)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_original_is_too(tmp_path, precision):
+    path = save(make_model("sfsf", 1), tmp_path / "original")
+    record = write_record(tmp_path, "sfsf", "sflf", range(4))
+    losses = []
+    for precision_here in (torch.float32, precision):
+        model = make_model("sflf", 2).to(precision_here)
+        criterion = make_criterion(distill=path, replace_progressively=path, warm_start=record).to(precision_here)
+        model.set_num_updates(20)
+        losses.append(criterion(model, make_batch())[0].float())
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)
+
+
+def test_processes_must_not_wait_for_sublayers_that_stand_aside(tmp_path):
+    made = [make_model("sflf", 2), replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, criterion = made
+        with pytest.raises(UserError, match="add --find-unused-parameters"):
+            criterion(DistributedDataParallel(model), make_batch())
+        patient = DistributedDataParallel(model, find_unused_parameters=True)
+        for updates in (0, 50):
+            model.set_num_updates(updates)
+            criterion(patient, make_batch())[0].backward()
+        assert model.encoder.sentence_encoder.sublayers[2].inner.v_proj.weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_only_updates_without_old_sublayers_are_compiled(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(stack, "compiled", lambda function: lambda *args: (compiled.append(1), function(*args))[1])
+    criterion = replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))
+    model = make_model("sflf", 2)
+    network_of(model).compiles = True
+    for updates, is_compiled in ((10, False), (50, True)):
+        model.set_num_updates(updates)
+        criterion(model, make_batch())
+        assert bool(compiled) == is_compiled
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def test_logits_and_hidden_states_are_exact(kind, right, tmp_path):
         torch.testing.assert_close(one[text], other[text], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_an_imported_bert_goes_back_with_its_pooler_and_token_types(tmp_path):
+    activations = {"activation_fn": "gelu_tanh", "head_activation_fn": "gelu_tanh"}
+    model = tiny_model("pooler", **PLAIN, **activations, token_types=1, layer_norm_eps=1e-12)
+    write_bert(source_of(model), tmp_path)
+    bert, loading = transformers.BertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    ids = some_ids()
+    wanted, _ = model(ids, classification_head_name="pooler")
+    torch.testing.assert_close(bert(ids).pooler_output, wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_both_heads_of_a_fine_tuned_model_are_there(tmp_path):
     source = source_of(tiny_model("dense", **PLAIN))
     write_bert(source, tmp_path)

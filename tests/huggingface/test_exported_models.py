@@ -100,6 +100,20 @@ def test_tokens_that_the_caller_marks(tmp_path):
         exported(ids)
 
 
+@torch.no_grad()
+def test_token_types_a_pooler_and_other_activations(tmp_path):
+    options = {"token_types": 3, "layer_norm_eps": 1e-3, "activation_fn": "gelu_tanh", "head_activation_fn": "relu"}
+    model = tiny_model("pooler", **options)
+    code = code_in(export_custom(model, tmp_path))
+    ids = some_ids(left=1, right=2)
+    types, text = torch.arange(ids.numel()).view_as(ids) % 3, ids.ne(1)
+    masked_lm = code.LazyFormerForMaskedLM.from_pretrained(tmp_path)
+    assert_close(masked_lm(ids, token_type_ids=types).logits[text], model(ids, token_types=types)[0][text])
+    assert_close(masked_lm(ids).logits[text], model(ids)[0][text])
+    pooled = code.LazyFormerModel.from_pretrained(tmp_path)(ids, token_type_ids=types).pooler_output
+    assert_close(pooled, model(ids, token_types=types, classification_head_name="pooler")[0])
+
+
 @pytest.mark.parametrize("kind", ["dense", "linear"])
 def test_classification_heads_and_their_losses(kind, tmp_path):
     model = tiny_model(kind, labels=3)

@@ -5,7 +5,7 @@ import torch
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.checkpoint_match import PER_POSITION
+from lazyformer_fairseq.models.checkpoint_match import PER_POSITION, has_pooler
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
@@ -45,3 +45,44 @@ def test_weights_that_belong_to_positions_are_not_repeated(pattern, weight, copi
 def test_fewer_positions_are_refused(pattern):
     with pytest.raises(UserError, match="has 16 positions, --max-positions is 8: give --max-positions 16"):
         model(pattern, 8).load_state_dict(model(pattern, 16).state_dict())
+
+
+def heads_of(*poolers: str, **kinds: str) -> LazyFormerModel:
+    found = model("f", 16)
+    for name, kind in kinds.items():
+        found.register_classification_head(name, 3, kind)
+    if poolers:
+        found.register_pooler()
+    return found
+
+
+def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
+    checkpoint = heads_of("pooler", rte="dense")
+    ours = heads_of(rte="dense", cola="dense", sst2="linear")
+    with caplog.at_level("INFO"):
+        ours.load_state_dict(checkpoint.state_dict())
+    pooler = checkpoint.classification_heads["pooler"].dense.weight
+    heads = ours.classification_heads
+    assert torch.equal(heads["cola"].dense.weight, pooler)
+    assert torch.equal(heads["rte"].dense.weight, checkpoint.classification_heads["rte"].dense.weight)
+    assert "classification_heads.cola.dense.weight starts as the checkpoint's pooler" in caplog.text
+    assert "pooler of the checkpoint is left out" not in caplog.text
+
+
+def test_a_pooler_is_kept_where_there_is_one_and_its_loss_is_said(caplog):
+    checkpoint, ours = heads_of("pooler"), heads_of("pooler")
+    ours.load_state_dict(checkpoint.state_dict())
+    assert torch.equal(
+        ours.classification_heads["pooler"].dense.bias, checkpoint.classification_heads["pooler"].dense.bias
+    )
+    heads_of().load_state_dict(checkpoint.state_dict())
+    assert "classification head pooler of the checkpoint is left out" in caplog.text
+
+
+def test_a_tasks_head_that_is_called_pooler_is_none():
+    checkpoint, ours = heads_of(pooler="dense"), heads_of(cola="dense")
+    state = dict(checkpoint.state_dict())
+    before = ours.classification_heads["cola"].dense.weight.clone()
+    ours.load_state_dict(state)
+    assert torch.equal(ours.classification_heads["cola"].dense.weight, before)
+    assert not has_pooler(checkpoint.state_dict()) and has_pooler(heads_of("pooler").state_dict())

@@ -1,9 +1,14 @@
 import sys
+from dataclasses import replace
 
 import apex_stand_in
 import pytest
 import torch
+from helpers import dictionary_of
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm, layer_norm, layer_norm_class
 
 
@@ -39,3 +44,28 @@ def test_the_log_says_which(monkeypatch):
     apex_stand_in.install(monkeypatch)
     assert describe_layer_norm(compiles=False).endswith(".FusedLayerNorm")
     assert describe_layer_norm(compiles=True).endswith(".FusedLayerNorm (in what --compile compiles, torch's own)")
+
+
+def test_epsilon_is_added_to_the_variance(monkeypatch):
+    x = torch.tensor([[1.0, 3.0, 5.0, 7.0]])
+    for epsilon in (1e-12, 0.5):
+        expected = (x - x.mean()) / (x.var(unbiased=False) + epsilon).sqrt()
+        torch.testing.assert_close(layer_norm(4, epsilon)(x), expected)
+        with monkeypatch.context() as patch:
+            apex_stand_in.install(patch)
+            fused = layer_norm(4, epsilon)
+        torch.testing.assert_close(fused(x), expected)
+        torch.testing.assert_close(torch.compile(fused, fullgraph=True, backend="eager")(x), expected)
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_a_models_epsilon_reaches_all_its_layer_norms(prenorm):
+    cfg = LazyFormerConfig(
+        sublayer_pattern="sflk-", encoder_embed_dim=8, encoder_attention_heads=2, encoder_ffn_embed_dim=8,
+        layer_norm_eps=0.25, encoder_normalize_before=prenorm,
+    )  # fmt: skip
+    model = LazyFormerModel(cfg, dictionary_of(9))
+    found = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert found == [0.25] * 6  # of s, f, l, k, embeddings or output, head
+    with pytest.raises(UserError, match="epsilon of 0: must be above 0 and below 1, such as 1e-05"):
+        LazyFormerModel(replace(cfg, layer_norm_eps=0), dictionary_of(9))

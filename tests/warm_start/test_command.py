@@ -133,3 +133,20 @@ def test_a_record_that_is_none_is_refused(tmp_path, content, message):
         (tmp_path / "warm_start.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "RobertaForMaskedLM", "DistilBertForMaskedLM"])
+def test_a_model_of_the_hub_starts_another_pattern_with_its_own_tokenizer(tmp_path, kind):
+    pytest.importorskip("transformers")
+    from tiny_berts import save_tiny
+
+    save_tiny(tmp_path / "in", kind, **{"n_layers" if kind.startswith("Distil") else "num_hidden_layers": 4})
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 30)
+    words = ("--sublayer-pattern", "M2x2", "--encoder-ffn-embed-dim", 60, "--text", tmp_path / "text.txt")
+    import_(tmp_path / "in", tmp_path / "out", *words)
+    record = read_record(tmp_path / "out")
+    assert [each["from"] for each in record["sublayers"]] == list(range(8))
+    assert len(record["losses"]["changes"]) == 2 and record["sublayers"][2]["head_order"]
+    hub = LazyFormerModel.from_pretrained(tmp_path / "out")
+    mask = hub.tokenizer.mask_word
+    assert len(hub.fill_mask(f"the cat {mask} on the mat", topk=3)) == 3

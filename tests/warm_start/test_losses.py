@@ -30,7 +30,7 @@ def tokenizer(data_folder) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def text(data_folder, tokenizer):
-    return read_text(data_folder, tokenizer, 32, for_heads=3, for_losses=6)
+    return read_text(data_folder, tokenizer, 32, for_heads=96, for_losses=192)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_loss_is_the_mean_of_surprise_at_masked_tokens_in_bits(old, text):
 
 
 def test_text_is_the_same_at_each_call_and_no_block_serves_twice(data_folder, tokenizer, text):
-    again = read_text(data_folder, tokenizer, 32, for_heads=3, for_losses=6)
+    again = read_text(data_folder, tokenizer, 32, for_heads=96, for_losses=192)
     for one, other in zip((*text.for_heads, *text.for_losses), (*again.for_heads, *again.for_losses), strict=True):
         assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
     ids = [{int(each) for batch in part for each in batch["id"]} for part in text]
@@ -64,7 +64,7 @@ def test_text_is_the_same_at_each_call_and_no_block_serves_twice(data_folder, to
 
 def test_raw_text_in_place_of_data(tmp_path, tokenizer, old):
     (tmp_path / "text.txt").write_text("\n\n".join(toy_texts(20)))
-    text = read_text(tmp_path / "text.txt", tokenizer, 32, for_heads=2, for_losses=4)
+    text = read_text(tmp_path / "text.txt", tokenizer, 32, for_heads=64, for_losses=128)
     assert masked_lm_bits(old, text.for_losses) > 0
     words = tokenizer.decode(text.for_losses[0]["target"][0].tolist())
     assert words and "<unk>" not in words
@@ -76,13 +76,13 @@ def test_raw_text_in_place_of_data(tmp_path, tokenizer, old):
 def test_too_little_text_is_refused(tmp_path, tokenizer, content, message):
     (tmp_path / "text.txt").write_text(content)
     with pytest.raises(UserError, match=message):
-        read_text(tmp_path / "text.txt", tokenizer, 32, 2, 4)
+        read_text(tmp_path / "text.txt", tokenizer, 32, 64, 128)
 
 
 def test_data_of_another_dictionary_is_refused(tmp_path, data_folder):
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
     with pytest.raises(UserError, match="has another dictionary than the model"):
-        read_text(data_folder, other, 32, 2, 4)
+        read_text(data_folder, other, 32, 64, 128)
 
 
 sublayers = st.sampled_from(["s", "f", "l", "-", "s[window=2]"])

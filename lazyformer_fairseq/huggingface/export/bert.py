@@ -15,9 +15,11 @@ from transformers import BertConfig
 from lazyformer_fairseq.huggingface.export.custom import ACTIVATIONS, ENCODER, labels, special_ids
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.export.source import Source, head_weights
+from lazyformer_fairseq.models.checkpoint_match import PREFIX
+from lazyformer_fairseq.modules.networks.heads import POOLER
 
 NORM = "LayerNorm"
-POOLER = "classification_heads.pooler.dense"  # of a BERT that was imported
+POOLER_MAP = f"{PREFIX}{POOLER}.dense"  # of a BERT that was imported
 
 
 def why_not_bert(source: Source) -> str:
@@ -25,7 +27,7 @@ def why_not_bert(source: Source) -> str:
     cfg = source.cfg
     plan = plan_as_json(cfg.sublayer_pattern)
     letters = "".join(place["letter"] for place in plan)
-    activation, head_activation = str(cfg.activation_fn), str(getattr(cfg, "head_activation_fn", "gelu"))
+    activation, head_activation = str(cfg.activation_fn), str(cfg.head_activation_fn)
     if any(place["kinds"] for place in plan) or letters != "sf" * (len(letters) // 2):
         return f"its pattern is {cfg.sublayer_pattern}, BERT's (sf)xN without settings"
     if cfg.encoder_normalize_before:
@@ -54,8 +56,8 @@ def bert_config(source: Source) -> BertConfig:
         hidden_dropout_prob=cfg.dropout,
         attention_probs_dropout_prob=cfg.attention_dropout,
         max_position_embeddings=cfg.max_positions,
-        type_vocab_size=max(getattr(cfg, "token_types", 0), 2),
-        layer_norm_eps=getattr(cfg, "layer_norm_eps", 1e-5),
+        type_vocab_size=cfg.token_types or 2,
+        layer_norm_eps=cfg.layer_norm_eps,
         classifier_dropout=cfg.pooler_dropout,
         **special_ids(source),
         **labels(source),
@@ -74,8 +76,8 @@ def bert_weights(source: Source) -> dict[str, Tensor]:
         head = head_weights(source.weights, source.head)
         found |= {f"bert.pooler.dense.{kind}": head[f"dense.{kind}"] for kind in ("weight", "bias")}
         found |= {f"classifier.{kind}": head[f"out_proj.{kind}"] for kind in ("weight", "bias")}
-    elif f"{POOLER}.weight" in source.weights:
-        found |= {f"bert.pooler.dense.{kind}": source.weights[f"{POOLER}.{kind}"] for kind in ("weight", "bias")}
+    elif f"{POOLER_MAP}.weight" in source.weights:
+        found |= {f"bert.pooler.dense.{kind}": source.weights[f"{POOLER_MAP}.{kind}"] for kind in ("weight", "bias")}
     return {name: found[name].float().contiguous().clone() for name in sorted(found)}
 
 
@@ -107,5 +109,4 @@ def _bert_weights(weights: dict[str, Any], layers: int) -> Iterator[tuple[str, T
     for ours, name in maps.items():
         for kind in ("weight", "bias"):
             yield f"{name}.{kind}", weights[f"{ours}.{kind}"]
-    # Both names: transformers 4 reads the first, 5 the second.
     yield "cls.predictions.bias", weights["encoder.lm_head.bias"]

@@ -14,6 +14,8 @@ from lazyformer_fairseq.huggingface.modelling.heads import (
     LazyFormerForMaskedLM,
     LazyFormerForSequenceClassification,
 )
+from lazyformer_fairseq.models.checkpoint_match import PREFIX
+from lazyformer_fairseq.modules.networks.heads import POOLER
 
 # Ours, by names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -43,13 +45,14 @@ def custom_config(source: Source) -> LazyFormerConfig:
         sublayer_pattern=cfg.sublayer_pattern,
         plan=plan_as_json(cfg.sublayer_pattern),
         hidden_act=ACTIVATIONS[str(cfg.activation_fn)],
-        head_act=ACTIVATIONS[str(getattr(cfg, "head_activation_fn", "gelu"))],
+        head_act=ACTIVATIONS[str(cfg.head_activation_fn)],
         hidden_dropout_prob=cfg.dropout,
         attention_probs_dropout_prob=cfg.attention_dropout,
         activation_dropout=cfg.activation_dropout,
         normalize_before=cfg.encoder_normalize_before,
-        layer_norm_eps=getattr(cfg, "layer_norm_eps", 1e-5),
-        type_vocab_size=getattr(cfg, "token_types", 0),
+        layer_norm_eps=cfg.layer_norm_eps,
+        type_vocab_size=cfg.token_types,
+        pooler=POOLER in source.model.classification_heads,
         relative_position_buckets=cfg.relative_position_buckets,
         relative_position_max_distance=cfg.relative_position_max_distance,
         classifier_dropout=cfg.pooler_dropout,
@@ -102,7 +105,9 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
             found[f"lazyformer.{name.removeprefix(ENCODER)}"] = weights[name]
         elif name in MASKED_LM:
             found[MASKED_LM[name]] = weights[name]
-        elif not name.startswith("classification_heads."):
+        elif name.startswith(f"{PREFIX}{POOLER}."):
+            found[f"lazyformer.{name.removeprefix(PREFIX)}"] = weights[name]
+        elif not name.startswith(PREFIX):
             raise UserError(f"weight {name} has no place in a model of transformers")
     if source.head is not None:
         found |= {f"classifier.{name}": weight for name, weight in head_weights(weights, source.head).items()}

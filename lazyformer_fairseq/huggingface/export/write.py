@@ -1,6 +1,5 @@
 """``lazyformer export --to huggingface``."""
 
-import copy
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -12,6 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.huggingface.export.model_card import model_card
 from lazyformer_fairseq.huggingface.export.source import Source, read_source
+from lazyformer_fairseq.huggingface.tokenizer.export import write_tokenizer
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
@@ -48,7 +48,8 @@ def export_to_huggingface(
     form = choose_form(source, form)
     with whole_folder(Path(out)) as unfinished:
         model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
-        _write_tokenizer(source, unfinished)
+        types = {"token_types": True} if source.cfg.token_types else {}
+        write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, **types)
         (unfinished / CARD_FILE).write_text(model_card(source, form, Path(out).name), encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form
@@ -97,25 +98,18 @@ def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
     save_file(weights, str(folder / WEIGHTS_FILE), {"format": "pt"})
 
 
-def _write_tokenizer(source: Source, folder: Path) -> None:
-    try:
-        from lazyformer_fairseq.huggingface.tokenizer.export import write_tokenizer
-    except ImportError:
-        source.tokenizer.save(folder / "tokenizer")
-        return
-    write_tokenizer(source.tokenizer, folder)
-
-
 @torch.no_grad()
 def check_same_outputs(source: Source, model: Any) -> None:
     """Raises a UserError where the exported model computes something else than the checkpoint's, on padded texts."""
-    ours = copy.copy(source.model)
     ids, marked = example(source)
     given = {} if marked is None else {"global_attention_mask": marked.long()}
+    types = None
+    if source.cfg.token_types:
+        given["token_type_ids"] = types = torch.arange(ids.size(1)).expand_as(ids) % source.cfg.token_types
     pad = source.tokenizer.dictionary.pad()
     logits = model(ids, attention_mask=ids.ne(pad).long(), **given).logits
     name = None if source.head is None else source.head.name
-    wanted, _ = ours(ids, classification_head_name=name, global_positions=marked)
+    wanted, _ = source.model(ids, classification_head_name=name, global_positions=marked, token_types=types)
     if name is None:
         logits, wanted = logits[ids.ne(pad)], wanted[ids.ne(pad)]
     difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))

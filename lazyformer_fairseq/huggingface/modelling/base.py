@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .checksums import HEADS, check_weights, hash_weights
 from .configuration import LazyFormerConfig
@@ -80,6 +80,17 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
 
 
+class Pooler(nn.Module):
+    """BERT's: dense and tanh, on the first token."""
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, first_BC: Tensor) -> Tensor:
+        return self.dense(first_BC).tanh()
+
+
 class LazyFormerModel(LazyFormerPreTrainedModel):
     """The encoder: embeddings, then the sublayers of the plan.
 
@@ -100,6 +111,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.embedding_layer_norm = None if config.normalize_before else norm
         self.final_layer_norm = norm if config.normalize_before else None
+        self.pooler = Pooler(config) if config.pooler else None
         self.gradient_checkpointing = False
         self.same_weights = same_weights(self)
         if self.same_weights:
@@ -128,7 +140,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         output_attentions: Optional[bool] = None,
         output_hidden_states: Optional[bool] = None,
         return_dict: Optional[bool] = None,
-    ) -> Union[tuple[Any, ...], BaseModelOutput]:
+    ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
         """Encodes.
 
         Args:
@@ -150,7 +162,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
-        padding_mask = self._padding_mask(input_ids, attention_mask)
+        padding_mask = self.find_padding(input_ids, attention_mask)
         x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
         shared = Shared.of(
             padding_mask,
@@ -162,14 +174,15 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
         x, states, probabilities = run_sublayers(self.sublayers, x, shared, checkpoint)
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
-        output = BaseModelOutput(
+        output = BaseModelOutputWithPooling(
             last_hidden_state=x,
+            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)),
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
             attentions=tuple(probabilities) if output_attentions else None,
         )
         return output if wants_dict(config, return_dict) else output.to_tuple()
 
-    def _padding_mask(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
+    def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         """(B, T), True at padding; None where it is known that there is none."""
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}, must be (batch, tokens)")
@@ -215,11 +228,27 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         return self._gradient_checkpointing_func(sublayer.__call__, *arguments, use_reentrant=False)
 
 
+def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    """(B, C) of the tokens with which texts begin, behind padding if there is some on the left."""
+    if padding_mask_BT is None:
+        return x_BTC[:, 0]
+    first = padding_mask_BT.int().argmin(-1).to(x_BTC.device)
+    return x_BTC[torch.arange(x_BTC.size(0), device=x_BTC.device), first]
+
+
 def same_weights(model: nn.Module) -> dict[str, str]:
-    """From each further name of a weight that several sublayers share to its first."""
-    first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: first[weight] for name, weight in named if first.setdefault(weight, name) != name}
+    """From each further name of a weight that several sublayers share to its first.
+
+    They say so themselves: where transformers 4 builds a model without memory, each has a weight of its own at first.
+    """
+    first: dict[str, str] = {}
+    found = {}
+    for path, module in model.named_modules():
+        for name, common in getattr(module, "common_weights", {}).items():
+            weight = f"{path}.{name}"
+            if first.setdefault(common, weight) != weight:
+                found[weight] = first[common]
+    return found
 
 
 def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:

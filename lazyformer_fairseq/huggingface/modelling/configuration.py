@@ -14,6 +14,7 @@ class LazyFormerConfig(PretrainedConfig):
         head_act: activation of the masked-LM head.
         normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
         activation_dropout: after the activation of the feed-forward sublayers.
+        pooler: whether the encoder has BERT's, which a model has that was imported with one.
         relative_position_buckets: of T5's relative position bias; 0 for none.
         relative_position_max_distance: from this one on, all distances share a bucket.
         classifier: the classification head, "dense" (RoBERTa's) or "linear" (one map).
@@ -41,6 +42,7 @@ class LazyFormerConfig(PretrainedConfig):
         normalize_before: bool = False,
         layer_norm_eps: float = 1e-5,
         type_vocab_size: int = 0,
+        pooler: bool = False,
         relative_position_buckets: int = 0,
         relative_position_max_distance: int = 128,
         classifier: str = "dense",
@@ -70,6 +72,7 @@ class LazyFormerConfig(PretrainedConfig):
         self.normalize_before = normalize_before
         self.layer_norm_eps = layer_norm_eps
         self.type_vocab_size = type_vocab_size
+        self.pooler = pooler
         self.relative_position_buckets = relative_position_buckets
         self.relative_position_max_distance = relative_position_max_distance
         self.classifier = classifier

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, Optional, Union
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
@@ -13,7 +12,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from .base import TIES_BY_TABLE, LazyFormerModel, LazyFormerPreTrainedModel, wants_dict
+from .base import TIES_BY_TABLE, LazyFormerModel, LazyFormerPreTrainedModel, first_of_text, wants_dict
 from .configuration import LazyFormerConfig
 
 TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
@@ -142,19 +141,11 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
             output_hidden_states,
             return_dict=True,
         )
-        logits = self.classifier(self._first(encoded.last_hidden_state, input_ids, attention_mask))
+        padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
+        logits = self.classifier(first_of_text(encoded.last_hidden_state, padding_mask))
         loss = None if labels is None else classification_loss(self.config, logits, labels.to(logits.device))
         output = SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
-
-    def _first(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
-        """(B, C) of the tokens with which the text begins, behind padding if there is some on the left."""
-        if attention_mask is None:
-            if input_ids is None or self.config.pad_token_id is None:
-                return x_BTC[:, 0]
-            attention_mask = input_ids.ne(self.config.pad_token_id)
-        first = attention_mask.ne(0).int().argmax(-1)
-        return x_BTC[torch.arange(len(first), device=x_BTC.device), first.to(x_BTC.device)]
 
 
 def classification_loss(config: LazyFormerConfig, logits: Tensor, labels: Tensor) -> Tensor:

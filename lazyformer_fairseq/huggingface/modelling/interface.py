@@ -24,7 +24,8 @@ class PlannedSublayer:
         settings: of these kinds, all, by name.
         readers: for each sublayer above that reads from this one, what it reads.
         giver: the sublayer that this one reads from.
-        common: one dict for the whole network, for weights that sublayers share, by name.
+        common: one dict for the whole network, for weights that sublayers share, by name. A module that has some
+            says so in `common_weights`: from its own name of each to that one.
     """
 
     letter: str

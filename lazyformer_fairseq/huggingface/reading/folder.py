@@ -7,7 +7,6 @@ FOLDER/model.safetensors.index.json  or pytorch_model.bin.index.json: which of s
 
 import json
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.reliability.checkpoints.files import check
 from lazyformer_fairseq.reliability.checkpoints.loading import SAFETENSORS, named_errors
 from lazyformer_fairseq.reliability.checkpoints.untrusted import forbid_unsafe_loads
 
@@ -94,10 +94,9 @@ class Weights:
     def _open_pickled(self, path: Path) -> set[str]:
         forbid_unsafe_loads(os.environ)
         with named_errors(path):
+            check(path)
             with open(path, "rb") as file:
                 is_archive = file.read(2) == b"PK"  # else older than torch 1.6, and cannot be mapped
-            if is_archive:
-                _refuse_compressed(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
         if not isinstance(content, dict) or not all(
             isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
@@ -147,10 +146,3 @@ def _files_of_index(path: Path, suffix: str) -> list[tuple[Path, set[str]]]:
         if not (path.parent / file).is_file():
             raise UserError(f"{path.parent / file}: no such file, but the index names it; download the folder again")
     return [(path.parent / file, weights) for file, weights in sorted(files.items())]
-
-
-def _refuse_compressed(path: Path) -> None:
-    """torch never compresses; what others did could unpack to any size."""
-    with zipfile.ZipFile(path) as archive:
-        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise UserError(f"{path}: its content is compressed, as torch does not do; do not use it")

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
 
 PAD = 1
 
@@ -33,6 +33,17 @@ def test_a_batch_is_padded_on_the_right():
     assert batch["net_input"]["has_padding"]
     assert batch["target"].tolist() == [4.0, 1.5]
     assert data.collater([]) == {}
+
+
+def test_models_with_token_types_get_them():
+    pair, single = np.array([0, 5, 6, 2, 7, 2]), np.array([0, 8, 2])
+    data = LabelledTextsDataset([pair, single], None, pad=PAD, shuffle=False, types_after=2)
+    batch = data.collater([data[0], data[1]])
+    assert batch["net_input"]["token_types"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
+    without = dataset(count=1, targets=False)
+    assert "token_types" not in without.collater([without[0]])["net_input"]
+    robertas = torch.tensor([[0, 5, 2, 2, 7, 2]])  # two ends between the texts
+    assert token_types_of(robertas, eos=2, pad=PAD).tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
 def test_without_labels_there_is_no_target():

@@ -24,7 +24,9 @@ class Linformer(AttentionKind):
         if share == "none":
             size = (self.num_heads, *size)
         if share == "layers":  # one for the whole network
-            self.key_projection = planned.common.setdefault(f"linformer={size[0]}", nn.Parameter(torch.zeros(size)))
+            name = f"linformer={size[0]}"
+            self.key_projection = planned.common.setdefault(name, nn.Parameter(torch.zeros(size)))
+            self.common_weights = {"key_projection": name}
         else:
             self.key_projection = nn.Parameter(torch.zeros(size))
         self.register_parameter(

@@ -1,0 +1,129 @@
+"""What is done with an imported model: fine-tuned on pairs, pre-trained on, given another pattern, exported again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+import torch
+from click.testing import CliRunner
+from helpers import ROOT, toy_texts, write_toy_glue
+from safetensors.torch import load_file
+from tiny_berts import save_tiny
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.corpus.build import build_corpus
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.models.checkpoint_match import PER_POSITION, PER_WORD
+from lazyformer_fairseq.models.hub import LazyFormerHub
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+
+TYPES = "encoder.sentence_encoder.embed_token_types.weight"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    """A folder in which BERT's is `in` and the imported one's `out`."""
+    folder = tmp_path_factory.mktemp("bert")
+    save_tiny(folder / "in", "BertForPreTraining")
+    import_to(folder / "in", folder / "out")
+    return folder
+
+
+def options_of(folder: Path) -> str:
+    """Of fairseq-train, for a model in a folder."""
+    model = json.loads((folder / "config.json").read_text())["model"]
+    words = [f"--{name.replace('_', '-')} {value}" for name, value in model.items() if not isinstance(value, bool)]
+    start = f"--finetune-from-model {folder / 'model.safetensors'}"
+    return f"--arch lazyformer {' '.join(words)} {start} --max-update 2 --batch-size 8 --disable-validation"
+
+
+def test_pairs_are_fine_tuned_with_their_token_types(bert, tmp_path, fairseq_train):
+    data = write_toy_glue(tmp_path / "glue", train=24, valid=4)
+    start = load_file(bert / "out" / "model.safetensors")
+    for task, changes in (("RTE", True), ("SST-2", False)):
+        options = f"{options_of(bert / 'out')} --criterion glue --weight-decay 0 --dropout 0 --attention-dropout 0"
+        state = fairseq_train(data / task, options, tmp_path / task, task="glue")["model"]
+        assert not torch.equal(state[TYPES][0], start[TYPES][0])
+        assert torch.equal(state[TYPES][1], start[TYPES][1]) != changes
+    loaded = LazyFormerModel.from_pretrained(tmp_path / "RTE")
+    assert loaded.predict("rte", "the cat sat").shape == (1, 2)
+
+
+def test_a_new_head_starts_as_the_pooler(bert, tmp_path, fairseq_train):
+    data = write_toy_glue(tmp_path / "glue", train=24, valid=4) / "CoLA"
+    state = fairseq_train(data, f"{options_of(bert / 'out')} --criterion glue --lr 0", tmp_path / "run", task="glue")
+    pooler = load_file(bert / "in" / "model.safetensors")["bert.pooler.dense.weight"]
+    assert torch.equal(state["model"]["classification_heads.cola.dense.weight"], pooler)
+    assert not any("pooler" in name for name in state["model"])
+
+
+def test_masked_lm_goes_on_with_its_own_tokenizer(bert, tmp_path, fairseq_train):
+    (tmp_path / "text.txt").write_text("\n\n".join(toy_texts(40)))
+    settings = CorpusSettings(valid_share=0.1, tokenizer=str(bert / "out" / "tokenizer"))
+    build_corpus([str(tmp_path / "text.txt")], tmp_path / "data", settings)
+    task = "full_sentences_masked_lm --tokens-per-sample 16"
+    options = f"{options_of(bert / 'out')} --criterion masked_lm_accuracy"
+    state = fairseq_train(tmp_path / "data", options, tmp_path / "run", task=task)["model"]
+    start = load_file(bert / "out" / "model.safetensors")
+    assert not torch.equal(state[PER_WORD], start["encoder.lm_head.weight"])  # one weight, stored once
+    assert not torch.equal(state[TYPES][0], start[TYPES][0])  # all text is of type 0
+    text = LazyFormerModel.from_pretrained(tmp_path / "run").fill_mask("Anna [MASK] Ben.", topk=1)[0].text
+    assert "[MASK]" not in text
+
+
+def test_exported_as_bert_it_has_the_same_tensors(bert, tmp_path):
+    assert export_to_huggingface(bert / "out", tmp_path / "back") == "bert"
+    before, after = (load_file(folder / "model.safetensors") for folder in (bert / "in", tmp_path / "back"))
+    for name, weight in after.items():
+        assert torch.equal(weight, before[name]), name
+    assert {name for name in before if name not in after and "seq_relationship" not in name} == set()
+    options = [json.loads((folder / "config.json").read_text()) for folder in (bert / "in", tmp_path / "back")]
+    for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "max_position_embeddings", "vocab_size"):
+        assert options[0][name] == options[1][name]
+
+
+def run(*arguments) -> str:
+    result = CliRunner().invoke(main, ["import", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def same(one: LazyFormerHub, other: LazyFormerHub) -> bool:
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_command_says_what_became_of_what(bert, tmp_path):
+    output = run(bert / "in", tmp_path / "out", "--token-types", "fold")
+    assert "folded into the positions" in output and "its pooler is kept as the head 'pooler'" in output
+    assert "left out: cls.seq_relationship.bias, cls.seq_relationship.weight" in output
+    assert output.endswith(f"written: {tmp_path / 'out'}\n")
+    folded = LazyFormerModel.from_pretrained(tmp_path / "out").model.state_dict()
+    theirs = load_file(bert / "in" / "model.safetensors")
+    first = theirs["bert.embeddings.token_type_embeddings.weight"][0]
+    assert torch.equal(folded[PER_POSITION], theirs["bert.embeddings.position_embeddings.weight"] + first)
+
+
+def test_a_bert_starts_a_model_of_another_pattern(bert, tmp_path):
+    run(bert / "in", tmp_path / "out", "--sublayer-pattern", "M2")
+    hub, before = (LazyFormerModel.from_pretrained(folder) for folder in (tmp_path / "out", bert / "out"))
+    assert hub.model.cfg.sublayer_pattern == "M2" and hub.model.cfg.token_types == 2
+    ours, theirs = hub.model.state_dict(), before.model.state_dict()
+    place = "encoder.sentence_encoder.sublayers.2.inner"
+    assert torch.equal(ours[f"{place}.v_proj.weight"], theirs[f"{place}.qkv_proj.weight"].chunk(3)[2])
+    assert torch.equal(ours["classification_heads.pooler.dense.bias"], theirs["classification_heads.pooler.dense.bias"])
+    assert (tmp_path / "out" / "warm_start.json").is_file()
+
+
+def test_checkpoints_of_this_package_are_read_too(bert, tmp_path):
+    fixture = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+    run(fixture, tmp_path / "out")
+    assert same(LazyFormerModel.from_pretrained(tmp_path / "out"), LazyFormerModel.from_pretrained(fixture))
+    run(bert / "out" / "model.safetensors", tmp_path / "again")
+    assert same(LazyFormerModel.from_pretrained(tmp_path / "again"), LazyFormerModel.from_pretrained(bert / "out"))

@@ -1,0 +1,95 @@
+"""What tools make of exported models: one graph for inputs of any size, by torch.export, ONNX and torch.compile."""
+
+from typing import Any
+
+import pytest
+import torch
+from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
+from exported_blocks import FFN, KINDS, buckets_of, pattern_of
+from torch import Tensor
+
+from lazyformer_fairseq.huggingface.export.plan import plan_as_json
+from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.modelling.heads import LazyFormerForMaskedLM
+
+OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
+# Reformer draws random numbers by a generator, of which torch.compile and ONNX have none.
+STATIC = [settings for settings in OF_EACH_KIND if "buckets" not in settings]
+
+
+def model(settings: str, attention: str = "sdpa") -> LazyFormerForMaskedLM:
+    torch.manual_seed(1)
+    return LazyFormerForMaskedLM(
+        LazyFormerConfig(
+            vocab_size=WORDS,
+            hidden_size=WIDTH,
+            intermediate_size=FFN,
+            num_attention_heads=HEADS,
+            max_position_embeddings=TOKENS,
+            plan=plan_as_json(pattern_of(settings)),
+            relative_position_buckets=buckets_of(settings),
+            initializer_range=0.5,
+            attn_implementation=attention,
+        )
+    ).eval()
+
+
+def texts(batch: int, time: int, settings: str) -> dict[str, Tensor]:
+    """Ids and masks, with padding before the first text and behind the second."""
+    ids = torch.randint(3, WORDS, (batch, time), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    mask[0, :2] = mask[1, time - 3 :] = 0
+    given = {"global_attention_mask": (ids % 3 == 0).long()} if "given" in settings else {}
+    return {"input_ids": ids, "attention_mask": mask, **given}
+
+
+def exported(network: LazyFormerForMaskedLM, settings: str) -> torch.export.ExportedProgram:
+    given = texts(3, 9, settings)
+    any_size = {name: dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for name in given}
+    return torch.export.export(network, (), given, dynamic_shapes=any_size, strict=False)
+
+
+def compare(found: Any, network: LazyFormerForMaskedLM, settings: str) -> None:
+    """For a longer and larger batch than the graph was made with."""
+    given = texts(4, TOKENS, settings)
+    is_text = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected = network(**given).logits
+        torch.testing.assert_close(found(given)[is_text], expected[is_text], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in OF_EACH_KIND)])
+def test_torch_exports_one_graph_for_all_sizes(settings):
+    network = model(settings)
+    graph = exported(network, settings).module()
+    compare(lambda given: graph(**given).logits, network, settings)
+
+
+@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in STATIC)])
+def test_torch_compile_sees_one_graph(settings):
+    network = model(settings)
+    compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="eager")
+    compare(lambda given: compiled(**given).logits, network, settings)
+
+
+@pytest.mark.slow
+def test_torch_compile_compiles_it():
+    network = model("")
+    compiled = torch.compile(network, dynamic=True)
+    compare(lambda given: compiled(**given).logits, network, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", *STATIC])
+def test_onnx_computes_the_same(settings, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    network, path = model(settings), str(tmp_path / "model.onnx")
+    torch.onnx.export(exported(network, settings), f=path, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(given: dict[str, Tensor]) -> Tensor:
+        return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
+
+    compare(run, network, settings)

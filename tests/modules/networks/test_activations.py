@@ -1,0 +1,39 @@
+"""Activations by name, against their formulas."""
+
+import math
+
+import pytest
+import torch
+from helpers import dictionary_of
+
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
+from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+
+X = torch.linspace(-5, 5, 101, dtype=torch.float64)
+FORMULAS = {
+    "gelu": X * (1 + torch.erf(X / math.sqrt(2))) / 2,
+    "gelu_tanh": X * (1 + torch.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3))) / 2,
+    "relu": torch.where(X > 0, X, 0),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_formulas(name):
+    torch.testing.assert_close(ACTIVATIONS[name](X), FORMULAS[name])
+
+
+def test_the_two_forms_of_gelu_can_be_told_apart():
+    assert (FORMULAS["gelu"] - FORMULAS["gelu_tanh"]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_sublayers_and_head_have_each_their_own(name):
+    sizes = {"encoder_embed_dim": 8, "encoder_attention_heads": 2, "encoder_ffn_embed_dim": 8}
+    model = LazyFormerModel(LazyFormerConfig("ff", activation_fn=name, **sizes), dictionary_of(9))
+    assert {each.activation for each in model.modules() if isinstance(each, FeedForward)} == {ACTIVATIONS[name]}
+    assert model.encoder.lm_head.activation is ACTIVATIONS["gelu"]
+    model = LazyFormerModel(LazyFormerConfig("ff", head_activation_fn=name, **sizes), dictionary_of(9))
+    assert {each.activation for each in model.modules() if isinstance(each, FeedForward)} == {ACTIVATIONS["gelu"]}
+    assert model.encoder.lm_head.activation is ACTIVATIONS[name]

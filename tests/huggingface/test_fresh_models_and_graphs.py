@@ -65,7 +65,8 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
     compare(lambda given: graph(**given).logits, network, settings)
 
 
-@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in STATIC)])
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", *STATIC])
 def test_torch_compile_sees_one_graph(settings):
     network = model(settings)
     compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="eager")

@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
 
 from lazyformer_fairseq.criterions.continued_masked_lm import (
     ContinuedMaskedLMConfig,
@@ -281,6 +282,22 @@ def test_in_half_precision_the_original_is_too(tmp_path, precision):
         losses.append(criterion(model, make_batch())[0].float())
         losses[-1].backward()
     torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)
+
+
+def test_processes_must_not_wait_for_sublayers_that_stand_aside(tmp_path):
+    made = [make_model("sflf", 2), replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, criterion = made
+        with pytest.raises(UserError, match="add --find-unused-parameters"):
+            criterion(DistributedDataParallel(model), make_batch())
+        patient = DistributedDataParallel(model, find_unused_parameters=True)
+        for updates in (0, 50):
+            model.set_num_updates(updates)
+            criterion(patient, make_batch())[0].backward()
+        assert model.encoder.sentence_encoder.sublayers[2].inner.v_proj.weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_only_updates_without_old_sublayers_are_compiled(tmp_path, monkeypatch):

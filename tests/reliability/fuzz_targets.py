@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 from helpers import write_toy_glue
+from other_tokenizers import write_bert_files, write_roberta_files
 
 from lazyformer_fairseq.corpus.readers.blocks import Piece
 from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
@@ -28,6 +29,9 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library.tokenizer import PIECES_FILE, LibraryTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import read_index
@@ -75,6 +79,7 @@ def make_targets(folder: Path, corpus: Path, exported: Path) -> dict[str, Target
         **_tsv_targets(folder / "glue", 3_000),
         **_corpus_targets(folder, corpus),
         **_tokenizer_targets(folder / "tokenizer", corpus / "tokenizer"),
+        **_other_tokenizer_targets(folder / "other_tokenizer"),
         **_exported_targets(folder / "exported", exported),
         "prepared GLUE manifest": _prepared_target(folder / "prepared", corpus),
         **_result_targets(folder / "results"),
@@ -154,6 +159,38 @@ def _tokenizer_targets(folder: Path, tokenizer: Path) -> dict[str, Target]:
         name: Target(lambda content, name=name: read(name, content), (contents[name],), inputs)
         for name, inputs in ((SETTINGS_FILE, 2_000), (MODEL_FILE, 2_000))
     }
+
+
+def _other_tokenizer_targets(folder: Path) -> dict[str, Target]:
+    """Each of the files that came with a BERT or a RoBERTa alone, and of the folder that is made of them."""
+    bert, roberta, whole = write_bert_files(folder / "bert"), write_roberta_files(folder / "roberta"), folder / "whole"
+    (bert / "config.json").write_text('{"vocab_size": 200, "pad_token_id": 0}')
+    made = adopt_tokenizer(bert, folder / "made").folder
+    whole.mkdir()
+    LibraryTokenizer.load(made).write_for_transformers(whole)
+
+    def adopt(path: Path) -> None:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        adopt_tokenizer(path.parent, folder / "out")
+
+    def load(path: Path) -> None:
+        if path.name != SETTINGS_FILE:
+            settings = json.loads((path.parent / SETTINGS_FILE).read_bytes())
+            settings["sha256"][path.name] = _sha256(path.read_bytes())
+            (path.parent / SETTINGS_FILE).write_text(json.dumps(settings))
+        load_tokenizer(path.parent)
+
+    targets = {}
+    for read, source, names in (
+        (adopt, whole, ("tokenizer.json", "tokenizer_config.json")),
+        (adopt, bert, ("vocab.txt", "config.json")),
+        (adopt, roberta, ("vocab.json", "merges.txt")),
+        (load, made, (PIECES_FILE, SETTINGS_FILE)),
+    ):
+        for name in names:
+            path = Path(shutil.copytree(source, folder / f"{source.name} {name}")) / name
+            targets[f"{name} of {source.name}"] = _file_target(path, read, (path.read_bytes(),), 1_000)
+    return targets
 
 
 def _exported_targets(folder: Path, exported: Path) -> dict[str, Target]:

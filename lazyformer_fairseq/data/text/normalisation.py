@@ -14,6 +14,7 @@ from sacremoses import MosesDetokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 from lazyformer_fairseq.data.text.moses_words import moses_words
+from lazyformer_fairseq.data.text.places import Span, places_of
 from lazyformer_fairseq.errors import UserError
 
 MASK = "<mask>"
@@ -117,6 +118,22 @@ class TextNormaliser:
         parts[0::2] = map(self._normalise_plain, parts[0::2])
         parts[1::2] = map(str.lower, parts[1::2])
         return " ".join(filter(None, parts))
+
+    def with_places(self, text: str) -> tuple[str, list[Span]]:
+        """What calling this returns, and for each of its characters the span of `text` that it came from."""
+        words: list[str] = []
+        places: list[Span] = []
+        start = 0
+        for number, part in enumerate(self._symbol.split(text)):
+            made = part.lower() if number % 2 else self._normalise_plain(part)
+            if made:
+                if words:
+                    places.append((start, start))
+                words.append(made)
+                found = [(at, at + 1) for at in range(len(part))] if number % 2 else places_of(made, part)
+                places += [(start + first, start + last) for first, last in found]
+            start += len(part)
+        return " ".join(words), places
 
     def _normalise_plain(self, text: str) -> str:
         words = self._words(text)

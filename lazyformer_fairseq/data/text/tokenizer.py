@@ -33,6 +33,7 @@ from lazyformer_fairseq.data.text.normalisation import (
     TextSettings,
     symbol_pattern,
 )
+from lazyformer_fairseq.data.text.places import Span, cover, places_of, spans_of_parts
 from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json
@@ -182,6 +183,45 @@ class Tokenizer(TextTokenizer):
             elif part := part.strip():
                 ids.extend(self._id_of_piece[self._model.encode(part)].tolist())
         return ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
+        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last.
+
+        What stands there, normalised, is what the piece spells. Where a quote and a mark have changed places, each has
+        its own place; a piece that is the space before a word alone has none, an empty span where the word starts.
+        """
+        words, places = self.normalise.with_places(text)
+        ids: list[int] = []
+        spans: list[Span] = []
+        start = 0
+        for number, part in enumerate(self._symbol.split(words)):
+            inside = places[start : start + len(part)]
+            start += len(part)
+            if number % 2:
+                ids.append(self._index[part.lower()])
+                spans.append((inside[0][0], inside[-1][1]))
+            elif part.strip():
+                numbers = self._model.encode(part.strip())
+                ids += self._id_of_piece[numbers].tolist()
+                first = len(part) - len(part.lstrip())
+                spans += self._spans_of_pieces(numbers, part.strip(), inside[first:])
+        return ids, spans
+
+    def _spans_of_pieces(self, numbers: list[int], words: str, places: list[Span]) -> list[Span]:
+        """For each piece the span of its characters, of which `places` has those of the words."""
+        names = self._model.encode(words, out_type=str)
+        pieces = [
+            bytes([int(name[3:5], 16)]) if self._model.is_byte(number) else name.replace(SPACE, " ").encode()
+            for number, name in zip(numbers, names, strict=True)
+        ]
+        written = b"".join(pieces).decode(errors="replace")
+        plain = f" {words}".replace(SPACE, " ")
+        starts_at = places[0][0]
+        of_plain = [(starts_at, starts_at), *places]
+        if written != plain:  # the model has a normalisation of its own
+            covered = [cover(of_plain[first:last]) for first, last in places_of(written, plain)]
+            of_plain = [span or (starts_at, starts_at) for span in covered]
+        return spans_of_parts(written, of_plain, [len(piece) for piece in pieces])
 
     @cached_property
     def _id_of_number(self) -> np.ndarray:

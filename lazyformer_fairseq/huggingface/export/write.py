@@ -48,8 +48,7 @@ def export_to_huggingface(
     form = choose_form(source, form)
     with whole_folder(Path(out)) as unfinished:
         model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
-        types = {"token_types": True} if source.cfg.token_types else {}
-        write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, **types)
+        write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
         (unfinished / CARD_FILE).write_text(model_card(source, form, Path(out).name), encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form

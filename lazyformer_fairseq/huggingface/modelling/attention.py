@@ -219,4 +219,7 @@ def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
 
 def merge_heads(x_BNTD: Tensor) -> Tensor:
     """(B, N, T, D) -> (B, T, C)."""
-    return x_BNTD.transpose(1, 2).flatten(2)
+    x_BTND = x_BNTD.transpose(1, 2)
+    if torch.compiler.is_compiling():  # a graph must not count on the layout that one attention function returns
+        x_BTND = x_BTND.clone(memory_format=torch.contiguous_format)
+    return x_BTND.flatten(2)

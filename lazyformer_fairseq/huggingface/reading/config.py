@@ -19,8 +19,9 @@ class Described:
     Attributes:
         options: of our model, but for those that the weights decide.
         layers: how many.
-        positions: rows of their table.
-        padding: id of the padding symbol; None where it says nothing, and need not.
+        positions, token_types: rows of their tables; 0 for a family without token types.
+        padding: id of the padding symbol.
+        is_tied: whether the masked-LM head's output is the word embedding without saying so.
         architecture: transformers' name of the class, "" where it says nothing.
     """
 
@@ -29,7 +30,9 @@ class Described:
     layers: int
     vocab_size: int
     positions: int
+    token_types: int
     padding: int
+    is_tied: bool
     architecture: str
 
     @property
@@ -105,7 +108,9 @@ def describe(folder: Path) -> Described:
         layers=layers,
         vocab_size=config.whole("vocab_size"),
         positions=config.whole(keys["positions"]),
+        token_types=config.whole("type_vocab_size", 2) if family.embeddings[2] else 0,
         padding=padding,
+        is_tied=config.values.get("tie_word_embeddings", True) is not False,
         architecture=_architecture(config),
     )
     if described.positions <= described.first_position:

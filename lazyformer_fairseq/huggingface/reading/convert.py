@@ -64,10 +64,12 @@ class Conversion:
         width = described.options["encoder_embed_dim"]
         self._expect(words, (described.vocab_size, width), "vocab_size and the width")
         self._expect(positions, (described.positions, width), "the positions and the width")
-        rows = self._shape(types)[0] if family.embeddings[2] else 0
+        rows = described.token_types
+        if rows:
+            self._expect(types, (rows, width), "type_vocab_size and the width")
         self.token_types = rows if token_types == KEEP or (token_types == AUTO and rows > 1) else 0
         self._folded = types if rows and not self.token_types else None
-        self.has_lm_head = any(name.startswith(f"{family.head[0]}.") for name in self._name_of)
+        self.has_lm_head = any(name.startswith(family.head) for name in self._name_of)
         self.classes = self._count_classes()
         self.has_pooler = bool(family.pooler) and f"{family.pooler}.weight" in self._name_of
         self.places = dict(self._find_places())
@@ -148,9 +150,11 @@ class Conversion:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._name_of:
+            family = self.described.family
+            is_encoders = name.startswith(("embeddings.", f"{family.layers}.", family.pooler or "pooler."))
             raise UserError(
-                f"{self.weights.folder}: lacks the weight {self.described.family.prefix}{name}; download the folder "
-                "again, or save the model with transformers' save_pretrained"
+                f"{self.weights.folder}: lacks the weight {family.prefix if is_encoders else ''}{name}; download the "
+                "folder again, or save the model with transformers' save_pretrained"
             )
         return self.weights.shapes[self._name_of[name]]
 
@@ -169,6 +173,8 @@ class Conversion:
             return 0
         for name in ("classifier.out_proj.weight", "classifier.weight"):
             if name in self._name_of and "pre_classifier.weight" not in self._name_of:
+                if 0 in self._shape(name) or not self._shape(name):
+                    raise UserError(f"{self.weights.folder}: {name} is {self._shape(name)}; download the folder again")
                 return self._shape(name)[0]
         return 0
 
@@ -227,6 +233,8 @@ class Conversion:
     def _check_decoder(self, found: dict[str, Tensor]) -> None:
         """Raises a UserError where the head's output is not the word embedding, or it has two biases."""
         _, _, bias, decoder = self.described.family.head
+        if not self.described.is_tied:
+            self._shape(f"{decoder}.weight")  # must be there
         for name, ours in ((f"{decoder}.weight", WORDS), (f"{decoder}.bias", f"{HEAD}bias")):
             if name in self._name_of and not (
                 self._shape(name) == found[ours].shape and torch.equal(self._read(name), found[ours])

@@ -29,8 +29,17 @@ NOT_TAKEN = r"(?:\A|(?!\G))"
 WHITESPACE = character_class(character for character in map(chr, range(0x3001)) if character.isspace())
 DECIMALS = character_class(character for character in map(chr, range(0x110000)) if character.isdecimal())
 
-# What sacremoses writes with groups, in its own words, and the same by lookaround.
-RULES_WITH_GROUPS = {
+# What sacremoses writes with groups, in its own words, and the same by lookaround. Others, of several characters, would
+# do as they are, but the offsets would be those of the last one.
+REWRITTEN = {
+    (r"\( ", r"("): [(r"\(\K ", "")],
+    ("\u00a0«\u00a0", '"'): [("\u00a0«\\K\u00a0", MARK), (f"\u00a0«(?={MARK})", '"'), (MARK, "")],
+    ("«\u00a0", '"'): [("«\\K\u00a0", MARK), (f"«(?={MARK})", '"'), (MARK, "")],
+    ("\u00a0»\u00a0", '"'): [("\u00a0»\\K\u00a0", MARK), (f"\u00a0»(?={MARK})", '"'), (MARK, "")],
+    ("nº\u00a0", "nº "): [("nº\\K\u00a0", " ")],
+    ("\u00a0ºC", " ºC"): [("\u00a0(?=ºC)", " ")],
+    ("\u00a0cm", " cm"): [("\u00a0(?=cm)", " ")],
+    (",\u00a0", ", "): [(",\\K\u00a0", " ")],
     (r"\) ([.!:?;,])", r")\g<1>"): [(r"\)\K (?=[.!:?;,])", "")],
     (r"(\d) %", r"\g<1>%"): [(rf"(?<=[{DECIMALS}]) (?=%)", "")],
     ("([a-zA-Z])‘([a-zA-Z])", r"\g<1>'\g<2>"): [],  # all others become ' as well, a rule later
@@ -68,8 +77,8 @@ def punctuation_rules(language: str) -> list[Rule]:
     """
     rules = []
     for pattern, content in MosesPunctNormalizer(language).substitutions:
-        if (pattern, content) in RULES_WITH_GROUPS:
-            rules += RULES_WITH_GROUPS[pattern, content]
+        if (pattern, content) in REWRITTEN:
+            rules += REWRITTEN[pattern, content]
         elif "\\g<" in content:
             raise UserError(
                 f"sacremoses normalises {pattern!r} to {content!r}, a rule of another version than those that can be "

@@ -132,6 +132,24 @@ def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
     assert 0.01 < ours["encoder.lm_head.dense.weight"].std() < 0.03
 
 
+@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
+def test_models_with_robertas_layers_are_read_as_one(tmp_path, kind):
+    theirs = save_tiny(tmp_path / "in", "RobertaForMaskedLM")
+    config = tmp_path / "in" / "config.json"
+    config.write_text(config.read_text().replace('"model_type": "roberta"', f'"model_type": "{kind}"'))
+    ids = torch.randint(6, ROWS, (2, 9))
+    with torch.no_grad():
+        assert_close(imported(tmp_path / "in").model(ids)[0], theirs(ids).logits, **EXACT)
+
+
+def test_a_folder_of_links_is_read_as_the_hubs_cache_has_them(tmp_path):
+    save_tiny(tmp_path / "blobs")
+    (tmp_path / "in").mkdir()
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "in" / file.name).symlink_to(Path("..", "blobs", file.name))
+    assert len(imported(tmp_path / "in").fill_mask("the [MASK] sat", topk=2)) == 2
+
+
 @pytest.mark.parametrize("form", ["sharded", "bin", "old bin", "bin in shards", "old names", "half", "without prefix"])
 def test_every_form_of_weights_is_read(tmp_path, form):
     theirs = save_tiny(tmp_path / "in", "BertModel" if form == "without prefix" else "BertForMaskedLM")

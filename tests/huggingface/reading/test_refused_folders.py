@@ -118,7 +118,7 @@ def put(name: str, value: torch.Tensor) -> Callable:
         (drop("bert.embeddings.LayerNorm.weight"), "lacks the weight bert.embeddings.LayerNorm.weight"),
         (
             drop("cls.predictions.transform.LayerNorm.bias"),
-            "lacks the weight .*cls.predictions.transform.LayerNorm.bias",
+            "lacks the weight cls.predictions.transform.LayerNorm.bias",
         ),
         (put("bert.encoder.layer.0.adapter.weight", torch.ones(3)), "adapter.weight, which no model of ours has"),
         (put("bert.encoder.layer.0.output.dense.weight", torch.ones(48, 32)), r"is \(48, 32\), by config.json it must"),
@@ -131,6 +131,9 @@ def put(name: str, value: torch.Tensor) -> Callable:
             put("bert.encoder.layer.0.output.dense.bias", torch.ones(32).to(torch.float8_e4m3fn)),
             "holds F8_E4M3; give the model before it was quantised",
         ),
+        (put("bert.embeddings.token_type_embeddings.weight", torch.tensor(1.0)), "type_vocab_size and the width are"),
+        (put("bert.embeddings.word_embeddings.weight", torch.tensor(1.0)), "vocab_size and the width are"),
+        (drop("cls.predictions.transform.dense.weight"), "lacks the weight cls.predictions.transform.dense.weight"),
         (put("embeddings.LayerNorm.weight", torch.ones(32)), "are the same weight; keep one"),
         (put("cls.predictions.decoder.weight", torch.ones(80, 32)), "differs from the word embeddings"),
         (put("cls.predictions.decoder.bias", torch.ones(80)), "decoder.bias differs from cls.predictions.bias"),
@@ -139,6 +142,20 @@ def put(name: str, value: torch.Tensor) -> Callable:
 def test_weights_that_are_not_the_models(folder, change, match):
     change_weights(folder, change)
     refused(folder, match)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 7), (0, 32)])
+def test_a_classifier_of_another_shape(tmp_path, shape):
+    save_tiny(tmp_path / "in", "BertForSequenceClassification")
+    change_weights(tmp_path / "in", put("classifier.weight", torch.ones(shape)))
+    refused(tmp_path / "in", "classifier|which no model of ours has|outputs")
+
+
+def test_a_head_that_is_neither_tied_nor_there(folder):
+    change_config(folder, tie_word_embeddings=False)
+    weights = load_file(folder / SAFE)
+    save_file({name: weight for name, weight in weights.items() if "decoder" not in name}, folder / SAFE)
+    refused(folder, "lacks the weight .*cls.predictions.decoder.weight")
 
 
 @pytest.mark.parametrize("name", [SAFE, PICKLED])

@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from lazyformer_fairseq.data.text.library.recipe import ACCEPTED, build_library, check_recipe, ids_of, library_from
+from lazyformer_fairseq.data.text.library.recipe import (
+    ACCEPTED,
+    build_library,
+    check_recipe,
+    ids_of,
+    library_from,
+    refusals_of_the_library,
+)
 from lazyformer_fairseq.data.text.library.tokenizer import LibraryTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -56,6 +63,8 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         recipe = check_recipe(values)
         ids = ids_of(recipe)
         special = _special_symbols(source, options, ids)
+        if path.name == "vocab.txt":
+            recipe["model"]["unk_token"] = special["unk"]
         recipe = _with_added(recipe, special, options)
         separators, second_type = _joining(recipe, values.get("post_processor"), special, ids)
         described = {"separators": separators, "second_type": second_type}
@@ -187,7 +196,8 @@ def _joining(
     build_library(recipe)  # is the rest all right?
     library = library_from({**recipe, "post_processor": post_processor})
     bos, eos = ids[special["bos"]], ids[special["eos"]]
-    single, pair = library.encode("a"), library.encode("a", "a")
+    with refusals_of_the_library():
+        single, pair = library.encode("a"), library.encode("a", "a")
     around = [
         [index for index, is_special in zip(of.ids, of.special_tokens_mask, strict=True) if is_special]
         for of in (single, pair)

@@ -5,7 +5,8 @@ reaches the library before its type is known here, so no regular expression, fil
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -141,8 +142,15 @@ def library_from(values: Mapping[str, Any]) -> "Tokenizer":
     """UserError where the library does not take the JSON."""
     from tokenizers import Tokenizer
 
-    try:
+    with refusals_of_the_library():
         return Tokenizer.from_str(json.dumps(values))
+
+
+@contextmanager
+def refusals_of_the_library() -> Iterator[None]:
+    """Its errors, and panics of Rust's, as UserErrors."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of Rust's is no Exception
@@ -153,7 +161,7 @@ def _kind_of_model(model: Any) -> str:
     if not isinstance(model, dict):
         raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
     kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # files of old have no type
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         of = " (SentencePiece, as of ALBERT, DeBERTa and XLM-R)" if kind == "Unigram" else ""
         raise UserError(f"its model is {str(kind)[:40]}{of}; {ACCEPTED}")
     return kind
@@ -192,8 +200,8 @@ def _check_vocabulary(vocabulary: Mapping[str, Any]) -> None:
     for symbol, index in vocabulary.items():
         if type(index) is not int or not 0 <= index < MOST_IDS:
             raise UserError(f"the symbol {symbol[:40]!r} has the id {str(index)[:40]}")
-        if "\n" in symbol or "\r" in symbol:
-            raise UserError(f"the symbol {symbol[:40]!r} holds a line break, which dict.txt cannot")
+        if "\n" in symbol or "\r" in symbol or any("\ud800" <= character <= "\udfff" for character in symbol):
+            raise UserError(f"the symbol {symbol[:40]!r} holds a line break or half a character, which dict.txt cannot")
 
 
 def _check_bpe(model: Mapping[str, Any]) -> None:

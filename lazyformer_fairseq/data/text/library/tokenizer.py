@@ -63,8 +63,14 @@ class LibraryTokenizer(TextTokenizer):
         self._names: dict[str, str] = description["special"]
         self.separators, self.second_type = description["separators"], description["second_type"]
         ids = ids_of(recipe)
+        if not 0 < description["rows"] <= MOST_IDS:
+            raise UserError(f"an embedding of {description['rows']} rows: must be 1 to {MOST_IDS}")
         if lacking := sorted(set(self._names.values()) - ids.keys()):
             raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
+        if recipe["model"].get("unk_token") not in (None, self._names["unk"]):
+            raise UserError(
+                f"its model calls an unknown word {recipe['model']['unk_token']!r}, its settings {self._names['unk']!r}"
+            )
         if max(ids.values()) >= description["rows"]:
             raise UserError(
                 f"has ids up to {max(ids.values())}, but the model's embedding has {description['rows']} rows; is it "
@@ -241,7 +247,6 @@ def check_description(path: Path) -> dict[str, Any]:
         and len(set(special.values())) == len(ROLES)
         and isinstance(digests, dict)
         and all(type(description.get(name)) is int for name in ("rows", "separators", "second_type"))
-        and 0 < description["rows"] <= MOST_IDS
         and description["separators"] in (1, 2)
         and description["second_type"] in (0, 1)
     )

@@ -52,9 +52,10 @@ class Dense:
 
     def room(self, piece: Piece, like: Tensor) -> Tensor:
         """Memory for dS of a piece: that of the gradient, where no other piece adds to it."""
-        if self.is_shared or self.is_reversed:
-            return kept_memory.scratch("scores", piece.shape, like)
         part = self._part(self._sums(), piece)
+        has_gaps = part.size(0) > 1 and part.size(1) < self.learned.size(1)  # between sequences, for other heads
+        if self.is_shared or self.is_reversed or has_gaps:
+            return kept_memory.scratch("scores", piece.shape, like)
         return part.view(-1, *part.shape[2:])[..., : piece.keys]
 
     def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthesizers import HEADS, LENGTH, SIZE, SUMS, TERMS, WIDTH, by_model, gradients, network
 
@@ -104,6 +104,7 @@ def reference(model, x, padding, causal):
     elements=st.sampled_from([1, 7, 40, 2**20]),
     seed=st.integers(0, 1000),
 )
+@example(["dense"], False, "materialize", None, False, 2, 4, 40, 0)  # pieces of both sequences and some of the heads
 def test_every_sum_is_that_of_the_equations(
     terms, causal, back_end, padded, biased, batch, time, elements, seed
 ):  # fmt: skip

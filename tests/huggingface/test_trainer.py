@@ -1,0 +1,102 @@
+"""transformers' Trainer fine-tunes what was exported as our task fine-tunes the checkpoint."""
+
+import pytest
+import torch
+from helpers import ROOT, write_toy_glue
+from transformers import Trainer, TrainingArguments
+
+from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq.criterions.glue import GlueCriterion
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+from lazyformer_fairseq.huggingface.modelling import heads
+from lazyformer_fairseq.tasks.glue import GlueConfig, GlueTask
+
+CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned"
+UPDATES, BATCH = 50, 8
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01}
+
+
+@pytest.fixture
+def task(tmp_path):
+    """CoLA in miniature, with the checkpoint's tokenizer."""
+    data = write_toy_glue(tmp_path / "glue") / TASKS["CoLA"].folder
+    cfg = GlueConfig(data=str(data), tokenizer_folder=str(CHECKPOINTS / "tokenizer"), tokens_per_sample=32)
+    cfg.save_dir, cfg.no_save, cfg.seed = str(tmp_path / "run"), True, 1
+    cfg.finetune_from_model, cfg.best_checkpoint_metric, cfg.valid_subset = None, "loss", "valid"
+    cfg.maximize_best_checkpoint_metric = False
+    task = GlueTask.setup_task(cfg)
+    task.load_dataset("train")
+    return task
+
+
+def batches_of(task) -> list[dict]:
+    """One for each update, as the task makes them."""
+    dataset = task.datasets["train"]
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(3)).repeat(10).split(BATCH)
+    return [dataset.collater([dataset[int(index)] for index in indices]) for indices in order[:UPDATES]]
+
+
+def our_losses(task, batches) -> list[float]:
+    """By our model and criterion."""
+    model = LazyFormerModel.from_pretrained(CHECKPOINTS).model.train()
+    for weight in model.parameters():
+        weight.requires_grad_(True)
+    criterion = GlueCriterion(task)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    losses = []
+    for batch in batches:
+        loss, examples, _ = criterion(model, batch)
+        losses.append(float(loss) / examples)
+        optimizer.zero_grad()
+        (loss / examples).backward()
+        optimizer.step()
+    return losses
+
+
+class RecordingTrainer(Trainer):
+    """One of given batches, in order; it keeps the loss of each."""
+
+    def __init__(self, batches, **arguments):
+        super().__init__(**arguments)
+        self.batches, self.losses = batches, []
+
+    def get_train_dataloader(self):
+        return torch.utils.data.DataLoader(self.batches, batch_size=None, shuffle=False)
+
+    def compute_loss(self, model, inputs, return_outputs=False, **others):
+        found = super().compute_loss(model, inputs, return_outputs, **others)
+        self.losses.append(float((found[0] if return_outputs else found).detach()))
+        return found
+
+
+def test_losses_of_fifty_updates_are_equal_on_equal_batches(task, tmp_path):
+    pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    export_to_huggingface(CHECKPOINTS, tmp_path / "exported")
+    model = heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "exported")
+    batches = batches_of(task)
+    given = [
+        {
+            "input_ids": batch["net_input"]["src_tokens"],
+            "attention_mask": batch["net_input"]["src_tokens"].ne(task.dictionary.pad()).long(),
+            "labels": batch["target"],
+        }
+        for batch in batches
+    ]
+    arguments = TrainingArguments(
+        str(tmp_path / "trained"), max_steps=UPDATES, learning_rate=ADAM["lr"], adam_beta2=0.98, adam_epsilon=1e-6,
+        weight_decay=ADAM["weight_decay"], max_grad_norm=0, lr_scheduler_type="constant", report_to=[],
+        use_cpu=True, save_strategy="no", disable_tqdm=True, optim="adamw_torch",
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    trainer = RecordingTrainer(
+        given, model=model, args=arguments, optimizers=(optimizer, schedule), train_dataset=given
+    )
+    trainer.train()
+    wanted = our_losses(task, batches)
+    assert len(trainer.losses) == UPDATES
+    assert wanted[-1] != pytest.approx(wanted[0], abs=0.01), "it learns something"
+    assert trainer.losses == pytest.approx(wanted, abs=1e-4)
+    trainer.save_model(str(tmp_path / "saved"))
+    heads.LazyFormerForSequenceClassification.from_pretrained(tmp_path / "saved")

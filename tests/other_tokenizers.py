@@ -1,9 +1,10 @@
 """Tiny tokenizers of other models, as their folders hold them; made by the library `tokenizers`."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from helpers import toy_texts
@@ -18,17 +19,21 @@ ROBERTA_SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 @cache  # the library's trainer breaks ties by chance
-def word_piece_vocabulary(lower_case: bool = True, size: int = 150) -> dict[str, int]:
+def word_piece_vocabulary(
+    lower_case: bool = True, size: int = 150, texts: Optional[Sequence[str]] = None
+) -> dict[str, int]:
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=BERT_SYMBOLS, show_progress=False)
-    library.train_from_iterator(toy_texts(60), trainer)
+    library.train_from_iterator(texts or toy_texts(60), trainer)
     return library.get_vocab()
 
 
 @cache
-def byte_level_parts(size: int = 330) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def byte_level_parts(
+    size: int = 330, texts: Optional[Sequence[str]] = None
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary and merges, ``<mask>`` last."""
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,7 +43,7 @@ def byte_level_parts(size: int = 330) -> tuple[dict[str, int], list[tuple[str, s
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    library.train_from_iterator(toy_texts(60), trainer)
+    library.train_from_iterator(texts or toy_texts(60), trainer)
     vocabulary = library.get_vocab()
     merges = json.loads(library.to_str())["model"]["merges"]
     return {**vocabulary, "<mask>": len(vocabulary)}, [tuple(pair) for pair in merges]

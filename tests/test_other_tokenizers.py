@@ -190,3 +190,10 @@ def test_wikitext_s_unknown_words_stay_unknown(kind, tmp_path):
         assert tokenizer.mask_index not in tokenizer.encode_normalised(other)
         if unknown:
             assert tokenizer.special.unk in tokenizer.encode_words(sentence.split(" "))[0]
+            assert "" not in step_words(tokenizer, "<unk><unk> <unk>  a <unk>")
+
+
+def step_words(tokenizer, text: str) -> list[str]:
+    document = Document(text=text, id="a:1", metadata={"format": "wikitext"})
+    NormaliseWords(tokenizer.settings).process(document)
+    return document.text.split(" ")

@@ -1,7 +1,5 @@
 """Exported attention computes what ours does: every kind of it, an l and a k above it, padding on either side."""
 
-import dataclasses
-
 import pytest
 import torch
 from every_kind import EXAMPLES, TOKENS, WIDTH
@@ -17,24 +15,6 @@ from exported_blocks import (
     padding,
     pattern_of,
 )
-
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export import plan as exported_plan
-from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
-
-
-@pytest.mark.parametrize("row", ATTENTION_KINDS, ids=lambda row: row.name)
-def test_every_kind_of_attention_has_a_part(row):
-    assert EXAMPLES[row.name]
-    for settings in EXAMPLES[row.name]:
-        assert exported_plan.parts_of(exported_plan.plan_as_json(pattern_of(settings)))
-
-
-def test_a_kind_without_a_part_is_refused_in_words(monkeypatch):
-    new = dataclasses.replace(ATTENTION_KINDS[0], module="unwritten:Window")
-    monkeypatch.setattr(exported_plan, "ATTENTION_KINDS", (new, *ATTENTION_KINDS[1:]))
-    with pytest.raises(UserError, match=r"s\[window=\.\.\.\] cannot be exported .* nobody has written it"):
-        exported_plan.parts_of(exported_plan.plan_as_json("s[window=2]l"))
 
 
 @pytest.mark.parametrize("settings", [*SETTINGS, *combined()])

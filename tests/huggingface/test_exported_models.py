@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 import transformers
-from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, tiny_model
+from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, source_of, tiny_model
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.huggingface.export.write import check_same_outputs
 from lazyformer_fairseq.huggingface.modelling import heads
 from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -33,6 +35,10 @@ def test_every_named_model_is_exact(arch, tmp_path):
         assert len(found.hidden_states) == len(states)
         for one, other in zip(found.hidden_states, states, strict=True):
             assert_close(one[text], other[text])
+    check_same_outputs(source_of(model), exported)
+    exported.lm_head.dense.bias += 0.001
+    with pytest.raises(UserError, match="differ from the checkpoint's"):
+        check_same_outputs(source_of(model), exported)
 
 
 @PADDING

@@ -1,13 +1,14 @@
 """The one file of code: complete, alone, the same each time."""
 
 import ast
+import subprocess
 import sys
 
 import pytest
 from exports import code_in, export_custom, tiny_model
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export.merge import merge, merged_code, read_part
+from lazyformer_fairseq.huggingface.export.merge import WIDTH, merge, merged_code, read_part
 from lazyformer_fairseq.huggingface.export.plan import MODELLING, parts_of, plan_as_json
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, registered
@@ -35,6 +36,13 @@ def test_all_parts_together_need_torch_and_transformers_alone_and_no_name_is_the
     assert {name for name in imported if name not in sys.stdlib_module_names} == {"torch", "transformers"}
     assert sorted(defined) == sorted(set(defined))
     assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree) if node not in tree.body)
+
+
+def test_the_file_is_as_tidy_as_our_own():
+    code = merge(PARTS)
+    assert max(map(len, code.splitlines())) <= WIDTH
+    ruff = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", str(WIDTH), "-"]
+    assert subprocess.run(ruff, input=code, text=True, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -11,7 +11,9 @@ from helpers import train_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from odd_texts import TELLING, lines_of, texts
+from other_tokenizers import word_piece_vocabulary
 
+from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
 from lazyformer_fairseq.data.text.normalisation import KNOWN_LANGUAGES, MASK, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -205,6 +207,7 @@ def test_offsets_of_symbols_and_of_what_moses_changes(fast):
 
 @settings(max_examples=300)
 @given(odd_texts)
+@example("三三 x三, 三'三")
 @example('He said "no", "the dogs \' house" (it\'s $ 5) and "so on')
 def test_same_text_back(ours, fast, text):
     given_ids = ours.encode(text)
@@ -262,3 +265,15 @@ def test_the_files_are_plain(ours, tmp_path):
     assert "auto_map" not in config
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert set(tokenizer("a", "b")["token_type_ids"]) == {0}
+
+
+def test_the_tokenizer_of_a_bert_goes_back_as_it_came(tmp_path):
+    transformers.BertTokenizerFast(vocab=word_piece_vocabulary()).save_pretrained(tmp_path / "bert")
+    adopted = adopt_tokenizer(tmp_path / "bert", tmp_path / "ours")
+    (tmp_path / "out").mkdir()
+    write_tokenizer(adopted, tmp_path / "out", max_length=9, token_types=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    pair = tokenizer("Anna sees", "the garden")
+    assert pair["input_ids"] == adopted.build_input("Anna sees", "the garden")
+    assert set(pair["token_type_ids"]) == {0, 1}
+    assert tokenizer.model_max_length == 9

@@ -84,6 +84,10 @@ class TextTokenizer(ABC):
         """:meth:`encode` for what :attr:`normalise` returned."""
 
     @abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+
+    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text of ids; ``<s>``, ``</s>`` and ``<pad>`` are left out, the other symbols stay."""
 

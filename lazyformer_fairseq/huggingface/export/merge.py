@@ -1,6 +1,7 @@
 """One file of modelling code from the parts that a plan needs."""
 
 import ast
+import sys
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from lazyformer_fairseq.huggingface.export.plan import MODELLING, parts_of
 
 ROOTS = ("heads",)  # and what they import
+WIDTH = 120  # of a line
 HEADER = '''"""A model made by lazyformer_fairseq, for transformers 4.57 and 5. It needs torch besides, no more.
 
 `lazyformer export --to huggingface` merged this file from the parts that the model's pattern needs. MIT license.
@@ -78,7 +80,16 @@ def _as_written(alias: ast.alias) -> str:
 
 
 def _import_lines(imports: Iterable[tuple[str, str]]) -> str:
+    """The standard library's first, then the others'."""
     names: dict[str, list[str]] = {}
     for module, name in sorted(imports):
         names.setdefault(f"from {module} import " if name else f"import {module}", []).append(name)
-    return "\n".join(start + ", ".join(found) for start, found in names.items())
+    lines = {start: _wrapped(start, found) for start, found in names.items()}
+    is_standard = {start: start.split()[1].partition(".")[0] in sys.stdlib_module_names for start in lines}
+    groups = ([line for start, line in lines.items() if is_standard[start] == first] for first in (True, False))
+    return "\n\n".join("\n".join(group) for group in groups)
+
+
+def _wrapped(start: str, names: Iterable[str]) -> str:
+    line = start + ", ".join(names)
+    return line if len(line) <= WIDTH else f"{start}(\n" + "".join(f"    {name},\n" for name in names) + ")"

@@ -77,12 +77,16 @@ class FusedDistribution(NamedTuple):
         """(B, N, T, D)."""
         of = self.attention
         function = ALL_ATTENTION_FUNCTIONS[of.shared.attention]
-        added = None if of.added_BNTK is None else of.added_BNTK.to(of.q_BNTD.dtype)
+        added, is_blind = of.added_BNTK, None
+        if of.may_be_blind:
+            added, is_blind = _without_blind_rows(added)
+        added = None if added is None else added.to(of.q_BNTD.dtype)
         scaling = 1 / math.sqrt(of.q_BNTD.size(-1))
         output_BTND, _ = function(
             self.owner, of.q_BNTD, of.k_BNKD, v_BNKD, added, dropout=dropout, scaling=scaling, is_causal=False
         )
-        return output_BTND.transpose(1, 2)
+        output_BNTD = output_BTND.transpose(1, 2)
+        return output_BNTD if is_blind is None else output_BNTD.masked_fill(is_blind, 0)
 
 
 class Attended(NamedTuple):
@@ -142,8 +146,12 @@ class AttentionSublayer(Sublayer):
                 self.value_makers[name] = maker
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def init_own_weights(self, std: float) -> None:
-        """Of new models: what a kind of attention has beside a projection starts as its copy."""
+    def start_copies(self, std: float) -> None:
+        """Of new models: what a kind of attention has beside a projection starts as its copy.
+
+        transformers initialises modules with weights of their own alone: the projection, the sublayer's last one, has
+        this as its `init_own_weights`.
+        """
         for module in self.modules():
             for name, projection in getattr(module, "copies", {}).items():
                 own = getattr(module, name, None)
@@ -203,8 +211,14 @@ def _weights(attention: Attention) -> Tensor:
         return attention.entmax(scores, attention.exponent_N)
     if not attention.may_be_blind:
         return scores.softmax(-1)
-    is_blind = (scores == float("-inf")).all(-1, keepdim=True)  # softmax would make NaN of it
-    return scores.masked_fill(is_blind, 0).softmax(-1).masked_fill(is_blind, 0)
+    scores, is_blind = _without_blind_rows(scores)
+    return scores.softmax(-1).masked_fill(is_blind, 0)
+
+
+def _without_blind_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """With 0 in rows that are -inf throughout, of which softmax would make NaN; and which rows those are."""
+    is_blind = (scores == float("-inf")).all(-1, keepdim=True)
+    return scores.masked_fill(is_blind, 0), is_blind
 
 
 def probabilities_of(distribution: Any, batch: int) -> Tensor:

@@ -15,6 +15,7 @@ class LazyAttention(AttentionSublayer):
     def __init__(self, config: PretrainedConfig, planned: PlannedSublayer):
         super().__init__(config, planned, shaper=planned.giver)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj.init_own_weights = self.start_copies
 
     def projection(self, name: str) -> tuple[Tensor, Tensor]:
         return self.v_proj.weight, self.v_proj.bias

@@ -21,6 +21,7 @@ class SelfAttention(AttentionSublayer):
         width = config.hidden_size
         self.widths = [width * ("queries" in projected), width * ("keys" in projected), width]
         self.qkv_proj = nn.Linear(width, sum(self.widths))
+        self.qkv_proj.init_own_weights = self.start_copies
 
     def forward(self, x_BTC: Tensor, below: dict[str, Any], shared: Shared) -> tuple[Tensor, dict[str, Any]]:
         q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared)

@@ -5,6 +5,7 @@ marks and their spaces go. The first rule that fits a word decides, as in sacrem
 """
 
 from sacremoses import MosesDetokenizer
+from sacremoses.util import CJKChars
 from tokenizers import Regex, decoders
 
 from lazyformer_fairseq.data.text.moses_words import character_class
@@ -37,7 +38,9 @@ def _replace(rule: Rule) -> decoders.Replace:
 def _joining_rules(language: str) -> list[Rule]:
     letters = character_class(MosesDetokenizer.IsAlpha)
     opening = rf"[{character_class(MosesDetokenizer.IsSc)}(\[{{¿¡]+"
+    cjk = "".join(f"{chr(first)}-{chr(last)}" for first, last in CJKChars.ranges)
     rules = [
+        *([] if language == "ko" else [Rule(f"(?<=[{cjk}]) (?=[{cjk}])", "")]),
         Rule(rf"{START}{opening}\K{END}", TO_THE_RIGHT),
         Rule(rf"{START}(?=[,.?!:;\\%}}\])]+{END})", TO_THE_LEFT),
     ]

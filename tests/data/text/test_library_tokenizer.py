@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import random
 import shutil
 from pathlib import Path
 
@@ -244,6 +245,30 @@ def test_a_pair_is_cut_at_the_longer_text(first, second, longest, separators):
         max(reversed(kept), key=len).pop()
     ids = np.array([bos, *[1] * first, *[eos] * separators, *[2] * second, eos])
     assert cut_input(ids, longest, eos).tolist() == [bos, *kept[0], *[eos] * separators, *kept[1], eos]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_100_000_lines_of_real_text(real_data, tmp_path, kind):
+    """Wikipedia, novels and GLUE: none of the lines has other ids, encoded whole or by its distinct words."""
+    files = [path for ending in ("tokens", "txt", "tsv") for path in sorted(real_data.rglob(f"*.{ending}"))]
+    lines = [line[:2000] for path in files for line in path.read_text(errors="replace").split("\n") if line.strip()]
+    lines = random.Random(1).sample(lines, 100_000)
+    if kind == "bert":
+        theirs = transformers.BertTokenizerFast(vocab=word_piece_vocabulary(True, 30_522, tuple(lines[:20_000])))
+    else:
+        vocabulary, merges = byte_level_parts(50_264, tuple(lines[:20_000]))
+        theirs = transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = adopt_tokenizer(tmp_path / "theirs", tmp_path / "ours")
+    words = [ours.normalise(line, keep_unknown=kind == "roberta").split(" ") for line in lines]
+    distinct = list({word for of_line in words for word in of_line})
+    ids, lengths = ours.encode_words(distinct)
+    ids_of = dict(zip(distinct, np.split(ids, np.cumsum(lengths)[:-1]), strict=True))
+    for line, of_line in zip(lines, words, strict=True):
+        wanted = theirs.backend_tokenizer.encode(line, add_special_tokens=False).ids
+        assert ours.encode(line) == wanted, line
+        assert [index for word in of_line for index in ids_of[word].tolist()] == wanted, line
 
 
 def broken(tmp_path: Path, change) -> Path:

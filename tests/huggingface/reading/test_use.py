@@ -13,7 +13,10 @@ from click.testing import CliRunner
 from helpers import ROOT, toy_texts, write_toy_glue
 from safetensors.torch import load_file
 from tiny_berts import save_tiny
+from torch.testing import assert_close
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+import lazyformer_fairseq.huggingface  # noqa: F401 (registers what is exported)
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -86,6 +89,21 @@ def test_exported_as_bert_it_has_the_same_tensors(bert, tmp_path):
     options = [json.loads((folder / "config.json").read_text()) for folder in (bert / "in", tmp_path / "back")]
     for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "max_position_embeddings", "vocab_size"):
         assert options[0][name] == options[1][name]
+
+
+def test_pairs_keep_their_types_on_the_way_back_from_another_pattern(bert, tmp_path):
+    run(bert / "in", tmp_path / "warm", "--sublayer-pattern", "M2")
+    assert export_to_huggingface(tmp_path / "warm", tmp_path / "back") == "custom"
+    hub = LazyFormerModel.from_pretrained(tmp_path / "warm")
+    batch = AutoTokenizer.from_pretrained(tmp_path / "back")([("the cat", "a dog")], return_tensors="pt")
+    assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 3]
+    ids = batch["input_ids"]
+    with torch.no_grad():
+        expected, _ = hub.model(ids, token_types=batch["token_type_ids"])
+        assert_close(
+            AutoModelForMaskedLM.from_pretrained(tmp_path / "back")(**batch).logits, expected, rtol=0, atol=1e-5
+        )
+        assert not torch.allclose(hub.model(ids)[0], expected, atol=1e-2)
 
 
 def run(*arguments) -> str:

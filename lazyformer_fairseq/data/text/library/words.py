@@ -47,8 +47,10 @@ class LibraryNormaliser:
         """
         if not keep_unknown:
             return self._words(text)
-        parts = map(self._words, text.split(UNKNOWN_OF_CORPUS))
-        return f" {self.settings.unknown} ".join(parts).strip()
+        parts = [
+            part for plain in text.split(UNKNOWN_OF_CORPUS) for part in (self._words(plain), self.settings.unknown)
+        ]
+        return " ".join(filter(None, parts[:-1]))
 
     def _words(self, text: str) -> str:
         if self._normaliser is not None:

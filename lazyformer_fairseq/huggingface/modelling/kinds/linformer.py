@@ -79,7 +79,9 @@ class Text(NamedTuple):
         if padding is None:
             return cls()
         places, first = torch.arange(time, device=padding.device), padding.int().argmin(-1, keepdim=True)
-        return cls(padding, (places + first) % time, (places - first) % time)
+        behind, before = places + first, places - first  # modulo T, which ONNX has for numbers alone
+        comes_from = torch.where(behind < time, behind, behind - time)
+        return cls(padding, comes_from, torch.where(before < 0, before + time, before))
 
     def alone(self, x_BTC: Tensor) -> Tensor:
         """The same with 0 at padding, each text moved to the left."""

@@ -1,4 +1,4 @@
-"""What tools make of exported models: one graph for inputs of any size, by torch.export, ONNX and torch.compile."""
+"""Exported models of each kind of attention: how they start, and one graph by torch.export, ONNX and torch.compile."""
 
 from typing import Any
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.modelling.heads import LazyFormerForMaskedLM
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
 # Reformer draws random numbers by a generator, of which torch.compile and ONNX have none.
 STATIC = [settings for settings in OF_EACH_KIND if "buckets" not in settings]
 
 
-def model(settings: str, attention: str = "sdpa") -> LazyFormerForMaskedLM:
+def model(settings: str, initializer_range: float = 0.5) -> LazyFormerForMaskedLM:
     torch.manual_seed(1)
     return LazyFormerForMaskedLM(
         LazyFormerConfig(
@@ -28,8 +29,7 @@ def model(settings: str, attention: str = "sdpa") -> LazyFormerForMaskedLM:
             max_position_embeddings=TOKENS,
             plan=plan_as_json(pattern_of(settings)),
             relative_position_buckets=buckets_of(settings),
-            initializer_range=0.5,
-            attn_implementation=attention,
+            initializer_range=initializer_range,
         )
     ).eval()
 
@@ -65,7 +65,8 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
     compare(lambda given: graph(**given).logits, network, settings)
 
 
-@pytest.mark.parametrize("settings", ["", *(pytest.param(each, marks=pytest.mark.slow) for each in STATIC)])
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["", *STATIC])
 def test_torch_compile_sees_one_graph(settings):
     network = model(settings)
     compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="eager")
@@ -93,3 +94,31 @@ def test_onnx_computes_the_same(settings, tmp_path):
         return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
 
     compare(run, network, settings)
+
+
+@pytest.mark.parametrize("settings", ["", *OF_EACH_KIND, "synthesizer=factorised_random+fixed,rank=4"])
+def test_fresh_weights_are_drawn_as_ours_are(settings):
+    pattern, buckets = pattern_of(settings), buckets_of(settings)
+    ours = Encoder(pattern, None, WIDTH, FFN, HEADS, max_positions=TOKENS, relative_position_buckets=buckets)
+    ours = ours.apply(init_bert_weights).state_dict()
+    network = model(settings, initializer_range=0.02).lazyformer.state_dict()
+    for name, expected in ours.items():
+        spread = [weight.std().item() if weight.numel() > 1 else 0 for weight in (network[name], expected)]
+        if expected.numel() < 64:  # too few to know more
+            assert (spread[0] > 0) == (spread[1] > 0), name
+        else:
+            assert spread[0] == pytest.approx(spread[1], rel=0.5), name
+
+
+def test_projections_of_global_tokens_start_as_copies():
+    sublayers = model("window=2,global=1").lazyformer.sublayers
+    s, lazy = sublayers[0].inner, sublayers[2].inner
+    q, k, v = s.qkv_proj.weight.chunk(3)
+    window = s.choices["window"]
+    for own, source in (
+        (window.q_proj.weight, q),
+        (window.k_proj.weight, k),
+        (s.value_makers["window"].v_proj.weight, v),
+        (lazy.value_makers["window"].v_proj.weight, lazy.v_proj.weight),
+    ):
+        assert torch.equal(own, source)

@@ -2,7 +2,8 @@
 
 A head of an ``l`` multiplies its values with the distribution of the head of the same number below. Where an ``s``
 becomes an ``l``, its values and its output expect the distributions that its own queries and keys made. Which head is
-which is chance, so we put each head where the distribution that it will read is most like the one that it had.
+which is chance, so we put each head where the distribution that it will read is most like the one that it had: so like
+that what the head adds to the sublayer's output moves least, on real text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
+from torch.nn import functional as F
 from tqdm import tqdm
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -29,15 +31,33 @@ class Pair(NamedTuple):
 
     Attributes:
         index: of the new sublayer.
+        origin: the old sublayer whose values and output it has.
         reads: the new sublayer that it reads.
         own: the old sublayer that made the distribution which its values met.
         giver: the old sublayer whose weights `reads` has.
     """
 
     index: int
+    origin: int
     reads: int
     own: int
     giver: int
+
+
+class Met(NamedTuple):
+    """What the heads of a new sublayer meet, on a batch.
+
+    Attributes:
+        read_BNTK: the distribution that it will read.
+        own_BNTK: the one that its values met in the old model.
+        values_BNKD: these values.
+        out_NCD: what each head's output is multiplied with.
+    """
+
+    read_BNTK: Tensor
+    own_BNTK: Tensor
+    values_BNKD: Tensor
+    out_NCD: Tensor
 
 
 class Match(NamedTuple):
@@ -45,7 +65,7 @@ class Match(NamedTuple):
 
     Attributes:
         order: old head of each new head.
-        plain, matched: mean distance of the distributions before and after, see :func:`distances`.
+        plain, matched: how far the heads' outputs move before and after, root mean square, as a share of their lengths.
     """
 
     order: tuple[int, ...]
@@ -53,6 +73,7 @@ class Match(NamedTuple):
     matched: float
 
 
+@torch.no_grad()
 def match_heads(old: Trained, start: WarmStart, batches: Sequence[Batch]) -> dict[int, Match]:
     """Head orders for the new sublayers that read another distribution than the one that their values met.
 
@@ -71,40 +92,49 @@ def match_heads(old: Trained, start: WarmStart, batches: Sequence[Batch]) -> dic
     if not pairs:
         return {}
     heads = old.cfg.encoder_attention_heads
-    sums = {pair: torch.zeros(heads, heads, dtype=torch.float64) for pair in pairs}
-    queries = 0
+    moves = {pair: torch.zeros(heads, heads, dtype=torch.float64) for pair in pairs}
+    lengths = dict.fromkeys(pairs, 0.0)
     old_model, new_model = old.build(), start.new.build()
     for batch in tqdm(batches, desc="matching heads", unit=" batches", disable=None, leave=False):
         found, is_text = _measure(pairs, old_model, new_model, batch)
-        queries += int(is_text.sum())
-        for pair, (read, own) in found.items():
-            sums[pair] += distances(read, own, is_text).cpu()
-    return {pair.index: _assign(total / queries) for pair, total in sums.items()}
+        for pair, met in found.items():
+            moves[pair] += squared_moves(met, is_text).cpu()
+            lengths[pair] += float(_squared_lengths(met.own_BNTK @ met.values_BNKD, met.out_NCD, is_text).sum())
+    return {pair.index: _assign(moves[pair], lengths[pair]) for pair in pairs}
 
 
-def distances(read_BNTK: Tensor, own_BNTK: Tensor, is_text_BT: Tensor) -> Tensor:
-    """Total variation distances of each head of one distribution and each of another, summed over queries.
+def squared_moves(met: Met, is_text_BT: Tensor) -> Tensor:
+    """How far each head's output moves if it reads each head's distribution: squares, summed over queries.
 
-    The total variation distance, half the sum of absolute differences, bounds how far a head's output moves: by at most
-    twice itself times the longest value.
+    Head n adds P_n V_n O_n to the sublayer's output; reading P_m in place of P_n moves that by (P_m - P_n) V_n O_n.
 
     Args:
         is_text_BT: queries that count.
 
     Returns:
-        (N, N), double precision: rows are heads of `read_BNTK`, columns heads of `own_BNTK`.
+        (N, N), double precision: rows are heads that are read, columns heads that read.
     """
     rows = [
-        ((own_BNTK - read_BNTK[:, head, None]).abs().sum(-1) * is_text_BT[:, None] / 2).sum((0, 2), dtype=torch.float64)
-        for head in range(read_BNTK.size(1))
+        _squared_lengths((met.read_BNTK[:, head, None] - met.own_BNTK) @ met.values_BNKD, met.out_NCD, is_text_BT)
+        for head in range(met.read_BNTK.size(1))
     ]
     return torch.stack(rows)
 
 
-def _assign(distance_NN: Tensor) -> Match:
-    cost = distance_NN.numpy()
+def _squared_lengths(heads_BNTD: Tensor, out_NCD: Tensor, is_text_BT: Tensor) -> Tensor:
+    """Of each head's output (N,), summed over queries."""
+    products_NDD = out_NCD.transpose(1, 2) @ out_NCD  # so that nothing is as large as (B, N, T, C)
+    squares_BNT = ((heads_BNTD @ products_NDD) * heads_BNTD).sum(-1)
+    return (squares_BNT * is_text_BT[:, None]).sum((0, 2), dtype=torch.float64)
+
+
+def _assign(moves_NN: Tensor, length: float) -> Match:
+    cost = moves_NN.numpy()
     rows, columns = linear_sum_assignment(cost)
-    return Match(tuple(map(int, columns)), float(np.trace(cost) / len(cost)), float(cost[rows, columns].mean()))
+    plain, matched = (
+        float(np.sqrt(each.clip(min=0).sum() / length)) for each in (cost.diagonal(), cost[rows, columns])
+    )
+    return Match(tuple(map(int, columns)), plain, matched)
 
 
 def _pairs(old_plan: Sequence[PlannedSublayer], start: WarmStart) -> list[Pair]:
@@ -124,7 +154,7 @@ def _pairs(old_plan: Sequence[PlannedSublayer], start: WarmStart) -> list[Pair]:
             and planned.kind.reads
             and _has_probabilities(new_plan[reads], old_plan[own])
         ):
-            pairs.append(Pair(index, reads, own, giver))
+            pairs.append(Pair(index, origin, reads, own, giver))
     return pairs
 
 
@@ -139,28 +169,31 @@ def _has_probabilities(*sublayers: PlannedSublayer) -> bool:
     return all(choice.has_probabilities for each in sublayers for choice in choice_classes(each.values))
 
 
-@torch.no_grad()
 def _measure(
     pairs: Sequence[Pair], old_model: nn.Module, new_model: nn.Module, batch: Batch
-) -> tuple[dict[Pair, tuple[Tensor, Tensor]], Tensor]:
-    """By pair, the distribution that will be read and the one that was met, (B, N, T, T); and where text is (B, T)."""
+) -> tuple[dict[Pair, Met], Tensor]:
+    """By pair what its heads meet; and where text is (B, T)."""
     old, new = old_model.encoder.sentence_encoder, new_model.encoder.sentence_encoder
     old.lazy_backend = new.lazy_backend = "eager"  # which stores distributions
     tokens_BT = batch["net_input"]["src_tokens"].to(old.embed_tokens.weight.device)
     is_padding = tokens_BT.eq(old.padding_idx)
     padding = (is_padding if bool(is_padding.any()) else None, True)
-    inputs: dict[int, Tensor] = {}
+    inputs: dict[int, Tensor] = {}  # of residual sublayers
+    normed: dict[int, Tensor] = {}  # of what is in them: behind LayerNorm, where that comes first
     made: dict[int, Tensor] = {}
 
     def keep(index: int, args: tuple, output: tuple) -> None:
         inputs[index] = args[0]
-        made[index] = output[1][DISTRIBUTION].probabilities
+        if DISTRIBUTION in output[1]:
+            made[index] = output[1][DISTRIBUTION].probabilities
 
-    needed = {pair.own for pair in pairs} | {pair.giver for pair in pairs}
-    hooks = [
-        old.sublayers[index].register_forward_hook(lambda module, args, output, index=index: keep(index, args, output))
-        for index in needed
-    ]
+    hooks = []
+    for index in {number for pair in pairs for number in (pair.origin, pair.own, pair.giver)}:
+        sublayer = old.sublayers[index]
+        hooks.append(sublayer.register_forward_hook(lambda _, args, output, index=index: keep(index, args, output)))
+        hooks.append(
+            sublayer.inner.register_forward_pre_hook(lambda _, args, index=index: normed.update({index: args[0]}))
+        )
     try:
         x = old.embed(tokens_BT)
         old.run(x, old.context(x, 0, *padding, global_positions(old, tokens_BT)))
@@ -172,7 +205,20 @@ def _measure(
         reads: new.sublayers[reads](inputs[giver], {}, shared)[1][DISTRIBUTION].probabilities
         for reads, giver in {(pair.reads, pair.giver) for pair in pairs}
     }
-    return {pair: (read[pair.reads], made[pair.own]) for pair in pairs}, ~is_padding
+    return {
+        pair: Met(read[pair.reads], made[pair.own], *_values_and_output(old, pair.origin, normed[pair.origin]))
+        for pair in pairs
+    }, ~is_padding
+
+
+def _values_and_output(encoder: Encoder, index: int, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+    """The values (B, N, T, D) that a sublayer projects from its input, and its output projection by head (N, C, D)."""
+    inner = encoder.sublayers[index].inner
+    name, number, parts = inner.parts(encoder.plan[index])["v"]
+    projection = inner.get_submodule(name)
+    weight, bias = (each.chunk(parts)[number] for each in (projection.weight, projection.bias))
+    values_BNTD = F.linear(x_BTC, weight, bias).unflatten(-1, (encoder.num_heads, -1)).transpose(1, 2)
+    return values_BNTD, inner.out_proj.weight.unflatten(1, (encoder.num_heads, -1)).transpose(0, 1)
 
 
 def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
@@ -193,7 +239,7 @@ def start_with_matched_heads(
 ) -> WarmStart:
     """As :func:`~lazyformer_fairseq.warm_start.start.start_from`, with heads in the order that `batches` speak for.
 
-    The record has both mean distances of each sublayer whose heads were matched.
+    The record says of each sublayer whose heads were matched how far their outputs move, plain and matched.
     """
     matches = match_heads(old, start_from(old, changes, from_sublayers, seed=seed), batches)
     orders = {index: match.order for index, match in matches.items()}

@@ -2,14 +2,13 @@
 
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trained_encoders import HEADS, batches, changed, largest_difference, tokens, trained
 
-from lazyformer_fairseq.warm_start.heads import distances, match_heads, start_with_matched_heads
+from lazyformer_fairseq.warm_start.heads import Met, match_heads, squared_moves, start_with_matched_heads
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, start_from
 
 NOTHING = "inner.out_proj."
@@ -53,44 +52,55 @@ def test_a_planted_order_is_found_and_makes_the_change_exact(order):
     assert order == sorted(order) or largest_difference(old, plain, tokens()) > 0.01
 
 
-def test_distances_are_those_of_their_definition():
+def test_moves_are_those_of_their_definition():
     generator = torch.Generator().manual_seed(1)
-    one, other = (torch.rand(2, 3, 4, 4, generator=generator).softmax(-1) for _ in range(2))
+    read, own = (torch.rand(2, 3, 4, 4, generator=generator).softmax(-1).double() for _ in range(2))
+    values, out = (
+        torch.rand(2, 3, 4, 2, generator=generator).double(),
+        torch.rand(3, 6, 2, generator=generator).double(),
+    )
     is_text = torch.tensor([[True] * 4, [True, True, False, False]])
-    found = distances(one, other, is_text)
+    found = squared_moves(Met(read, own, values, out), is_text)
     for a in range(3):
         for b in range(3):
-            by_hand = sum(
-                0.5 * np.abs(one[i, a, t].numpy() - other[i, b, t].numpy()).sum()
-                for i in range(2)
-                for t in range(4)
-                if is_text[i, t]
-            )
-            assert float(found[a, b]) == pytest.approx(by_hand, abs=1e-5)
+            moved = [out[b] @ (values[i, b].T @ (read[i, a, t] - own[i, b, t])) for i in range(2) for t in range(4)]
+            by_hand = sum(float(each @ each) for each, counts in zip(moved, is_text.flatten(), strict=True) if counts)
+            assert float(found[a, b]) == pytest.approx(by_hand)
 
 
-def test_no_order_of_the_heads_is_nearer():
-    old = trained("(sf)x2")
-    start = start_from(old, {"sublayer_pattern": "M2"})
-    match = match_heads(old, start, batches())[2]
-    model = old.build()
-    probabilities = {}
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_no_order_of_the_heads_is_nearer(normalize_before):
+    """What the upper sublayer's heads add is read off its output, each head's alone in turn."""
+    old = trained("(sf)x2", encoder_normalize_before=normalize_before)
+    match = match_heads(old, start_from(old, {"sublayer_pattern": "M2"}), batches())[2]
+    encoder = old.build().encoder.sentence_encoder
+    encoder.lazy_backend = "eager"
+    kept = {}
     for place in (0, 2):
-        inner = model.encoder.sentence_encoder.sublayers[place].inner
-        inner.register_forward_hook(
-            lambda _, args, out, place=place: probabilities.update({place: out[1]["distribution"]})
+        encoder.sublayers[place].inner.register_forward_hook(
+            lambda inner, args, out, place=place: kept.update({place: (inner, args[0], out[1]["distribution"])})
         )
-    model.encoder.sentence_encoder.lazy_backend = "eager"
-    totals = dict.fromkeys(permutations(range(HEADS)), 0.0)
+    totals, length = dict.fromkeys(permutations(range(HEADS)), 0.0), 0.0
     for batch in batches():
         with torch.no_grad():
-            model(batch["net_input"]["src_tokens"])
-        read, own = (probabilities[place].probabilities for place in (0, 2))
-        for order in totals:
-            totals[order] += float((read - own[:, list(order)]).abs().sum(-1).mean()) / 2 / len(batches())
+            encoder(batch["net_input"]["src_tokens"])
+            inner, x, own = kept[2]
+            values = inner.qkv_proj(x).chunk(3, -1)[2].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            read = kept[0][2].probabilities
+            for head in range(HEADS):
+                alone = torch.zeros_like(values)
+                alone[:, head] = values[:, head]
+                added = [
+                    inner.out_proj((each @ alone).transpose(1, 2).flatten(2)) - inner.out_proj.bias
+                    for each in (own.probabilities, *(read[:, [other] * HEADS] for other in range(HEADS)))
+                ]
+                length += float(added[0].square().sum())
+                moved = [float((each - added[0]).square().sum()) for each in added[1:]]
+                for order in totals:
+                    totals[order] += moved[order.index(head)]
     assert min(totals, key=totals.get) == match.order
-    assert match.matched == pytest.approx(totals[match.order], abs=1e-5)
-    assert match.plain == pytest.approx(totals[tuple(range(HEADS))], abs=1e-5)
+    assert match.matched == pytest.approx((totals[match.order] / length) ** 0.5, rel=1e-4)
+    assert match.plain == pytest.approx((totals[tuple(range(HEADS))] / length) ** 0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize(

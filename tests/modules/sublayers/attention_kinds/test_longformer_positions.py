@@ -5,6 +5,7 @@ import torch
 from fairseq.data import Dictionary
 from longformers import inputs, make_decoder, make_encoder
 
+from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.hub import LazyFormerHub
@@ -71,6 +72,7 @@ class Letters:
 
     def __init__(self, dictionary: Dictionary):
         self.dictionary = dictionary
+        self.special = SpecialIds(*(getattr(dictionary, name)() for name in ("bos", "pad", "eos", "unk")), mask=0)
 
     def build_input(self, text: str, max_length: int) -> list[int]:
         return [self.dictionary.index(letter) for letter in text]

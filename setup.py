@@ -27,6 +27,7 @@ INSTALL_REQUIRES = [
 
 EXTRAS_REQUIRE = {
     "test": [
+        "accelerate>=1,<2",  # transformers' Trainer, which fine-tunes what we export
         "entmax>=1.3,<2",  # what our entmax is compared with
         "hypothesis>=6.100,<7",
         "pytest>=8.3,<10",

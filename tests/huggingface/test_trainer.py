@@ -47,7 +47,7 @@ def our_losses(task, batches) -> list[float]:
     losses = []
     for batch in batches:
         loss, examples, _ = criterion(model, batch)
-        losses.append(float(loss) / examples)
+        losses.append(float(loss.detach()) / examples)
         optimizer.zero_grad()
         (loss / examples).backward()
         optimizer.step()

@@ -49,7 +49,7 @@ def exported(network: LazyFormerForMaskedLM, settings: str) -> torch.export.Expo
     return torch.export.export(network, (), given, dynamic_shapes=any_size, strict=False)
 
 
-def compare(found: Any, network: LazyFormerForMaskedLM, settings: str) -> None:
+def assert_same(found: Any, network: LazyFormerForMaskedLM, settings: str) -> None:
     """For a longer and larger batch than the graph was made with."""
     given = texts(4, TOKENS, settings)
     is_text = given["attention_mask"].bool()
@@ -62,7 +62,7 @@ def compare(found: Any, network: LazyFormerForMaskedLM, settings: str) -> None:
 def test_torch_exports_one_graph_for_all_sizes(settings):
     network = model(settings)
     graph = exported(network, settings).module()
-    compare(lambda given: graph(**given).logits, network, settings)
+    assert_same(lambda given: graph(**given).logits, network, settings)
 
 
 @pytest.mark.slow
@@ -70,14 +70,14 @@ def test_torch_exports_one_graph_for_all_sizes(settings):
 def test_torch_compile_sees_one_graph(settings):
     network = model(settings)
     compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="eager")
-    compare(lambda given: compiled(**given).logits, network, settings)
+    assert_same(lambda given: compiled(**given).logits, network, settings)
 
 
 @pytest.mark.slow
 def test_torch_compile_compiles_it():
     network = model("")
     compiled = torch.compile(network, dynamic=True)
-    compare(lambda given: compiled(**given).logits, network, "")
+    assert_same(lambda given: compiled(**given).logits, network, "")
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_onnx_computes_the_same(settings, tmp_path):
     def run(given: dict[str, Tensor]) -> Tensor:
         return torch.from_numpy(session.run(None, {name: given[name].numpy() for name in names})[0])
 
-    compare(run, network, settings)
+    assert_same(run, network, settings)
 
 
 @pytest.mark.parametrize("settings", ["", *OF_EACH_KIND, "synthesizer=factorised_random+fixed,rank=4"])

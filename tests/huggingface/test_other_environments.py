@@ -44,7 +44,7 @@ def exported(tmp_path):
     return tmp_path / "exported"
 
 
-def run(python: str, what: str, folder: Path) -> str:
+def assert_runs(python: str, what: str, folder: Path) -> str:
     names = {"load": "transformers", "sentences": "sentence_transformers", "onnx": "onnxruntime, onnxscript"}
     has = subprocess.run([python, "-c", f"import {names[what]}"], capture_output=True, check=False)
     if has.returncode:
@@ -61,4 +61,4 @@ def run(python: str, what: str, folder: Path) -> str:
 @for_each_python
 @pytest.mark.parametrize("what", ["load", "sentences", "onnx"])
 def test_it_computes_the_same_there(python, what, exported):
-    run(python, what, exported)
+    assert_runs(python, what, exported)

@@ -68,6 +68,7 @@ def custom_config(source: Source) -> LazyFormerConfig:
 
 
 def special_ids(source: Source) -> dict[str, int]:
+    """Of the tokenizer, by their names in a config."""
     dictionary = source.tokenizer.dictionary
     return {
         "bos_token_id": dictionary.bos(),

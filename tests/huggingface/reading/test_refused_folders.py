@@ -31,7 +31,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "in"
 
 
-def refused(folder: Path, match: str) -> None:
+def assert_refused(folder: Path, match: str) -> None:
     before = sorted(folder.parent.iterdir())
     with pytest.raises(UserError, match=match):
         import_to(folder, folder.parent / "out" / "model")
@@ -88,19 +88,19 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
 )
 def test_a_config_of_another_model_or_of_wrong_values(folder, changes, match):
     change_config(folder, **changes)
-    refused(folder, match)
+    assert_refused(folder, match)
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{", "\xff" * 9, "[" * 100_000])
 def test_a_config_that_is_none(folder, content):
     (folder / "config.json").write_text(content, encoding="latin-1")
-    refused(folder, "config.json: (cannot be read as JSON|holds list, not an object)")
+    assert_refused(folder, "config.json: (cannot be read as JSON|holds list, not an object)")
 
 
 def test_a_config_too_large_to_be_one(folder):
     with (folder / "config.json").open("wb") as file:
         file.truncate(2**40)  # of holes
-    refused(folder, "too many for what describes a model")
+    assert_refused(folder, "too many for what describes a model")
 
 
 def drop(name: str) -> Callable:
@@ -141,21 +141,21 @@ def put(name: str, value: torch.Tensor) -> Callable:
 )
 def test_weights_that_are_not_the_models(folder, change, match):
     change_weights(folder, change)
-    refused(folder, match)
+    assert_refused(folder, match)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 7), (0, 32)])
 def test_a_classifier_of_another_shape(tmp_path, shape):
     save_tiny(tmp_path / "in", "BertForSequenceClassification")
     change_weights(tmp_path / "in", put("classifier.weight", torch.ones(shape)))
-    refused(tmp_path / "in", "classifier|which no model of ours has|outputs")
+    assert_refused(tmp_path / "in", "classifier|which no model of ours has|outputs")
 
 
 def test_a_head_that_is_neither_tied_nor_there(folder):
     change_config(folder, tie_word_embeddings=False)
     weights = load_file(folder / SAFE)
     save_file({name: weight for name, weight in weights.items() if "decoder" not in name}, folder / SAFE)
-    refused(folder, "lacks the weight .*cls.predictions.decoder.weight")
+    assert_refused(folder, "lacks the weight .*cls.predictions.decoder.weight")
 
 
 @pytest.mark.parametrize("name", [SAFE, PICKLED])
@@ -166,7 +166,7 @@ def test_truncated_weights(folder, name, share):
         (folder / SAFE).unlink()
     path = folder / name
     os.truncate(path, int(path.stat().st_size * share))
-    refused(folder, f"{name}: truncated, damaged or no ")
+    assert_refused(folder, f"{name}: truncated, damaged or no ")
 
 
 class _Code:
@@ -189,7 +189,7 @@ def test_code_in_a_pickle_is_not_run(folder, form, monkeypatch):
         torch.save(content, folder / PICKLED)
     else:
         (folder / PICKLED).write_bytes(pickle.dumps(content))
-    refused(folder, "refused, nothing of it was run|truncated, damaged or no checkpoint")
+    assert_refused(folder, "refused, nothing of it was run|truncated, damaged or no checkpoint")
     assert not run.exists()
 
 
@@ -200,18 +200,18 @@ def save_pickled(folder: Path, **others: Any) -> None:
 
 def test_a_pickle_of_something_else_than_weights(folder):
     save_pickled(folder, settings={"a": 1})
-    refused(folder, "something else than weights by name")
+    assert_refused(folder, "something else than weights by name")
 
 
 def test_a_tensor_that_claims_to_be_larger_than_its_file(folder):
     change_config(folder, vocab_size=10**13)
     save_pickled(folder, **{"bert.embeddings.word_embeddings.weight": torch.ones(1, 32).expand(10**13, 32)})
-    refused(folder, "says it is larger than the file")
+    assert_refused(folder, "says it is larger than the file")
 
 
 def test_a_sparse_tensor(folder):
     save_pickled(folder, **{"bert.embeddings.word_embeddings.weight": torch.eye(4).to_sparse()})
-    refused(folder, "quantised or sparse|refused|damaged")
+    assert_refused(folder, "quantised or sparse|refused|damaged")
 
 
 def test_an_archive_that_unpacks_to_more_than_it_is(folder):
@@ -221,7 +221,7 @@ def test_an_archive_that_unpacks_to_more_than_it_is(folder):
     with zipfile.ZipFile(folder / PICKLED, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    refused(folder, "its records are packed and larger than the file")
+    assert_refused(folder, "its records are packed and larger than the file")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_archive_that_unpacks_to_more_than_it_is(folder):
 def test_an_index_that_names_files_elsewhere(folder, name):
     (folder / SAFE).unlink()
     (folder / f"{SAFE}.index.json").write_text(json.dumps({"weight_map": {"bert.pooler.dense.bias": name}}))
-    refused(folder, "refused, nothing was read")
+    assert_refused(folder, "refused, nothing was read")
 
 
 def test_an_index_without_its_files(folder):
@@ -238,33 +238,33 @@ def test_an_index_without_its_files(folder):
     index = folder / f"{SAFE}.index.json"
     index.write_text(json.dumps({"weight_map": of_weight}))
     (folder / SAFE).rename(folder / "two.safetensors")
-    refused(folder, "one.safetensors: no such file, but the index names it")
+    assert_refused(folder, "one.safetensors: no such file, but the index names it")
     (folder / "two.safetensors").rename(folder / "one.safetensors")
     index.write_text(json.dumps({"weight_map": {**of_weight, "more": "one.safetensors"}}))
-    refused(folder, "lacks more, which the index says it holds")
+    assert_refused(folder, "lacks more, which the index says it holds")
     for content in ("{}", '{"weight_map": 3}', "["):
         index.write_text(content)
-        refused(folder, "has no weight_map|cannot be read as JSON")
+        assert_refused(folder, "has no weight_map|cannot be read as JSON")
 
 
 def test_a_folder_without_weights_or_config(folder):
     (folder / SAFE).rename(folder / "tf_model.h5")
-    refused(folder, "holds no model.safetensors or pytorch_model.bin")
+    assert_refused(folder, "holds no model.safetensors or pytorch_model.bin")
     (folder / "config.json").unlink()
-    refused(folder, "config.json: cannot be read")
+    assert_refused(folder, "config.json: cannot be read")
 
 
 def test_a_tokenizer_with_more_ids_than_rows_or_none(folder):
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "".join(f"x{n}\n" for n in range(99)))
-    refused(folder, "rows|ids")
+    assert_refused(folder, "rows|ids")
     (folder / "vocab.txt").unlink()
-    refused(folder, "no tokenizer there")
+    assert_refused(folder, "no tokenizer there")
 
 
 def test_a_roberta_whose_tokenizer_pads_with_another_id(tmp_path):
     save_tiny(tmp_path / "in", "RobertaForMaskedLM")
     change_config(tmp_path / "in", pad_token_id=3)
-    refused(tmp_path / "in", "id 1, but config.json says 3")
+    assert_refused(tmp_path / "in", "id 1, but config.json says 3")
 
 
 def test_a_name_on_the_hub_is_no_folder(tmp_path):

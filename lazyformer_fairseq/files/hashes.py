@@ -1,4 +1,4 @@
-"""Hashes of files."""
+"""Hashes of files, by which data that was made knows what it was made of."""
 
 import hashlib
 from pathlib import Path

@@ -43,9 +43,9 @@ def find_tokenizer_folder(path: Path) -> Path:
     raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
 
 
-def tokenizer_hashes(folder: Path) -> dict[str, str]:
-    """The hash of each file of a tokenizer folder."""
-    return {name: sha256_of(folder / name) for name in class_of(folder).files}
+def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
+    """SHA-256 of each file of a tokenizer's folder, by name."""
+    return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}
 
 
 def normaliser_of(settings: Union[TextSettings, LibrarySettings]) -> Union[TextNormaliser, LibraryNormaliser]:

@@ -3,6 +3,10 @@
 import json
 from pathlib import Path
 
+from helpers import ROOT
+
+START = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"  # it has 64 positions
+SIZES = ("--max-length", "64", "--stride", "16", "--max-question-length", "16")
 NAMES = ("Anna", "Otto", "Maria", "Peter", "Clara", "Emil")
 THINGS = ("garden", "river", "house", "tower", "bridge")
 

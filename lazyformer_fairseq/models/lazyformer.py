@@ -64,7 +64,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
             masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
-            classification_head_name: return this head's logits.
+            classification_head_name: return this head's logits; with `masked_tokens` beside those.
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
@@ -74,24 +74,28 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
-            ``{"inner_states": list of (B, T, C)}``.
+            ``{"inner_states": list of (B, T, C)}``, with ``head_logits`` (B, classes) where a head is asked for beside
+            masked tokens.
         """
-        features_only = features_only or classification_head_name is not None
         output, extra = self.encoder(
             src_tokens,
-            features_only=features_only,
+            features_only=features_only or classification_head_name is not None,
             masked_tokens=masked_tokens,
             return_all_hiddens=return_all_hiddens,
             has_padding=has_padding,
             global_positions=global_positions,
             token_types=token_types,
         )
-        if classification_head_name is not None:
-            if has_padding is None:  # then <s> is wherever text begins
-                first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
-                output = output[torch.arange(len(first), device=first.device), first].unsqueeze(1)
-            output = self.classification_heads[classification_head_name](output)
-        return output, extra
+        if classification_head_name is None:
+            return output, extra
+        features = output
+        if has_padding is None:  # then <s> is wherever text begins
+            first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
+            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        logits = self.classification_heads[classification_head_name](features)
+        if masked_tokens is None:
+            return logits, extra
+        return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": logits}
 
     @property
     def compiles(self) -> bool:

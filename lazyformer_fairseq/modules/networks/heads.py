@@ -117,4 +117,6 @@ class Pooler(nn.Module):
 
 
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
-POOLER = "pooler"  # its name among a model's classification heads
+# Names among a model's classification heads.
+POOLER = "pooler"
+NEXT_SENTENCE = "next_sentence"  # a dense head of two classes: BERT's pooler and what stands on it in pre-training

@@ -20,7 +20,7 @@ from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, POOLER, MaskedLMHead, Pooler
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, NEXT_SENTENCE, POOLER, MaskedLMHead, Pooler
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,10 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         pooler = Pooler(self.cfg.encoder_embed_dim)
         pooler.apply(init_bert_weights)
         self.classification_heads[POOLER] = pooler
+
+    def register_next_sentence_head(self) -> None:
+        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        self.register_classification_head(NEXT_SENTENCE, 2)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""

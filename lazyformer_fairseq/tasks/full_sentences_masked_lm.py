@@ -24,7 +24,6 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import MappedItems
-from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
 from lazyformer_fairseq.reliability.data_check import check_data, prefixes
 from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.tasks.encoder_task import EncoderTask, dictionary_of, keep_tokenizer_with_checkpoints
@@ -93,9 +92,9 @@ class FullSentencesMaskedLMTask(EncoderTask):
         """
         model = super().build_model(cfg, from_checkpoint)
         if self.cfg.next_sentence:
-            if not hasattr(model, "register_classification_head"):
-                raise UserError("--next-sentence: is for encoders, and this model has no heads; leave it out")
-            model.register_classification_head(NEXT_SENTENCE, 2)
+            if not hasattr(model, "register_next_sentence_head"):
+                raise UserError("--next-sentence: is for encoders of this package; leave it out")
+            model.register_next_sentence_head()
             self.has_token_types = getattr(cfg, "token_types", 0) > 1
             if not self.has_token_types:
                 logger.warning("--next-sentence: the model has no token types; BERT has them: --token-types 2")

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.modules.networks.heads import POOLER, SPAN
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
+TO_CLASSES, TO_SPANS = ".out_proj.weight", ".span_proj.weight"  # the last map of a head
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
 PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
 
@@ -209,19 +210,18 @@ def _head(name: str) -> str:
 
 
 class SavedHead(NamedTuple):
-    """A classification head among a checkpoint's weights: how many outputs, and which kind of head."""
+    """A head among a checkpoint's weights: how many outputs, and which of :data:`heads.HEADS` it is."""
 
     outputs: int
     kind: str
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """The classification heads among the weights, by name."""
-    suffix = ".out_proj.weight"
+    """The classification heads among the weights, and those of spans, by name."""
     return {
-        _head(name): SavedHead(weight.size(0), _kind(name.removesuffix(suffix), state_dict))
+        _head(name): SavedHead(weight.size(0), _kind(name, state_dict))
         for name, weight in state_dict.items()
-        if name.startswith(PREFIX) and name.endswith(suffix)
+        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS))
     }
 
 
@@ -231,5 +231,8 @@ def has_pooler(state_dict: dict[str, Tensor]) -> bool:
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
-def _kind(head: str, state_dict: dict[str, Tensor]) -> str:
-    return "dense" if f"{head}.dense.weight" in state_dict else "linear"
+def _kind(last: str, state_dict: dict[str, Tensor]) -> str:
+    """The kind of the head whose last map has this weight."""
+    if last.endswith(TO_SPANS):
+        return SPAN
+    return "dense" if f"{last.removesuffix(TO_CLASSES)}.dense.weight" in state_dict else "linear"

@@ -20,7 +20,14 @@ from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, POOLER, MaskedLMHead, Pooler
+from lazyformer_fairseq.modules.networks.heads import (
+    HEADS,
+    POOLER,
+    MaskedLMHead,
+    Pooler,
+    outputs_of,
+    reads_all_tokens,
+)
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -28,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
 class LazyFormerModel(CheckedModel, FairseqEncoderModel):
-    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classification."""
+    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans."""
 
     per_word = PER_WORD
 
@@ -73,8 +80,8 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
 
         Returns:
-            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
-            ``{"inner_states": list of (B, T, C)}``.
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``.
         """
         features_only = features_only or classification_head_name is not None
         output, extra = self.encoder(
@@ -87,10 +94,11 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             token_types=token_types,
         )
         if classification_head_name is not None:
-            if has_padding is None:  # then <s> is wherever text begins
+            head = self.classification_heads[classification_head_name]
+            if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
                 first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
                 output = output[torch.arange(len(first), device=first.device), first].unsqueeze(1)
-            output = self.classification_heads[classification_head_name](output)
+            output = head(output)
         return output, extra
 
     @property
@@ -102,17 +110,17 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Adds the head `name` with fresh weights, or replaces one of another size or kind.
 
         Args:
-            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.CLASSIFICATION_HEADS`.
+            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
         """
         previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
-            if type(previous) is CLASSIFICATION_HEADS[kind] and previous.out_proj.out_features == num_classes:
+            if type(previous) is HEADS[kind] and outputs_of(previous) == num_classes:
                 return
             logger.warning(
                 "classification head %s: %d outputs (%s) replace its %d, weights start anew",
-                name, num_classes, kind, previous.out_proj.out_features,
+                name, num_classes, kind, outputs_of(previous),
             )  # fmt: skip
-        head = CLASSIFICATION_HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head = HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         head.apply(init_bert_weights)
         self.classification_heads[name] = head
 

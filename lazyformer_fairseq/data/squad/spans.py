@@ -40,11 +40,12 @@ def best_spans(
     """
     number, length = starts_NT.shape
     at_once = max(1, MOST_AT_ONCE // (length * longest))
-    parts = [slice(first, first + at_once) for first in range(0, number, at_once)]
+    of_tokens = (starts_NT, ends_NT, is_start_NT, is_end_NT)
     found = [
-        _best(*(each[part] for each in (starts_NT, ends_NT, is_start_NT, is_end_NT)), longest, n_best) for part in parts
+        _best(*(each[first : first + at_once] for each in of_tokens), longest, n_best)
+        for first in range(0, number, at_once)
     ]
-    return Spans(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    return Spans(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def _best(starts, ends, is_start, is_end, longest: int, n_best: int) -> Spans:

@@ -107,7 +107,7 @@ class _Text:
 def make_windows(
     tokenizer: TextTokenizer,
     file: SquadFile,
-    settings: WindowSettings = WindowSettings(),  # noqa: B008 (frozen)
+    settings: WindowSettings = WindowSettings(),
 ) -> Windows:
     """Encodes each context and each question once, and lays windows over the contexts.
 

@@ -5,7 +5,7 @@ from typing import Optional
 
 LAZYFORMER_KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
 NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
-    --lr-scheduler polynomial_warmup --power 0.5 --fp16-no-flatten-grads
+    --no-decay-bias-and-norm --no-ratio-without-decay --lr-scheduler polynomial_warmup --power 0.5
     --save-interval-updates 200 --keep-interval-updates 3 --log-interval 10"""
 
 

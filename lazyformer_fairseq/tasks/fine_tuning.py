@@ -75,7 +75,7 @@ class FineTuningTask(EncoderTask):
 
 
 def check_start(cfg: FineTuningConfig, what: str) -> None:
-    """Raises a UserError where the data folder or the checkpoint to start from is not there; warns without one.
+    """Raises a UserError where the data folder or the checkpoint to start from is not there.
 
     Args:
         what: the data's name, for messages.

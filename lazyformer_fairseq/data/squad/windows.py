@@ -49,6 +49,9 @@ class WindowSettings:
             )
 
 
+USUAL = WindowSettings()  # BERT's
+
+
 @dataclass(frozen=True)
 class Windows:
     """Inputs of all questions of a file, those of one question side by side, and what they show of its context.
@@ -107,7 +110,7 @@ class _Text:
 def make_windows(
     tokenizer: TextTokenizer,
     file: SquadFile,
-    settings: WindowSettings = WindowSettings(),
+    settings: WindowSettings = USUAL,
 ) -> Windows:
     """Encodes each context and each question once, and lays windows over the contexts.
 

@@ -88,6 +88,7 @@ ADDED_OPTIONS = {
     "lazyformer pattern show": "--tokens 8 --heads 2",
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny --mem-len 8 {BENCH}",
+    "lazyformer bench table4": "--arch distilbert_tiny --tokens 8 --rounds 2",
     "lazyformer bench kinds": "--lengths 16 --heads 2x4 --rounds 2",
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
     "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",

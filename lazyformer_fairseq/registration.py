@@ -22,6 +22,8 @@ REGISTERED = (
     "models.lazyformer",
     "optim.fused_adam",
     "optim.linear_warmup",
+    "optim.nvlamb",
+    "optim.polynomial_warmup",
     "tasks.full_sentences_masked_lm",
     "tasks.glue",
     "tasks.stream_language_modeling",

@@ -19,8 +19,8 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.finetuning.run.grid import BEST
 from lazyformer_fairseq.glue.report.read_results import read_results, read_run
-from lazyformer_fairseq.glue.run.grid import BEST
 from lazyformer_fairseq.models.checkpoint_match import heads_in_checkpoint
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely

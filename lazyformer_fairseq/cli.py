@@ -123,7 +123,7 @@ def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, give
     type=click.Choice(["auto", "bert", "custom"]),
     help="For huggingface: a BERT of transformers, or a model with its own code.  [default: auto, BERT if it is one]",
 )
-@click.option("--head", help="For huggingface: the classification head to take along.  [default: the only one]")
+@click.option("--head", help="For huggingface: the classification or span head to take along.  [default: the only one]")
 def export(
     checkpoints: Path, out: Path, checkpoint_file: Optional[str], target: str, form: Optional[str], head: Optional[str]
 ) -> None:

@@ -34,7 +34,6 @@ class PreparedData(Protocol):
 
     folder: Path
     manifest: Mapping[str, Any]
-    task: ScoredTask
     sha256: str
     tokenizer_folder: Path
 
@@ -129,8 +128,6 @@ class Run(ABC):
         return [
             *(str(self.data), "--user-dir", str(USER_DIR), *self.model.options, "--finetune-from-model", str(start)),
             *self.own_options(),  # after the model's, which they may change
-            *("--tokens-per-sample", str(self.tokens_per_sample)),
-            *(("--max-train-rows", str(self.max_train_rows)) if self.max_train_rows else ()),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6"),
             *("--weight-decay", "0.01", "--clip-norm", "1.0"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", repr(self.lr)),
@@ -193,7 +190,7 @@ class Grid(ABC):
         return {
             "folder": self.output / "runs" / model.name / name / f"lr{lr:g}_seed{seed}",
             "model": model,
-            "task": prepared.task,
+            "task": self.family.tasks[name],
             "data": prepared.folder,
             "data_sha256": prepared.sha256,
             "lr": lr,

@@ -32,6 +32,8 @@ class Run(grid.Run):
     def own_options(self) -> list[str]:
         return [
             *("--task", "glue", "--glue-task", self.task.name, "--criterion", "glue"),
+            *("--tokens-per-sample", str(self.tokens_per_sample)),
+            *(("--max-train-rows", str(self.max_train_rows)) if self.max_train_rows else ()),
             *(("--glue-head", self.head) if self.head else ()),
             *(("--pooler-dropout", repr(self.head_dropout)) if self.head_dropout is not None else ()),
         ]

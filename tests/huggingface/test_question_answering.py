@@ -31,14 +31,10 @@ LONGEST_ANSWER = 30
 
 @pytest.fixture(scope="module")
 def paragraphs(real_data) -> SquadFile:
-    """Three real paragraphs of several articles, as much of them as one window of letters holds, a question each."""
+    """Three of several articles, as much of them as one window of letters holds, with a question each."""
     file = read_squad(real_data / "squad" / "train-v1.1.part.json")
-    found = [
-        Paragraph(each.title, each.context[:120], each.questions[:1])
-        for each in file.paragraphs[::900]
-        if each.questions
-    ]
-    return SquadFile(file.path, found[:3])
+    some = [each for each in file.paragraphs[::900] if each.questions][:3]
+    return SquadFile(file.path, [Paragraph(each.title, each.context[:300], each.questions[:1]) for each in some])
 
 
 def our_answers(hub: LazyFormerHub, file: SquadFile) -> Iterable[str]:
@@ -152,6 +148,5 @@ def test_spans_and_their_loss_are_exact_wherever_padding_stands(tmp_path):
 
 def test_an_output_for_other_than_two_places_is_left_out(tmp_path):
     save_tiny(tmp_path / "in", "BertForQuestionAnswering", num_labels=3)
-    assert any(
-        "left out: qa_outputs.bias, qa_outputs.weight" in each for each in import_to(tmp_path / "in", tmp_path / "out")
-    )
+    notes = import_to(tmp_path / "in", tmp_path / "out")
+    assert any("left out: qa_outputs.bias, qa_outputs.weight" in note for note in notes)

@@ -61,6 +61,9 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
 @click.option("--mem-len", type=click.IntRange(0), help="Tokens remembered before them.  [default: the training's]")
 @click.option("--clamp-len", type=click.IntRange(-1),
               help="Longer distances, in tokens, count as it; 0: no limit.  [default: the training's]")  # fmt: skip
+@click.option("--same-length/--no-same-length", default=None,
+              help="Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to "
+                   "itself.  [default: the training's]")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1), default=1,
               help="Streams read at once; more are quicker, with the same result but for rounding.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
@@ -86,9 +89,11 @@ def evaluate(
     large on WikiText-103          128      1600        1000
     24b on enwik8 and text8         80      2100         820
 
+    The authors' configurations evaluate all of them with --same-length, and train without it.
+
     \b
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
-      --tgt-len 64 --mem-len 640 --clamp-len 400
+      --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder is not there; make it first")
@@ -102,7 +107,8 @@ def evaluate(
         raise UserError(f"--split {split}: {data} has {', '.join(manifest['splits'])}")
     tokens = open_tokens(data / split)
     model, task = evaluation.load_model(checkpoint, data, device, precision)
-    trained_with = {"tgt_len": task.cfg.tgt_len, "mem_len": model.cfg.mem_len, "clamp_len": model.cfg.clamp_len}
+    of_model = {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
+    trained_with = {"tgt_len": task.cfg.tgt_len, **of_model}
     used = {name: trained_with[name] if value is None else value for name, value in lengths.items()}
     result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=batch_size)
     if json_file is not None:

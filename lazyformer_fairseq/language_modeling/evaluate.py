@@ -30,6 +30,7 @@ from lazyformer_fairseq.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import loading_safely
@@ -116,6 +117,7 @@ def token_losses(
     tgt_len: int,
     mem_len: int,
     clamp_len: int = 0,
+    same_length: bool = False,
     batch_size: int = 1,
 ) -> np.ndarray:
     """Negative log-likelihoods in nats, float32 (N,), of the tokens of a text; see the module's docstring.
@@ -127,8 +129,13 @@ def token_losses(
         tgt_len: tokens of a segment.
         mem_len: tokens of the memory.
         clamp_len: longer distances count as this one; 0 for no limit.
+        same_length: whether every query sees itself and the `mem_len` tokens before it.
         batch_size: streams.
+
+    Raises:
+        UserError: the model's kinds of attention have no such memory or sight.
     """
+    refuse_same_length_without_memory(same_length, mem_len)
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)
     lead = attending_sublayers(model) * math.ceil(mem_len / tgt_len)
     parts = Parts.of(len(text), batch_size, lead)
@@ -136,7 +143,7 @@ def token_losses(
     losses = np.zeros(len(tokens), dtype=np.float32)
     memory = StreamMemory()
     bar = tqdm(total=len(tokens), desc="evaluating", unit="token", unit_scale=True, leave=False)
-    with _evaluating(model, mem_len, clamp_len), bar:
+    with _evaluating(model, mem_len=mem_len, clamp_len=clamp_len, same_length=same_length), bar:
         for step in range(parts.steps):
             segments = parts.segments(step)
             source, target = _batch(text, segments)
@@ -208,15 +215,20 @@ def _batch(text: TokenStreams, segments: list[int]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _evaluating(model: CausalLanguageModel, mem_len: int, clamp_len: int) -> Iterator[None]:
+def _evaluating(model: CausalLanguageModel, **lengths: int) -> Iterator[None]:
     """Without dropout and gradients, with other lengths than in training; undoes all of it afterwards."""
     decoder, was_training = model.decoder, model.training
-    before = decoder.mem_len, decoder.clamp_len
-    decoder.mem_len, decoder.clamp_len = mem_len, clamp_len
+    before = {name: getattr(decoder, name) for name in lengths}
     model.eval()
     try:
+        _set(decoder, lengths)
         with torch.inference_mode():
             yield
     finally:
-        decoder.mem_len, decoder.clamp_len = before
+        _set(decoder, before)
         model.train(was_training)
+
+
+def _set(decoder: CausalDecoder, lengths: dict[str, int]) -> None:
+    for name, length in lengths.items():
+        setattr(decoder, name, length)

@@ -23,7 +23,7 @@ class CausalLanguageModel(CheckedModel):
     """A causal decoder of any pattern and an adaptive softmax that is tied to its embedding.
 
     Attributes:
-        decoder: the CausalDecoder; its `mem_len` and `clamp_len` may be set for evaluation.
+        decoder: the CausalDecoder; its `mem_len`, `clamp_len` and `same_length` may be set for evaluation.
         softmax: the AdaptiveSoftmax.
     """
 
@@ -47,6 +47,7 @@ class CausalLanguageModel(CheckedModel):
             num_heads=cfg.decoder_attention_heads,
             mem_len=cfg.mem_len,
             clamp_len=cfg.clamp_len,
+            same_length=cfg.same_length,
             cutoffs=parse_cutoffs(cfg.adaptive_softmax_cutoff),
             div_val=cfg.adaptive_softmax_factor,
             dropout=cfg.dropout,

@@ -36,6 +36,10 @@ class CausalLMConfig(FairseqDataclass):
     )
     mem_len: int = option(_DEFAULT.mem_len, "tokens of the previous segments to attend to; 0 for no memory")
     clamp_len: int = option(0, "distances beyond this one are taken for it; 0 or -1 for no such limit")
+    same_length: bool = option(
+        False,
+        "every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself",
+    )
     lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
         AUTO,
         "how attention is computed, all exact: eager and materialize keep distributions, recompute and "

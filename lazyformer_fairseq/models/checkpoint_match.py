@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from argparse import Namespace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Optional
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
-from lazyformer_fairseq.modules.networks.heads import POOLER, SPAN
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,8 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
 
     A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
-    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that.
+    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that. BERT's
+    pooler is also what stands below the classes of the head ``next_sentence``.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
@@ -169,7 +170,7 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
     from_pooler = _from_pooler(state_dict, own, fresh)
-    for head in sorted(unfit - ({POOLER} if from_pooler else set())):
+    for head in sorted(unfit - ({pooler_in_checkpoint(state_dict)} if from_pooler else set())):
         reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
@@ -185,13 +186,11 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
 
 def _from_pooler(state_dict: dict[str, Tensor], own: dict[str, Tensor], fresh: set[str]) -> dict[str, Tensor]:
     """The dense maps of fresh heads, by name, where the checkpoint has a pooler of the same shape."""
-    if not has_pooler(state_dict):
-        return {}
-    pooler = {name: weight for name, weight in state_dict.items() if name.startswith(f"{PREFIX}{POOLER}.")}
+    source = pooler_in_checkpoint(state_dict)
     found = {}
-    for head in fresh:
-        for name, weight in pooler.items():
-            mine = name.replace(POOLER, head, 1)
+    for head in fresh if source else ():
+        for part in ("weight", "bias"):
+            weight, mine = state_dict[f"{PREFIX}{source}.dense.{part}"], f"{PREFIX}{head}.dense.{part}"
             if mine in own and own[mine].shape == weight.shape:
                 found[mine] = weight.clone()
     return found
@@ -229,6 +228,13 @@ def has_pooler(state_dict: dict[str, Tensor]) -> bool:
     """Whether BERT's pooler is among the weights; a head of a task that is called so is none."""
     name = f"{PREFIX}{POOLER}"
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
+
+
+def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
+    """The head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
+    if has_pooler(state_dict):
+        return POOLER
+    return NEXT_SENTENCE if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict else None
 
 
 def _kind(last: str, state_dict: dict[str, Tensor]) -> str:

@@ -22,6 +22,7 @@ from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import (
     HEADS,
+    NEXT_SENTENCE,
     POOLER,
     MaskedLMHead,
     Pooler,
@@ -71,7 +72,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
             masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
-            classification_head_name: return this head's logits.
+            classification_head_name: return this head's logits; with `masked_tokens` beside those.
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
@@ -81,25 +82,27 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
-            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``.
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
+            asked for beside masked tokens.
         """
-        features_only = features_only or classification_head_name is not None
         output, extra = self.encoder(
             src_tokens,
-            features_only=features_only,
+            features_only=features_only or classification_head_name is not None,
             masked_tokens=masked_tokens,
             return_all_hiddens=return_all_hiddens,
             has_padding=has_padding,
             global_positions=global_positions,
             token_types=token_types,
         )
-        if classification_head_name is not None:
-            head = self.classification_heads[classification_head_name]
-            if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
-                first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
-                output = output[torch.arange(len(first), device=first.device), first].unsqueeze(1)
-            output = head(output)
-        return output, extra
+        if classification_head_name is None:
+            return output, extra
+        head, features = self.classification_heads[classification_head_name], output
+        if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
+            first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
+            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        if masked_tokens is None:
+            return head(features), extra
+        return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
 
     @property
     def compiles(self) -> bool:
@@ -129,6 +132,10 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         pooler = Pooler(self.cfg.encoder_embed_dim)
         pooler.apply(init_bert_weights)
         self.classification_heads[POOLER] = pooler
+
+    def register_next_sentence_head(self) -> None:
+        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        self.register_classification_head(NEXT_SENTENCE, 2)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""

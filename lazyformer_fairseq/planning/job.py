@@ -130,7 +130,7 @@ class Job:
     def features(self) -> frozenset[str]:
         """Of the network's scores."""
         if self.is_causal:
-            return CausalDecoder.features
+            return CausalDecoder.features | ({"sight"} if self.config.same_length else set())
         return frozenset({"bias"} if self.config.relative_position_buckets else ())
 
 

@@ -40,6 +40,10 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     other = json.loads((tmp_path / "other.json").read_text())
     assert (other["tgt_len"], other["mem_len"], other["clamp_len"], other["split"]) == (16, 20, 18, "valid")
     assert other["bits_per_token"] != result["bits_per_token"]
+    assert (result["same_length"], other["same_length"]) == (False, False)
+    lm("evaluate", checkpoint, lm_data, "--same-length", "--json", tmp_path / "same.json", "--device", "cpu")
+    same = json.loads((tmp_path / "same.json").read_text())
+    assert same["same_length"] and same["bits_per_token"] != result["bits_per_token"]
     in_bf16 = ("--precision", "bf16", "--device", "cpu", "--json", tmp_path / "bf16.json")
     lm("evaluate", checkpoint, lm_data, *in_bf16)
     rounded = json.loads((tmp_path / "bf16.json").read_text())

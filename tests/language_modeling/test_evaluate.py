@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.evaluate import Parts, attending_sublayers, evaluate, token_losses
 from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
@@ -44,10 +45,10 @@ def text(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(4, WORDS + 4, count)
 
 
-def reference_losses(model, tokens, tgt_len, mem_len, clamp_len=0) -> list[float]:
+def reference_losses(model, tokens, tgt_len, mem_len, clamp_len=0, same_length=False) -> list[float]:
     """A plain loop at batch size 1, by log-probabilities of all words."""
     model.eval()
-    model.decoder.mem_len, model.decoder.clamp_len = mem_len, clamp_len
+    model.decoder.mem_len, model.decoder.clamp_len, model.decoder.same_length = mem_len, clamp_len, same_length
     memory, losses = StreamMemory(), []
     source = torch.tensor([2, *tokens[:-1]])
     for start in range(0, len(tokens), tgt_len):
@@ -64,8 +65,9 @@ sizes = st.fixed_dictionaries(
         "tgt_len": st.integers(1, 9),
         "mem_len": st.integers(0, 14),
         "clamp_len": st.sampled_from([0, 3]),
+        "same_length": st.booleans(),
     }
-)
+).map(lambda drawn: drawn | {"same_length": drawn["same_length"] and drawn["mem_len"] > 0})
 patterns = st.sampled_from(["sfsf", "sflfsf", "sff", "fsf", "sslf"])
 
 
@@ -129,10 +131,24 @@ def test_the_number_is_the_mean_over_every_token_the_first_among_them():
     assert result.seconds > 0
 
 
+def test_with_the_same_length_the_number_does_not_depend_on_the_segments():
+    model, tokens = tiny_model("sflfsf"), text(60)
+    by_segment = [token_losses(model, tokens, 2, tgt_len, 6, same_length=True) for tgt_len in (1, 4, 13, 60)]
+    for losses in by_segment[1:]:
+        np.testing.assert_allclose(losses, by_segment[0], atol=1e-4)
+    assert np.abs(token_losses(model, tokens, 2, 13, 6) - by_segment[0]).max() > 1e-2
+
+
+def test_without_a_memory_there_is_no_same_length():
+    with pytest.raises(UserError, match="--same-length with --mem-len 0"):
+        token_losses(tiny_model("sf"), text(9), 2, tgt_len=4, mem_len=0, same_length=True)
+
+
 def test_the_model_is_left_as_it_was():
     model = tiny_model("sf").train()
-    evaluate(model, text(20), 2, tgt_len=4, mem_len=9, clamp_len=3)
+    evaluate(model, text(20), 2, tgt_len=4, mem_len=9, clamp_len=3, same_length=True)
     assert model.training and (model.decoder.mem_len, model.decoder.clamp_len) == (5, 0)
+    assert not model.decoder.same_length
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 

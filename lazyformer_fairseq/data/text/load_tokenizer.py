@@ -34,6 +34,15 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
     return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
 
 
+def find_tokenizer_folder(path: Path) -> Path:
+    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
+    folder = path.parent if path.is_file() else path
+    for candidate in (folder, folder / "tokenizer"):
+        if (candidate / SETTINGS_FILE).is_file():
+            return candidate
+    raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
+
+
 def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
     """SHA-256 of each file of a tokenizer's folder, by name."""
     return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}

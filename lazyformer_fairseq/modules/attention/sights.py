@@ -83,6 +83,10 @@ class Sight(NamedTuple):
             return None
         return max(part.before * part.dilation for part in parts)
 
+    def within(self, reach: int) -> "Sight":
+        """The same without keys more than so many positions back; of bands alone."""
+        return Sight(tuple((heads, tuple(_shortened(part, reach) for part in parts)) for heads, parts in self.groups))
+
     def flat(self) -> list[int]:
         """As numbers, for torch operators; :func:`sight_of` reads them."""
         numbers = []
@@ -91,6 +95,12 @@ class Sight(NamedTuple):
             for part in parts:
                 numbers += [_TYPES.index(type(part)), *(_NO_LIMIT if field is None else field for field in part)]
         return numbers
+
+
+def _shortened(part: Part, reach: int) -> Band:
+    assert isinstance(part, Band), "columns are seen from everywhere"
+    steps = reach // part.dilation
+    return part._replace(before=steps if part.before is None else min(part.before, steps))
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,10 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import BACK_ENDS
+from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.sights import Band, Sight
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
@@ -34,11 +38,13 @@ class CausalDecoder(Stack):
         vocab_size: V.
         mem_len: tokens that a StreamMemory keeps from one segment to the next.
         clamp_len: distances beyond this one count as it; 0 or -1 for no such limit.
+        same_length: every query sees itself and the `mem_len` tokens before it, equally many for all, as in
+            Transformer-XL's code; else the whole memory and the segment up to itself.
         cutoffs: ids that start a new band of the embedding; empty for one band.
         div_val: how many times narrower each band is than the one before.
 
     Attributes:
-        mem_len, clamp_len: may be set between two forward passes; weights do not depend on them.
+        mem_len, clamp_len, same_length: may be set between two forward passes; weights do not depend on them.
 
     Raises:
         ValueError: sizes that do not fit together; the message names them (most are UserErrors).
@@ -56,17 +62,22 @@ class CausalDecoder(Stack):
         num_heads: int,
         mem_len: int,
         clamp_len: int = 0,
+        same_length: bool = False,
         cutoffs: Sequence[int] = (),
         div_val: int = 1,
         activation: Callable[[Tensor], Tensor] = F.relu,
         **options: Any,
     ):
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
+        refuse_same_length_without_memory(same_length, mem_len)
         super().__init__(
             pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, mem_len=mem_len, **options
         )
         self.mem_len = mem_len
         self.clamp_len = clamp_len
+        self.same_length = same_length
+        if same_length:
+            _refuse_back_end_without_sight(self.lazy_backend)
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
@@ -103,13 +114,26 @@ class CausalDecoder(Stack):
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
         self._mem_len = length
 
+    @property
+    def same_length(self) -> bool:
+        return self._same_length
+
+    @same_length.setter
+    def same_length(self, is_on: bool) -> None:
+        for planned in self.plan if is_on else ():
+            for choice in choice_classes(planned.values):
+                if why := choice.refuses.get("sight"):
+                    raise UserError(f"--same-length is not for {planned.text}: {why}")
+        self._same_length = is_on
+
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
         """T queries over M remembered tokens and themselves; streams have no padding."""
         encoded = encode_distances(
             memory_length + x_BTC.size(1), self.embed_dim, max(self.clamp_len, 0), self.content_bias
         )
         encoded = F.dropout(encoded, self.dropout, self.training)
-        scores = Scores(is_causal=True)
+        sight = Sight(((self.num_heads, (Band(self.mem_len, 0),)),)) if self.same_length else None
+        scores = Scores(is_causal=True, sight=sight)
         positions = RelativePositions(encoded, self.content_bias, self.position_bias)
         return Context(scores, self.back_end(x_BTC, scores, memory_length), positions)
 
@@ -168,6 +192,22 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
         raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 for no limit to distances")
 
 
+def _refuse_back_end_without_sight(name: str) -> None:
+    """Raises a UserError; in evaluation, where the option may come to a model of any back end, ``eager`` steps in."""
+    able = [each for each, row in BACK_ENDS.items() if "sight" not in row.lacks]
+    if name not in (AUTO, *able):
+        raise UserError(f"--lazy-backend {name}: cannot compute --same-length; choose from {', '.join((AUTO, *able))}")
+
+
+def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
+    """Raises a UserError: each query would see itself alone."""
+    if same_length and not mem_len:
+        raise UserError(
+            "--same-length with --mem-len 0: a query sees itself and as many tokens before it as the memory has, so "
+            "here itself alone; give a --mem-len, or leave --same-length out"
+        )
+
+
 def init_transformer_xl_weights(module: nn.Module) -> None:
     """Transformer-XL's initialisation, for ``module.apply``.
 
@@ -183,7 +223,7 @@ def init_transformer_xl_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    if isinstance(module, Band):
+    if isinstance(module, WordBand):
         nn.init.normal_(module.table, std=0.02)
         if module.projection is not None:
             nn.init.normal_(module.projection, std=0.01)

@@ -153,4 +153,6 @@ def outputs_of(head: nn.Module) -> int:
     return last.out_features if last is not None else 0
 
 
-POOLER = "pooler"  # its name among a model's classification heads
+# Names among a model's classification heads.
+POOLER = "pooler"
+NEXT_SENTENCE = "next_sentence"  # a dense head of two classes: BERT's pooler and what stands on it in pre-training

@@ -12,6 +12,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.sights import count_share
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
@@ -183,6 +184,9 @@ class Stack(nn.Module):
             has_dropout=self.training and self.options.attention_dropout > 0,
             blocks=len(blocks),
         )
+        if scores.sight is not None:
+            share = count_share(scores.sight, situation.time, situation.keys, scores.is_causal)
+            situation = situation._replace(share=share)
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         chosen = {}
         for readers, settings in {(each.readers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:

@@ -68,6 +68,11 @@ class Attention:
         """The same with some parts of the scores replaced."""
         return replace(self, scores=self.scores.with_own(**parts))
 
+    def with_sight(self, sight: Sight, **parts: Any) -> "Attention":
+        """The same with a choice's sight, as far back as the network's own lets queries see, and other parts."""
+        network = self.scores.sight
+        return self.with_scores(sight=sight if network is None else sight.within(network.reach), **parts)
+
     def with_(self, **parts: Any) -> "Attention":
         """The same with some parts replaced."""
         return replace(self, **parts)

@@ -2,6 +2,7 @@ from unittest import mock
 
 import pytest
 import torch
+from causal_decoders import VOCABULARY, make_decoder, random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -13,21 +14,7 @@ from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 
-VOCABULARY = 50
 PATTERNS = ["(sf)x2", "(sfff)x1 (f)x2", "sflfl", "sslf ls", "fsf", "ff"]
-
-
-def make_decoder(pattern: str, **options) -> CausalDecoder:
-    torch.manual_seed(1)
-    sizes = dict(vocab_size=VOCABULARY, embed_dim=16, ffn_embed_dim=24, num_heads=2, mem_len=64, cutoffs=(9, 30))
-    decoder = CausalDecoder(pattern, **{**sizes, **options})
-    for parameter in decoder.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return decoder.double().eval()
-
-
-def random_tokens(batch: int, time: int) -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(2))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

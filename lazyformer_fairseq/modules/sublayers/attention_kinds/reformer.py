@@ -39,7 +39,8 @@ class Reformer(AttentionChoice):
 
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
-        "give --relative-position-buckets 0"
+        "give --relative-position-buckets 0",
+        "sight": "it finds keys by what they contain, however far back they are: leave --same-length out",
     }
     has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 

@@ -82,7 +82,7 @@ class Span(AttentionChoice):
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         keys, time = attention.x_BKC.size(1), attention.x_BTC.size(1)
-        return inner(attention.with_scores(**self._parts(attention.scores, keys, time)))
+        return inner(attention.with_sight(**self._parts(attention.scores, keys, time)))
 
     def _parts(self, scores: Scores, keys: int, time: int) -> dict[str, Any]:
         """Its parts of the scores; T5's bias stays in the table by distance."""

@@ -7,6 +7,8 @@ each head, which section 4.3 prefers, are left out.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.sights import Band, Columns, Part, Sight
@@ -56,7 +58,7 @@ class Sparse(AttentionChoice):
         return Sight(((heads, chosen),))
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
-        return inner(attention.with_scores(sight=self.sight))
+        return inner(attention.with_sight(self.sight))
 
     @classmethod
     def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
@@ -81,6 +83,10 @@ class Fixed(Sparse):
     position stays in its block from segment to segment. A causal query may see no summary at all (the first blocks of
     ``part=summary``): its output is zero.
     """
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        "sight": "blocks and their summaries are seen however far back they are: leave --same-length out"
+    }
 
     @classmethod
     def parts(cls, values: Settings, is_causal: bool) -> tuple[Part, Part]:

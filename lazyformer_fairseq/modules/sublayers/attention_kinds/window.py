@@ -93,13 +93,13 @@ class Window(AttentionChoice):
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:
         if self.q_proj is None:
-            return inner(attention.with_scores(sight=self.sight))
+            return inner(attention.with_sight(self.sight))
         tokens = self._global_tokens(attention)
         v, of_global_tokens = attention.values
         theirs = inner(self._of(tokens, attention, of_global_tokens))
         # A back end whose keys an upper sublayer reads hands the last ones on.
         seen = {} if tokens.mask_BK is None else {"seen_BK": tokens.mask_BK}
-        plain = inner(replace(attention.with_scores(sight=self.sight, **seen), values=v))
+        plain = inner(replace(attention.with_sight(self.sight, **seen), values=v))
         output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
         return Attended(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
 

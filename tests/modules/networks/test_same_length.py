@@ -1,0 +1,147 @@
+"""--same-length: every query sees itself and the mem_len tokens before it."""
+
+import pytest
+import torch
+from causal_decoders import VOCABULARY, make_decoder, random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+
+PATTERNS = [
+    "sf",
+    "sflf sf",
+    "skfsl",
+    "s[entmax=1.5]l",
+    "s[persistent=3]",
+    "s[span=5,ramp=2]f",
+    "s[window=2,dilation=2]k",
+]
+lengths = st.tuples(st.integers(1, 9), st.integers(1, 9), st.floats(0, 1))  # segment, memory, how full that is
+
+
+def published_mask(time: int, keys: int, mem_len: int) -> torch.Tensor:
+    """(T, K), True at what is hidden: the two triangles of Transformer-XL's code (`dec_attn_mask`)."""
+    ones, remembered = torch.ones(time, keys), keys - time
+    too_far = keys - mem_len - 1
+    shift = time - too_far if too_far > 0 else time
+    return (torch.triu(ones, 1 + remembered) + torch.tril(ones, -shift)).bool()
+
+
+@given(lengths)
+def test_it_hides_what_the_published_code_hides_and_what_is_out_of_reach(drawn):
+    time, mem_len, share = drawn
+    remembered = round(share * mem_len)
+    keys = remembered + time
+    decoder = CausalDecoder("s", 9, 8, 8, 2, mem_len, same_length=True)
+    added = decoder.context(torch.zeros(1, time, 8), remembered).scores.dense(time, keys, torch.zeros(()))
+    hidden = added.view(time, keys) == -torch.inf
+    assert torch.equal(hidden, published_mask(time, keys, mem_len))
+    for query in range(time):
+        for key in range(keys):
+            assert hidden[query, key] == (not 0 <= remembered + query - key <= mem_len)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@settings(max_examples=5)
+@given(sizes=st.lists(st.integers(1, 7), min_size=2, max_size=4), mem_len=st.integers(1, 6))
+def test_how_a_text_is_cut_into_segments_does_not_matter(pattern, sizes, mem_len):
+    decoder = make_decoder(pattern, mem_len=mem_len, same_length=True)
+    tokens, memory = random_tokens(2, sum(sizes)), StreamMemory()
+    whole, _ = decoder(tokens)
+    parts = [decoder(segment, memory)[0] for segment in tokens.split(sizes, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
+
+
+# What an s sees of the five places before it, with a memory of 3: its own sight, and no more than that.
+@pytest.mark.parametrize(
+    ("pattern", "distances"),
+    [
+        ("s", {0, 1, 2, 3}),
+        ("s[window=2]", {0, 1, 2}),
+        ("s[window=9]", {0, 1, 2, 3}),
+        ("s[window=2,dilation=2,dilated_heads=2]", {0, 2}),
+        ("s[strided=2]", {0, 1, 2}),
+        ("s[strided=5]", {0, 1, 2, 3}),
+        ("s[strided=2,part=summary]", {0, 2}),
+        ("s[span=9,ramp=9]", {0, 1, 2, 3}),
+        ("s[persistent=2]", {0, 1, 2, 3}),
+        ("s[entmax=1.5]", {0, 1, 2, 3}),
+    ],
+)
+def test_no_sight_reaches_farther(pattern, distances):
+    decoder, tokens = make_decoder(pattern, mem_len=3, same_length=True), random_tokens(1, 7)
+    seen = set()
+    for place in range(7):
+        changed = tokens.clone()
+        changed[0, place] = (tokens[0, place] + 1) % VOCABULARY
+        versions = []
+        for version in (tokens, changed):
+            memory = StreamMemory()
+            decoder(version[:, :4], memory)
+            versions.append(decoder(version[:, 4:], memory)[0][:, -1])
+        if not torch.equal(*versions):
+            seen.add(6 - place)
+    assert seen <= distances if "entmax" in pattern else seen == distances
+
+
+@pytest.mark.parametrize("before", [0, 2, 6])
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        *(("slfs", name) for name in back_ends_of("cpu") if name != "eager"),
+        *(("sks[span=5,ramp=2]", name) for name in ("recompute", "tiles")),
+    ],
+)
+def test_all_back_ends_compute_the_same(pattern, name, before):
+    """With an empty memory, one half full and a full one."""
+    tokens = random_tokens(2, before + 7)
+    found = []
+    for back_end in ("eager", name):
+        decoder, memory = make_decoder(pattern, mem_len=4, same_length=True, lazy_backend="eager"), StreamMemory()
+        if before:
+            decoder(tokens[:, :before], memory)
+        decoder.lazy_backend = back_end
+        features, _ = decoder(tokens[:, before:], memory)
+        features.square().sum().backward()
+        found.append([features, *(weight.grad for weight in decoder.parameters() if weight.grad is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-6)
+
+
+def test_it_may_be_set_between_two_passes():
+    decoder, tokens = make_decoder("sfsf", mem_len=2), random_tokens(1, 8)
+    all_seen, _ = decoder(tokens)
+    decoder.same_length = True
+    near, _ = decoder(tokens)
+    torch.testing.assert_close(near[:, :3], all_seen[:, :3])
+    assert (near[:, 3:] - all_seen[:, 3:]).abs().amin(dim=(0, 2)).min() > 0
+    decoder.mem_len = 99
+    torch.testing.assert_close(decoder(tokens)[0], all_seen)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "mem_len", "message"),
+    [
+        ("sf s[fixed=8]", 8, r"--same-length is not for s\[fixed=8\]: blocks and their summaries"),
+        ("s[buckets=4]", 8, r"--same-length is not for s\[buckets=4\]: it finds keys by what they contain"),
+        ("sf", 0, "--same-length with --mem-len 0: .* itself alone"),
+    ],
+)
+def test_what_cannot_have_it_is_said(pattern, mem_len, message):
+    with pytest.raises(ValueError, match=message):
+        make_decoder(pattern, mem_len=mem_len, same_length=True)
+    decoder = make_decoder(pattern, mem_len=mem_len)
+    if mem_len:
+        with pytest.raises(ValueError, match=message):
+            decoder.same_length = True
+        assert not decoder.same_length
+
+
+@pytest.mark.parametrize("name", ["materialize", "fused"])
+def test_a_back_end_that_sees_everything_is_refused(name):
+    with pytest.raises(UserError, match=f"--lazy-backend {name}: cannot compute --same-length; choose from auto"):
+        make_decoder("sf", same_length=True, lazy_backend=name)

@@ -95,15 +95,18 @@ def run(**given: Any) -> None:
 @glue.command()
 @click.argument("out", type=THERE)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: OUT/report]")
-def report(out: Path, output: Optional[Path]) -> None:
+@click.option("--squad", type=THERE, help="Folder of `lazyformer squad run`.  [default: squad beside OUT, if there]")
+@click.option("--latency", type=THERE, help="Folder of `lazyformer bench table4`.  [default: table4 beside OUT]")
+def report(out: Path, output: Optional[Path], squad: Optional[Path], latency: Optional[Path]) -> None:
     """Bring the runs in OUT to the paper's table: Markdown, CSV, LaTeX and pictures.
 
-    OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such.
+    OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such. Where SQuAD's results or
+    latencies lie beside, PAR Transformer's Table 4 follows: they are joined by the models' names.
     """
     from lazyformer_fairseq.glue.report.grid_report import write_report
 
     output = output or out / "report"
-    click.echo(write_report(out, output))
+    click.echo(write_report(out, output, squad, latency))
     click.echo(f"written to {output}")
 
 

@@ -1,38 +1,49 @@
-"""Made files of SQuAD's official layout."""
+"""SQuAD in miniature: files of the official layout, in which a tiny model can learn to answer."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-NAMES = ("Anna", "Otto", "Maria", "Peter", "Clara", "Emil")
-THINGS = ("garden", "river", "house", "tower", "bridge")
+from helpers import NAMES, THINGS
 
 
-def toy_article(number: int) -> dict:
-    """Who sees what, in two paragraphs; each question has the place of the name that answers it."""
-    paragraphs = []
-    for part in range(2):
-        pairs = [(NAMES[(number + part + place) % 6], THINGS[(number + place) % 5]) for place in range(3)]
-        context = " ".join(f"{name} sees the {thing}." for name, thing in pairs)
-        questions = [
+def article(title: str, *paragraphs: tuple[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    """An article of contexts, each with questions and their answers, which stand where the context first has them."""
+    return {
+        "title": title,
+        "paragraphs": [
             {
-                "id": f"{number}-{part}-{place}",
-                "question": f"Who sees the {thing}?",
-                "answers": [{"text": name, "answer_start": context.index(f"{name} sees the {thing}")}],
+                "context": context,
+                "qas": [
+                    {
+                        "id": f"{title}-{number}-{place}",
+                        "question": question,
+                        "answers": [{"text": answer, "answer_start": context.index(answer)}],
+                    }
+                    for place, (question, answer) in enumerate(questions)
+                ],
             }
-            for place, (name, thing) in enumerate(pairs)
-        ]
-        paragraphs.append({"context": context, "qas": questions})
-    return {"title": f"Article {number}", "paragraphs": paragraphs}
+            for number, (context, questions) in enumerate(paragraphs)
+        ],
+    }
 
 
-def write_squad(path: Path, articles: list[dict]) -> Path:
+def write_squad(path: Path, *articles: dict[str, Any], version: str = "1.1") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"version": "1.1", "data": articles}))
+    path.write_text(json.dumps({"version": version, "data": articles}), encoding="utf-8")
     return path
 
 
-def write_toy_squad(folder: Path, train: int = 8, dev: int = 2) -> Path:
-    """A folder as the official download: articles to train on, and others to validate on. Returns `folder`."""
-    write_squad(folder / "train-v1.1.json", [toy_article(number) for number in range(train)])
-    write_squad(folder / "dev-v1.1.json", [toy_article(number) for number in range(train, train + dev)])
+def write_toy_squad(folder: Path, train: int = 60, valid: int = 12) -> Path:
+    """Both files: who is near a thing? The word before it. Returns the folder."""
+
+    def paragraph(number: int) -> tuple[str, list[tuple[str, str]]]:
+        name, other = NAMES[number % len(NAMES)], NAMES[(number + 4) % len(NAMES)]
+        thing, second = THINGS[number % 7], THINGS[7 + number % 3]
+        context = f"{name.title()} sees the {thing}. {other.title()} finds the {second}!"
+        return context, [(f"Who sees the {thing}?", name.title()), (f"Who finds the {second}?", other.title())]
+
+    write_squad(folder / "train-v1.1.json", article("Walks", *map(paragraph, range(train))))
+    write_squad(folder / "dev-v1.1.json", article("Finds", *map(paragraph, range(train, train + valid))))
     return folder

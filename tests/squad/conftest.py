@@ -1,13 +1,9 @@
-"""Fixtures of SQuAD's tests: toy files and a checkpoint to start from."""
+"""Fixtures of SQuAD's tests."""
 
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
 from toy_squad import write_toy_squad
-
-START = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"  # it has 64 positions
-SIZES = ("--max-length", "64", "--stride", "16", "--max-question-length", "16")
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from squad.conftest import START
-from toy_squad import toy_article, write_squad
+from toy_squad import START, toy_article, write_squad
 
 from lazyformer_fairseq.data.squad.official import read_squad
 from lazyformer_fairseq.errors import UserError

@@ -9,6 +9,9 @@ from lazyformer_fairseq.data.squad.spans import Spans, best_spans
 from lazyformer_fairseq.data.squad.windows import Windows
 
 
+USUAL_ANSWERS = 20  # kept to a question, as run_squad.py does
+
+
 class FoundAnswer(NamedTuple):
     """One answer.
 
@@ -38,7 +41,7 @@ class SpanCollector:
         n_best: answers to a question.
     """
 
-    def __init__(self, windows: Windows, contexts: Sequence[str], longest: int = 30, n_best: int = 20):
+    def __init__(self, windows: Windows, contexts: Sequence[str], longest: int = 30, n_best: int = USUAL_ANSWERS):
         self.windows = windows
         self.contexts = contexts
         self.longest = longest

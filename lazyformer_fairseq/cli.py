@@ -145,7 +145,7 @@ def _run_grid(ctx: click.Context, group: click.Group, words: list[str]) -> None:
     type=click.Choice(["auto", "bert", "custom"]),
     help="For huggingface: a BERT of transformers, or a model with its own code.  [default: auto, BERT if it is one]",
 )
-@click.option("--head", help="For huggingface: the classification head to take along.  [default: the only one]")
+@click.option("--head", help="For huggingface: the classification or span head to take along.  [default: the only one]")
 def export(
     checkpoints: Path, out: Path, checkpoint_file: Optional[str], target: str, form: Optional[str], head: Optional[str]
 ) -> None:

@@ -82,7 +82,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
 
         Returns:
             Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
-            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with the head's logits as ``head_logits`` where it is
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
             asked for beside masked tokens.
         """
         output, extra = self.encoder(

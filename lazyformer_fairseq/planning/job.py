@@ -145,7 +145,7 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
         return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
     if row := CAUSAL_ARCHITECTURES.get(arch):
         config = CausalLMConfig(**row.options())
-        return _job(arch, config, vocab_size, row.tgt_len, row.rows, 40_000, 1.0)
+        return _job(arch, config, vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     raise UserError(f"{arch}: no such arch{nearest(arch, known) or '; docs/architectures.md has them all'}")
 
@@ -220,11 +220,17 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         own = OmegaConf.load(path)
         below = own.pop("defaults", [])
-        parts = [own if name == "_self_" else _read(path.with_name(f"{name}.yaml")) for name in below] or [own]
+        parts = [own if name == "_self_" else _read(path.parent / _file_of(name)) for name in below] or [own]
         merged = OmegaConf.merge(*map(OmegaConf.create, parts))
         return {key: _plain(merged, key) for key in ("model", "task", "dataset", "optimization") if key in merged}
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
+
+
+def _file_of(default: Any) -> str:
+    """Of an entry of a file's defaults: ``name``, or ``group: name``."""
+    group, name = next(iter(default.items())) if OmegaConf.is_dict(default) else (".", default)
+    return f"{group}/{name}.yaml"
 
 
 def _plain(merged: Any, key: str) -> dict[str, Any]:

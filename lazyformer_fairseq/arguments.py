@@ -1,7 +1,8 @@
 """What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
 
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -63,6 +64,32 @@ def refuse_missing_folders(data: str) -> None:
         if not folder or not Path(folder).is_dir():
             where = "" if folder == data else f"{data}: "
             raise UserError(f"{where}{folder or 'an empty name'} is no folder")
+
+
+def options_by_name(words: Sequence[str]) -> dict[str, str]:
+    """Options of a command line, by name with underscores: ``--name value``, ``--name=value`` or ``part.name=value``.
+
+    The last one of a name counts. ``--name`` alone has the value ``""``.
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") or ("=" in word and not name):
+            name, _, value = word.lstrip("-").partition("=")
+            name = name.rpartition(".")[2].replace("-", "_")
+            found[name] = value.strip("'\"")
+            name = "" if value else name
+        elif name:
+            found[name], name = word, ""
+    return found
+
+
+def words_of(text: str, option: str) -> list[str]:
+    """The words in the value of an option that holds others. Raises a UserError where a quote is not closed."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}") from None
 
 
 class CommandWithSeveralValues(click.Command):

@@ -1,10 +1,21 @@
-"""How processes that work for another one end."""
+"""How processes that work for another one end, and hear of signals."""
 
+import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from multiprocessing import connection
+from typing import Any, NamedTuple, Optional
+
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+LOOK_EVERY = 1.0  # second
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def end_with_parent() -> None:
@@ -17,3 +28,67 @@ def end_with_parent() -> None:
 def _watch() -> None:
     connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, and whether this process was told to stop meanwhile."""
+
+    code: int
+    was_stopped: bool
+
+
+def _nothing() -> Generator:
+    yield from itertools.repeat(None)
+
+
+def run_to_its_end(command: Sequence[str], output: Any = None, watch: Callable[[], Generator] = _nothing) -> Ended:
+    """Runs a command, to which it hands Ctrl-C, SIGTERM and SIGUSR1 on: a training then saves and ends.
+
+    Where this process is killed, the command gets SIGTERM (on Linux; elsewhere it goes on by itself).
+
+    Args:
+        output: file for what it prints; None for this process's own.
+        watch: makes what is asked for its next value every second, as long as the command runs.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    with (
+        _Signals() as signals,
+        subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output and subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)),
+        ) as process,
+        closing(watch()) as watching,
+    ):
+        signals.hand_on_to(process)
+        while process.poll() is None:
+            next(watching)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_EVERY)
+    return Ended(process.returncode, bool(signals.heard))
+
+
+class _Signals:
+    """Hands signals on to a process of a group of its own: from a terminal it would hear Ctrl-C twice."""
+
+    def __enter__(self) -> "_Signals":
+        self.heard: list[int] = []
+        self._process: Optional[subprocess.Popen] = None
+        self._before = {number: signal.signal(number, self._hear) for number in HANDED_ON}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def hand_on_to(self, process: subprocess.Popen) -> None:
+        self._process = process
+        for number in self.heard:
+            process.send_signal(number)
+
+    def _hear(self, number: int, frame: object) -> None:
+        self.heard.append(number)
+        if self._process is not None:
+            self._process.send_signal(number)

@@ -18,12 +18,16 @@ REGISTERED = (
     "criterions.continued_masked_lm",
     "criterions.glue",
     "criterions.language_modeling",
+    "criterions.squad",
     "models.causal_lm",
     "models.lazyformer",
     "optim.fused_adam",
     "optim.linear_warmup",
+    "optim.nvlamb",
+    "optim.polynomial_warmup",
     "tasks.full_sentences_masked_lm",
     "tasks.glue",
+    "tasks.squad",
     "tasks.stream_language_modeling",
 )
 

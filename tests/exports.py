@@ -27,13 +27,15 @@ _numbers = count()
 def tiny_model(
     head: str = "", labels: int = 2, arch: str = "lazyformer_m2x6_s_tiny", **options: Any
 ) -> LazyFormerModel:
-    """With random weights everywhere, biases and norms too; `head` is a kind, "" for none."""
+    """With random weights everywhere, biases and norms too; `head` is a kind, a name of pre-training, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
     cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "lazy_backend": "eager", **options})
     model = LazyFormerModel(cfg, dictionary_of(WORDS))
     if head == "pooler":
         model.register_pooler()
+    elif head == "next_sentence":
+        model.register_next_sentence_head()
     elif head:
         model.register_classification_head("cola", labels, head)
     with torch.no_grad():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.glue.report.results import RunKey
+from lazyformer_fairseq.finetuning.report.results import RunKey
 
 
 def write_grid(folder: Path, models: dict[str, str], tasks: list[str], rates: list[float], seeds: list[int]) -> Path:

@@ -19,10 +19,8 @@ from lazyformer_fairseq.data.glue.task_table import find_task
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
-PRETRAINING, FINETUNING = (
-    sorted(path.stem for path in (ROOT / "configs" / kind).glob("*.yaml") if path.stem != "table5")
-    for kind in ("pretraining", "finetuning")
-)
+PRETRAINING = sorted(name for name in ARCHITECTURES if not name.endswith("_tiny"))
+FINETUNING = sorted(path.stem for path in (ROOT / "configs" / "finetuning").glob("*.yaml") if path.stem != "table5")
 TINY = (
     "common.cpu=true common.fp16=false distributed_training.distributed_world_size=1 dataset.num_workers=0 "
     "dataset.batch_size=4 model.encoder_embed_dim=32 model.encoder_attention_heads=2 model.encoder_ffn_embed_dim=64"

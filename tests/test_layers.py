@@ -18,7 +18,7 @@ LAYERS = (
     ("reproduce",),
     ("demo",),
     ("compare", "corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
-    ("benchmark", "planning", "warm_start"),
+    ("benchmark", "finetuning", "planning", "warm_start"),
     ("training",),
     ("costs",),
     ("lazyformer_fairseq",),  # its __init__.py

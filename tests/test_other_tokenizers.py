@@ -20,10 +20,10 @@ from lazyformer_fairseq.corpus.words.normalise import NormaliseWords
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import MappedItems
-from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks, tokenizer_hashes
+from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.models.export import export
 from lazyformer_fairseq.reliability.data_check import check_dictionaries

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.networks.heads import as_positions
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
 
@@ -59,15 +59,23 @@ class CausalLMCriterion(FairseqCriterion):
 class MaskedLMAccuracyCriterion(CausalLMCriterion):
     """Asks the model for logits at masked positions alone, so that no (B, T, V) tensor is ever made.
 
+    Where the batch is of pairs (``--next-sentence``), the gradient is that of both losses: the mean over its pairs
+    counts as much as the mean over its masked tokens (BERT, appendix A.2). The logged loss is that of the tokens alone.
+
     Nothing here waits for a GPU where the batch says which positions are masked, as those of
     :class:`~lazyformer_fairseq.data.datasets.full_sentences.FullSentencesDataset` do.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """Loss of one batch; the number of predicted tokens is that of the masked ones."""
-        positions = self.positions(sample)
-        logits, _ = model(**sample["net_input"], masked_tokens=positions)
+        positions, follows = self.positions(sample), sample.get("next_sentence")
+        head = {} if follows is None else {"classification_head_name": NEXT_SENTENCE}
+        logits, extra = model(**sample["net_input"], masked_tokens=positions, **head)
         loss, to_log = self.score(model, sample, positions, logits)
+        if follows is not None:
+            of_pairs, right = _score(extra["head_logits"], follows)
+            to_log |= {"next_sentence_loss": of_pairs.detach(), "next_sentence_right": right}
+            loss = loss + of_pairs * (len(positions) / len(follows))
         return with_spans(model, loss, len(positions), to_log), len(positions), to_log
 
     def positions(self, sample: dict) -> Tensor:
@@ -86,10 +94,15 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
-        """Logs accuracy (percent) too; all of masked tokens."""
+        """Logs accuracy (percent) too, all of masked tokens; of pairs their own loss (bits a pair) and accuracy."""
         super().reduce_metrics(logging_outputs)
         ncorrect, sample_size = total("ncorrect", logging_outputs), total("sample_size", logging_outputs)
         metrics.log_scalar("accuracy", 100 * ncorrect / sample_size, sample_size, round=2)
+        if "next_sentence_loss" in logging_outputs[0]:
+            pairs, right = total("nsentences", logging_outputs), total("next_sentence_right", logging_outputs)
+            bits = total("next_sentence_loss", logging_outputs) / pairs / math.log(2)
+            metrics.log_scalar("next_sentence_loss", bits, pairs, round=3)
+            metrics.log_scalar("next_sentence_accuracy", 100 * right / pairs, pairs, round=2)
 
 
 def _to_log(sample: dict, loss: Tensor, sample_size) -> dict:

@@ -1,51 +1,18 @@
 """The commands ``lazyformer glue``: prepare, run, report, predict."""
 
 import os
-import re
-import signal
-import sys
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import (
-    CommandWithSeveralValues,
-    ExistingPath,
-    checkpoint_at,
-    divided,
-    numbers,
-    precision_option,
-)
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, divided, numbers
 from lazyformer_fairseq.files.whole import refuse_filled_folder
+from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()
-MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
-
-
-def name_checkpoints(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
-    """Callback: model -> checkpoint, from ``NAME=PATH`` or ``PATH`` (named after its folder): a file, or its folder.
-
-    Raises a UserError for a name that is taken or impossible, and where there is no such checkpoint.
-    """
-    models: dict[str, Path] = {}
-    for text in values:
-        name, found, given = text.partition("=")
-        path = checkpoint_at(Path(given if found else text))
-        name = name if found else path.absolute().parent.name
-        if not MODEL_NAME.fullmatch(name):
-            raise UserError(
-                f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}"
-            )
-        if name in models:
-            raise UserError(
-                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
-            )
-        models[name] = path
-    return models
 
 
 @click.group()
@@ -69,10 +36,11 @@ def prepare(
     A second time, what is there and unchanged is reused.
     """
     from lazyformer_fairseq.data.glue.task_table import find_task
+    from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.glue import prepare as steps
 
     wanted = steps.Preparation(
-        data, steps.find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
+        data, find_tokenizer_folder(tokenizer), output, max_length, workers or len(os.sched_getaffinity(0))
     )
     chosen = {task.name: task for task in map(find_task, tasks)}
     prepared = steps.prepare_tasks(wanted, list(chosen.values()) or steps.tasks_present(data))
@@ -80,16 +48,7 @@ def prepare(
 
 
 @glue.command(cls=CommandWithSeveralValues)
-@click.option(
-    "--checkpoint",
-    "checkpoints",
-    multiple=True,
-    required=True,
-    callback=name_checkpoints,
-    metavar="[NAME=]PATH...",
-    help="Pre-trained models: checkpoints, or folders (their best checkpoint, else the last). NAME is the row's in the "
-    "table; without one it is the name of the folder.",
-)
+@checkpoints_option
 @click.option("--output", type=A_PATH, required=True, help="Tasks, runs and report go into this folder.")
 @click.option("--prepared", type=THERE, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")
 @click.option("--data", type=THERE, help="Official download; what is not prepared yet goes to OUTPUT/tasks.")
@@ -118,36 +77,7 @@ def prepare(
     type=click.FloatRange(0, 1, max_open=True),
     help="Dropout in the head.  [default: the checkpoint's, 0 unless set, in a dense head; 0.1 in a linear one]",
 )
-@click.option(
-    "--keep-checkpoints",
-    type=click.Choice(["none", "best", "all"]),
-    default="best",
-    help="Fine-tuned models to keep: of no run, of the best of each model and task, of each run.",
-)
-@precision_option
-@click.option("--gpus", help="As CUDA_VISIBLE_DEVICES, or 'none' for the CPU.  [default: all]")
-@click.option(
-    "--workers", type=click.IntRange(1), help="Runs at a time.  [default: as many as GPUs, else cores / threads]"
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1),
-    default=1,
-    help="Of a run on a CPU. Equal seeds and equal threads give equal results, to the last digit.",
-)
-@click.option(
-    "--executor",
-    type=click.Choice(["processes", "slurm", "submitit-local"]),
-    default="processes",
-    help="Where runs go: to this machine, to Slurm as an array, to submitit's processes (to try that).",
-)
-@click.option(
-    "--slurm",
-    multiple=True,
-    metavar="NAME=VALUE...",
-    callback=divided,
-    help="submitit's parameters, such as slurm_partition=gpu gpus_per_node=1 timeout_min=600.",
-)
+@where_runs_go
 def run(**given: Any) -> None:
     """Fine-tune every model on every task at every rate with every seed (LazyFormer's Table 5), and report.
 
@@ -155,28 +85,11 @@ def run(**given: Any) -> None:
     its own and a result.json in it. At the end comes the paper's table, printed and, with pictures, in OUTPUT/report.
     Stop it at any time; rerun to resume: finished runs are not repeated.
     """
+    from lazyformer_fairseq.finetuning.run.door import run_to_the_end
     from lazyformer_fairseq.glue.report.grid_report import write_report
     from lazyformer_fairseq.glue.run.door import grid_and_executor
-    from lazyformer_fairseq.glue.run.queue import RunQueue
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    queue: Optional[RunQueue] = None
-    try:
-        grid, executor = grid_and_executor(given)
-        queue = RunQueue(grid, executor, given["keep_checkpoints"])
-        queue.run()
-    except KeyboardInterrupt:
-        done = f"{len(queue.results)} of {len(grid.runs)} runs are finished" if queue else "nothing has run yet"
-        click.echo(f"stopped: {done}; rerun to resume", err=True)
-        sys.exit(130)
-    click.echo(f"{grid.output / 'runs'}: {len(queue.results)} of {len(grid.runs)} runs are finished")
-    for failed, message in queue.failed.items():
-        click.echo(f"failed: {failed.name}: {message}", err=True)
-    if queue.failed:
-        click.echo("the same command tries what failed again", err=True)
-    if queue.results:
-        click.echo(f"\n{write_report(grid.output, grid.output / 'report')}\nwritten to {grid.output / 'report'}")
-    sys.exit(1 if queue.failed else 0)
+    run_to_the_end(lambda: grid_and_executor(given), given["keep_checkpoints"], write_report)
 
 
 @glue.command()
@@ -216,8 +129,8 @@ def predict(runs: tuple[Path, ...], output: Optional[Path], target: Path, tasks:
         raise click.UsageError("give either --run or --output")
     refuse_filled_folder(target)
     from lazyformer_fairseq.data.glue.task_table import find_task
+    from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.glue.predict import Prediction, predict_best, predict_runs
-    from lazyformer_fairseq.glue.prepare import find_tokenizer_folder
 
     chosen = frozenset(find_task(name).name for name in tasks)
     given["tokenizer"] = given["tokenizer"] and find_tokenizer_folder(given["tokenizer"])

@@ -1,6 +1,5 @@
 """Official GLUE files -> folders of memory-mapped data with a manifest each (``lazyformer glue prepare``)."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +22,11 @@ from lazyformer_fairseq.data.glue.prepared_data import (
 )
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import ODDITIES, SplitFile, describe_oddities, read_split
-from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import class_of, load_tokenizer
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.files.hashes import sha256_of
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import whole_folder
 
@@ -52,15 +52,6 @@ class Preparation:
 
     def folder(self, task: TaskDescription) -> Path:
         return self.output / "tasks" / task.name
-
-
-def find_tokenizer_folder(path: Path) -> Path:
-    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
-    folder = path.parent if path.is_file() else path
-    for candidate in (folder, folder / "tokenizer"):
-        if (candidate / SETTINGS_FILE).is_file():
-            return candidate
-    raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
 
 
 def tasks_present(data: Path) -> list[TaskDescription]:
@@ -124,15 +115,6 @@ def overview(prepared: Sequence[PreparedTask]) -> str:
     titles = ("task", "file", "rows", "left out", "cut", "unknown words", "unknown tokens", "tokens a row")
     table = tabulate(rows, titles, colalign=("left", "left", *["right"] * 6), disable_numparse=True)
     return "\n".join([table, *(f"note: {remark}" for task in prepared for remark in remarks(task))])
-
-
-def tokenizer_hashes(folder: Path) -> dict[str, str]:
-    return {name: sha256_of(folder / name) for name in class_of(folder).files}
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _settings(wanted: Preparation, task: TaskDescription) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from lazyformer_fairseq.warm_start.options import WarmOptions, warm_start_option
 )
 @click.option(
     "--head-name",
-    default="classifier",
-    help="Name of the classification head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.",
+    help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.  [default: "
+    "classifier; squad for one that finds answers]",
 )
 @click.option("--checkpoint-file", help="Of a folder of this package's checkpoints: its name there.")
 @warm_start_options
@@ -31,7 +31,7 @@ def import_model(
     bert: Path,
     out: Path,
     token_types: str,
-    head_name: str,
+    head_name: Optional[str],
     checkpoint_file: Optional[str],
     warm: Optional[WarmOptions],
 ) -> None:

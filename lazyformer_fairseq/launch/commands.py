@@ -1,5 +1,6 @@
 """The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Optional
 
@@ -7,15 +8,15 @@ import click
 
 from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.launch import causal_recipes
+from lazyformer_fairseq.launch.encoder_recipes import RECIPES
 from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
-from lazyformer_fairseq.launch.recipes import CHOICES, RECIPES, recipe_of
 from lazyformer_fairseq.launch.start import Launch, launch_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 SETTINGS = {"ignore_unknown_options": True}
 POSITIVE = click.IntRange(1)
 GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
-KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
 
 
 @click.command(context_settings=SETTINGS)
@@ -31,17 +32,38 @@ KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
     help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; else 16; 4 on a "
     "CPU]",
 )
-@click.option("--sequences-per-update", "per_update", type=POSITIVE, help="A multiple of nodes x gpus.  [default: 256]")
+@click.option(
+    "--sequences-per-update",
+    "per_update",
+    type=POSITIVE,
+    help="A multiple of nodes x gpus.  [default: the recipe's; table5's is 256]",
+)
+@click.option(
+    "--recipe",
+    "recipe_name",
+    type=click.Choice(list(RECIPES)),
+    help="table5, or a phase of PAR BERT's, both of which `lazyformer pretrain-phases` runs.  [default: table5]",
+)
 @launch_options
 def pretrain(
-    arch: str, data: str, given: tuple[str, ...], per_gpu: Optional[int], per_update: Optional[int], **launch: Any
-) -> None:  # fmt: skip
+    arch: str,
+    data: str,
+    given: tuple[str, ...],
+    per_gpu: Optional[int],
+    per_update: Optional[int],
+    recipe_name: Optional[str],
+    **launch: Any,
+) -> None:
     """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
 
     DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
     tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
     weight decay 0.01. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
     --sublayer-pattern '(sff)x5 (f)x9'.
+
+    \b
+    --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
+    --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
 
     Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
     keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
@@ -50,25 +72,27 @@ def pretrain(
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
     """
-    run = Launch(**launch)
-    run.refuse_uneven(per_update or 256, "sequences")
+    run, recipe = Launch(**launch), RECIPES[recipe_name or "table5"]
+    sequences = per_update or recipe.sequences
     if arch.endswith(".yaml"):
+        if recipe_name:
+            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; leave the option out")
+        run.refuse_uneven(per_update or 256, "sequences")
         return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
+    run.refuse_uneven(sequences, "sequences")
     refuse_unknown_arch(arch, ARCHITECTURES)
     _check(run, data)
-    job = _job(arch, None, data, given, per_update)
+    tokens = recipe.tokens or ARCHITECTURES[arch].max_positions or 512
+    sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
+    job = _job(arch, None, data, (*sizes, *given), per_update)
     run.show_plan(job)
-    per_gpu = per_gpu or run.batch(job, 16 if run.found else 4)
+    at_once = (16 if run.found else 4) * max(1, 512 // tokens)
     options = f"""
-        --task full_sentences_masked_lm --tokens-per-sample {ARCHITECTURES[arch].max_positions or 512}
-        --arch {arch} --criterion masked_lm_accuracy
-        --optimizer fused_adam --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
-        --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --max-update 1000000
-        --sequences-per-update {per_update or 256} --batch-size {per_gpu}
-        --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
-        --save-interval-updates 5000 --keep-interval-updates 3 --keep-updates-list {KEPT}
-        --num-workers 2 --log-format simple --log-interval 100 --seed 1"""
-    run.train(data, [*options.split(), "--adam-betas", "(0.9, 0.999)"], given)
+        --task full_sentences_masked_lm --arch {arch} --criterion masked_lm_accuracy {recipe.options}
+        --batch-size {per_gpu or run.batch(job, at_once)} --required-batch-size-multiple 1
+        --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --num-workers 2 --log-format simple --seed 1"""
+    run.train(data, [*sizes, *shlex.split(options)], given)
 
 
 @click.command(context_settings=SETTINGS)
@@ -90,7 +114,11 @@ def pretrain(
     type=POSITIVE,
     help="A multiple of nodes x gpus.  [default: the arch's: 256 for *_base, 128 for *_large, 96 for *_24b]",
 )
-@click.option("--recipe", type=click.Choice(CHOICES), help="Optimizer and schedule, see above.  [default: the arch's]")
+@click.option(
+    "--recipe",
+    type=click.Choice(causal_recipes.CHOICES),
+    help="Optimizer and schedule, see above.  [default: the arch's]",
+)
 @launch_options
 def train(
     arch: str,
@@ -140,7 +168,7 @@ def train(
     per_gpu = per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
-        {RECIPES[recipe_of(known, recipe)]} --max-update {known.updates}
+        {causal_recipes.options_of(known, recipe)} --max-update {known.updates}
         --sequences-per-update {rows} --batch-size {per_gpu}
         --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 1000 --keep-interval-updates 3

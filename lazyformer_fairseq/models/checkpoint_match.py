@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from argparse import Namespace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Optional
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "classification_heads."
+TO_CLASSES, TO_SPANS = ".out_proj.weight", ".span_proj.weight"  # the last map of a head
 PER_POSITION = "encoder.sentence_encoder.embed_positions.weight"  # the encoder's weight with a row for each position
 PER_WORD = "encoder.sentence_encoder.embed_tokens.weight"  # the encoder's weight with a row for each word
 
@@ -160,7 +161,8 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     """Makes the heads in `state_dict` those of the model, in place, and logs which it leaves out or starts anew.
 
     A head that only the checkpoint has, or has in another size, is left out; a head that only the model has keeps its
-    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that.
+    fresh weights, but for a dense one: where the checkpoint has a pooler, its dense map starts from that. BERT's
+    pooler is also what stands below the classes of the head ``next_sentence``.
     """
     own = {f"{PREFIX}{name}": weight for name, weight in heads.state_dict().items()}
     in_checkpoint = {name for name in state_dict if name.startswith(PREFIX)}
@@ -168,7 +170,7 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
     from_pooler = _from_pooler(state_dict, own, fresh)
-    for head in sorted(unfit - ({POOLER} if from_pooler else set())):
+    for head in sorted(unfit - ({pooler_in_checkpoint(state_dict)} if from_pooler else set())):
         reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
@@ -184,13 +186,11 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
 
 def _from_pooler(state_dict: dict[str, Tensor], own: dict[str, Tensor], fresh: set[str]) -> dict[str, Tensor]:
     """The dense maps of fresh heads, by name, where the checkpoint has a pooler of the same shape."""
-    if not has_pooler(state_dict):
-        return {}
-    pooler = {name: weight for name, weight in state_dict.items() if name.startswith(f"{PREFIX}{POOLER}.")}
+    source = pooler_in_checkpoint(state_dict)
     found = {}
-    for head in fresh:
-        for name, weight in pooler.items():
-            mine = name.replace(POOLER, head, 1)
+    for head in fresh if source else ():
+        for part in ("weight", "bias"):
+            weight, mine = state_dict[f"{PREFIX}{source}.dense.{part}"], f"{PREFIX}{head}.dense.{part}"
             if mine in own and own[mine].shape == weight.shape:
                 found[mine] = weight.clone()
     return found
@@ -209,19 +209,18 @@ def _head(name: str) -> str:
 
 
 class SavedHead(NamedTuple):
-    """A classification head among a checkpoint's weights: how many outputs, and which kind of head."""
+    """A head among a checkpoint's weights: how many outputs, and which of :data:`heads.HEADS` it is."""
 
     outputs: int
     kind: str
 
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
-    """The classification heads among the weights, by name."""
-    suffix = ".out_proj.weight"
+    """The classification heads among the weights, and those of spans, by name."""
     return {
-        _head(name): SavedHead(weight.size(0), _kind(name.removesuffix(suffix), state_dict))
+        _head(name): SavedHead(weight.size(0), _kind(name, state_dict))
         for name, weight in state_dict.items()
-        if name.startswith(PREFIX) and name.endswith(suffix)
+        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS))
     }
 
 
@@ -231,5 +230,15 @@ def has_pooler(state_dict: dict[str, Tensor]) -> bool:
     return f"{name}.dense.weight" in state_dict and f"{name}.out_proj.weight" not in state_dict
 
 
-def _kind(head: str, state_dict: dict[str, Tensor]) -> str:
-    return "dense" if f"{head}.dense.weight" in state_dict else "linear"
+def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
+    """The head whose dense map was pre-trained as BERT's pooler was; None where there is none."""
+    if has_pooler(state_dict):
+        return POOLER
+    return NEXT_SENTENCE if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict else None
+
+
+def _kind(last: str, state_dict: dict[str, Tensor]) -> str:
+    """The kind of the head whose last map has this weight."""
+    if last.endswith(TO_SPANS):
+        return SPAN
+    return "dense" if f"{last.removesuffix(TO_CLASSES)}.dense.weight" in state_dict else "linear"

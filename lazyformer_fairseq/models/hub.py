@@ -14,6 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.datasets.question_windows import QuestionWindowsDataset
+from lazyformer_fairseq.data.squad.answers import USUAL_ANSWERS, FoundAnswer
+from lazyformer_fairseq.data.squad.official import Paragraph, Question, SquadFile
+from lazyformer_fairseq.data.squad.windows import USUAL, WindowSettings, make_windows
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
@@ -26,6 +30,8 @@ from lazyformer_fairseq.models.checkpoint_match import (
     heads_in_checkpoint,
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.spans import find_answers
+from lazyformer_fairseq.modules.networks.heads import SpanHead
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
@@ -191,3 +197,58 @@ class LazyFormerHub(nn.Module):
             filled = torch.where(at_mask, word, ids).tolist()
             fillings.append(Filling(self.tokenizer.decode(filled), probability, self.tokenizer.decode([word])))
         return fillings
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        n_best: int = 1,
+        head: Optional[str] = None,
+        settings: WindowSettings = USUAL,
+        longest_answer: int = 30,
+    ) -> list[FoundAnswer]:
+        """The likeliest answers to a question in a text, the likeliest first, as they stand there.
+
+        A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
+        better ones, not whether the text has any. A long text goes through the model in several windows.
+
+        Args:
+            n_best: how many at most.
+            head: name of the head for spans; by default the only one.
+            settings: sizes of the windows; cut to the model's longest sequence.
+            longest_answer: in tokens.
+
+        Raises:
+            UserError: where there is no question or no text, or the checkpoint has no such head.
+        """
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
+        if n_best < 1 or longest_answer < 1:
+            raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
+        head = self._span_head(head)
+        longest = min(settings.longest, self.model.max_positions())
+        settings = WindowSettings(longest, settings.stride, min(settings.longest_question, longest // 2))
+        file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
+        dataset = QuestionWindowsDataset(
+            file,
+            make_windows(self.tokenizer, file, settings),
+            split="",
+            longest_answer=longest_answer,
+            pad=self.tokenizer.special.pad,
+            shuffle=False,
+            types_after=self.tokenizer.special.eos if self.model.cfg.token_types > 1 else None,
+            marks_questions=bool(self.model.encoder.sentence_encoder.asking),
+        )
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))
+        return answers[:n_best]
+
+    def _span_head(self, name: Optional[str]) -> str:
+        """The name of the head for spans, checked; of the only one, if None."""
+        known = [each for each, head in self.model.classification_heads.items() if isinstance(head, SpanHead)]
+        if (name is None and len(known) == 1) or name in known:
+            return name or known[0]
+        if not known:
+            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
+        wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
+        raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")

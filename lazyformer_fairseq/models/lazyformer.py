@@ -20,7 +20,15 @@ from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.presets import register_presets
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, POOLER, MaskedLMHead, Pooler
+from lazyformer_fairseq.modules.networks.heads import (
+    HEADS,
+    NEXT_SENTENCE,
+    POOLER,
+    MaskedLMHead,
+    Pooler,
+    outputs_of,
+    reads_all_tokens,
+)
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)
@@ -28,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
 class LazyFormerModel(CheckedModel, FairseqEncoderModel):
-    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classification."""
+    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans."""
 
     per_word = PER_WORD
 
@@ -64,7 +72,7 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             src_lengths: unused; fairseq's tasks pass it.
             features_only: return the encoder's output.
             masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
-            classification_head_name: return this head's logits.
+            classification_head_name: return this head's logits; with `masked_tokens` beside those.
             return_all_hiddens: also return what every sublayer returned.
             has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
                 None, padding may stand anywhere, and the model must wait for the GPU to find out.
@@ -73,25 +81,28 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
 
         Returns:
-            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits (B, classes); and
-            ``{"inner_states": list of (B, T, C)}``.
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
+            asked for beside masked tokens.
         """
-        features_only = features_only or classification_head_name is not None
         output, extra = self.encoder(
             src_tokens,
-            features_only=features_only,
+            features_only=features_only or classification_head_name is not None,
             masked_tokens=masked_tokens,
             return_all_hiddens=return_all_hiddens,
             has_padding=has_padding,
             global_positions=global_positions,
             token_types=token_types,
         )
-        if classification_head_name is not None:
-            if has_padding is None:  # then <s> is wherever text begins
-                first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
-                output = output[torch.arange(len(first), device=first.device), first].unsqueeze(1)
-            output = self.classification_heads[classification_head_name](output)
-        return output, extra
+        if classification_head_name is None:
+            return output, extra
+        head, features = self.classification_heads[classification_head_name], output
+        if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
+            first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
+            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        if masked_tokens is None:
+            return head(features), extra
+        return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
 
     @property
     def compiles(self) -> bool:
@@ -102,17 +113,17 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """Adds the head `name` with fresh weights, or replaces one of another size or kind.
 
         Args:
-            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.CLASSIFICATION_HEADS`.
+            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
         """
         previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
-            if type(previous) is CLASSIFICATION_HEADS[kind] and previous.out_proj.out_features == num_classes:
+            if type(previous) is HEADS[kind] and outputs_of(previous) == num_classes:
                 return
             logger.warning(
                 "classification head %s: %d outputs (%s) replace its %d, weights start anew",
-                name, num_classes, kind, previous.out_proj.out_features,
+                name, num_classes, kind, outputs_of(previous),
             )  # fmt: skip
-        head = CLASSIFICATION_HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head = HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         head.apply(init_bert_weights)
         self.classification_heads[name] = head
 
@@ -121,6 +132,10 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         pooler = Pooler(self.cfg.encoder_embed_dim)
         pooler.apply(init_bert_weights)
         self.classification_heads[POOLER] = pooler
+
+    def register_next_sentence_head(self) -> None:
+        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        self.register_classification_head(NEXT_SENTENCE, 2)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""

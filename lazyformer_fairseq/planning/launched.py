@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.planning.fit import Place, fit
 from lazyformer_fairseq.planning.job import Job, job_of_arch, job_of_yaml, vocabulary_of, with_options
 
@@ -30,7 +31,7 @@ def job_of_launch(
         UserError: as :mod:`.job` does.
     """
     job = job_of_arch(arch) if config is None else job_of_yaml(config)
-    options = _options(given)
+    options = {name: value for name, value in options_by_name(given).items() if value}
     if per_update is not None:
         options["sequences_per_update"] = str(per_update)
     if vocab_size := vocabulary_of(data, job.is_causal):
@@ -49,18 +50,3 @@ def batch_that_fits(job: Job, place: Place) -> Batch:
     if not found.batch:
         return Batch(1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan")
     return Batch(found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another")
-
-
-def _options(given: Sequence[str]) -> dict[str, str]:
-    """By name with underscores: ``--name value``, ``--name=value`` and hydra's ``part.name=value``."""
-    found: dict[str, str] = {}
-    name = ""
-    for word in given:
-        if word.startswith("--") or ("=" in word and not name):
-            name, _, value = word.lstrip("-").partition("=")
-            name = name.rpartition(".")[2].replace("-", "_")
-            if value:
-                found[name], name = value.strip("'\""), ""
-        elif name:
-            found[name], name = word, ""
-    return found

@@ -16,6 +16,7 @@ from lazyformer_fairseq.errors import UserError
 CRITERIONS = {
     "full_sentences_masked_lm": "masked_lm_accuracy",
     "glue": "glue",
+    "squad": "squad",
     "stream_language_modeling": "causal_lm",
 }
 OURS = "'lazyformer_fairseq[logging]', or in a checkout pip install '.[logging]'"

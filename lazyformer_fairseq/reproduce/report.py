@@ -14,10 +14,10 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.files.tables import markdown_table, write_csv
 from lazyformer_fairseq.files.whole import whole_file, write_text
+from lazyformer_fairseq.finetuning.report.results import Results
 from lazyformer_fairseq.glue.report.grid_report import write_report as write_glue_report
 from lazyformer_fairseq.glue.report.paper_table import COLUMNS, PAPER_ROWS
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.glue.report.results import Results
 from lazyformer_fairseq.glue.report.tables import TableRow, own_row
 from lazyformer_fairseq.reproduce.paper import PRINTED, SECONDS, TABLE_3_AVERAGES, TABLE_4
 from lazyformer_fairseq.reproduce.run import record_of

@@ -5,16 +5,12 @@ OUT/steps/NAME.json       record of a step: its command, when it ended, its seco
 OUT/logs/NAME.log         output of a pre-training
 """
 
-import itertools
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Optional
@@ -22,15 +18,14 @@ from typing import Any, Optional
 import click
 from tqdm import tqdm
 
+from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import claimed, keep_settings
 from lazyformer_fairseq.files.json_files import read_json, write_json
 from lazyformer_fairseq.reproduce.steps import Step
 
-LOOK_EVERY = 1.0  # second
 TAIL = 20_000  # bytes of a log
 UPDATES = re.compile(rb"num_updates[= ](\d+)")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED = 130
 
 
@@ -88,7 +83,7 @@ def run_step(step: Step, out: Path) -> float:
         with log.open("ab") as output:
             code = _run(command, output, lambda: _watch(log, step))
     else:
-        code = _run(command, None, None)
+        code = _run(command)
     _refuse_failure(step, code, log)
     seconds = time.monotonic() - began
     ended = datetime.now().isoformat(timespec="seconds")
@@ -107,55 +102,16 @@ def _refuse_failure(step: Step, code: int, log: Path) -> None:
         raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
 
 
-def _run(command: list[str], output: Any, watch: Optional[Callable[[], Iterator[None]]]) -> int:
-    """Exit code of a process.
-
-    Args:
-        output: file for what it prints; None for this process's own.
-        watch: makes what is asked for its next value every second.
+def _run(command: list[str], *output_and_watch: Any) -> int:
+    """Exit code of a process, as :func:`.child_process.run_to_its_end` runs it.
 
     Raises:
         Stopped: after the process has ended, where there was a signal.
     """
-    with (
-        _Signals() as signals,
-        subprocess.Popen(command, stdout=output, stderr=output and subprocess.STDOUT, process_group=0) as process,
-    ):
-        signals.hand_on_to(process)
-        bar = watch() if watch else itertools.repeat(None)
-        while process.poll() is None:
-            next(bar)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_EVERY)
-        if watch:
-            bar.close()
-    if signals.heard:
+    ended = run_to_its_end(command, *output_and_watch)
+    if ended.was_stopped:
         raise Stopped
-    return process.returncode
-
-
-class _Signals:
-    """Hands Ctrl-C and SIGTERM on to a process of a group of its own: from a terminal it would hear Ctrl-C twice."""
-
-    def __enter__(self) -> "_Signals":
-        self.heard: list[int] = []
-        self._process: Optional[subprocess.Popen] = None
-        self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def hand_on_to(self, process: subprocess.Popen) -> None:
-        self._process = process
-        for number in self.heard:
-            process.send_signal(number)
-
-    def _hear(self, number: int, frame: object) -> None:
-        self.heard.append(number)
-        if self._process is not None:
-            self._process.send_signal(number)
+    return ended.code
 
 
 def _watch(log: Path, step: Step) -> Iterator[None]:

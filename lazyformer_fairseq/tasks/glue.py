@@ -11,19 +11,25 @@ from typing import Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
-from omegaconf import II, MISSING
+from omegaconf import MISSING
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue.encode import encode_split
 from lazyformer_fairseq.data.glue.prepared_data import EncodedExamples, PreparedTask, draw_rows, targets_of
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription, find_task
 from lazyformer_fairseq.data.glue.tsv import read_split
-from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
-from lazyformer_fairseq.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.tasks.encoder_task import EncoderTask, keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.reliability.options import option
+from lazyformer_fairseq.tasks.encoder_task import keep_tokenizer_with_checkpoints
+from lazyformer_fairseq.tasks.fine_tuning import (
+    FineTuningConfig,
+    FineTuningTask,
+    check_best_metric,
+    check_start,
+    find_tokenizer,
+    warn_without_start,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +37,9 @@ TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits
 
 
 @dataclass
-class GlueConfig(ReliabilityConfig):
+class GlueConfig(FineTuningConfig):
     data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
     glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
-    # Not `tokenizer`: fairseq has an option of that name already, which would win in silence.
-    tokenizer_folder: Optional[str] = option(
-        None,
-        "the checkpoint's tokenizer; default: that of prepared data, else tokenizer/ beside the "
-        "checkpoint, else in the data folder",
-    )
     # Not `max_positions`: the model has an option of that name already, and one option would set both.
     tokens_per_sample: Optional[int] = option(
         None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
@@ -51,37 +51,21 @@ class GlueConfig(ReliabilityConfig):
         "one linear map; --pooler-dropout is the dropout",
     )
     max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
-    seed: int = II("common.seed")
-    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
-    save_dir: str = II("checkpoint.save_dir")
-    no_save: bool = II("checkpoint.no_save")
-    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
-    valid_subset: str = II("dataset.valid_subset")
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(EncoderTask):
+class GlueTask(FineTuningTask):
     """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
 
     Attributes:
         description: the task's row of the table.
-        head_name: of its classification head.
-        tokenizer: that of the checkpoint.
-        longest: tokens of an input; None until the model is built, unless an option sets it.
-        has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
     """
 
     cfg: GlueConfig
 
-    def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer: TextTokenizer, tokenizer_folder: Path):
-        super().__init__(cfg, tokenizer.dictionary)
+    def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer_folder: Path):
+        super().__init__(cfg, tokenizer_folder, cfg.glue_head_name or description.head_name, cfg.tokens_per_sample)
         self.description = description
-        self.head_name = cfg.glue_head_name or description.head_name
-        self.tokenizer = tokenizer
-        self.tokenizer_folder = tokenizer_folder
-        self.longest = cfg.tokens_per_sample
-        self.has_token_types = False
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
@@ -96,20 +80,19 @@ class GlueTask(EncoderTask):
             raise UserError(f"{error}; give one of them by --glue-task") from None
         if not kwargs.get("from_checkpoint"):
             check_options(cfg, description)
-            if not cfg.finetune_from_model:
-                logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
-        folder = find_tokenizer(cfg)
-        tokenizer = load_tokenizer(folder)
+            warn_without_start(cfg)
+        prepared = PreparedTask.load(cfg.data).tokenizer_folder if PreparedTask.is_at(cfg.data) else None
+        task = cls(cfg, description, find_tokenizer(cfg, prepared))
         logger.info(
             "%s: %s, %s, metrics %s; dictionary of %d symbols from %s",
             description.name,
             "pairs" if description.is_pair else "single sentences",
             "scores" if description.is_regression else f"classes {', '.join(description.labels)}",
             ", ".join(description.metrics),
-            len(tokenizer.dictionary),
-            folder,
+            len(task.dictionary),
+            task.tokenizer_folder,
         )
-        return cls(cfg, description, tokenizer, folder)
+        return task
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """The model with the task's head.
@@ -118,13 +101,6 @@ class GlueTask(EncoderTask):
             UserError: ``--tokens-per-sample`` is more than the model has.
         """
         model = super().build_model(cfg, from_checkpoint)
-        self.has_token_types = getattr(cfg, "token_types", 0) > 1
-        self.longest = self.cfg.tokens_per_sample or model.max_positions()
-        if self.longest > model.max_positions():
-            raise UserError(
-                f"--tokens-per-sample {self.longest}: the model has {model.max_positions()} positions; give as many at "
-                "most"
-            )
         model.register_classification_head(self.head_name, self.description.num_classes, str(self.cfg.glue_head))
         return model
 
@@ -171,59 +147,13 @@ class GlueTask(EncoderTask):
         )
         return EncodedExamples(encoded.inputs, targets_of(self.description, file.examples))
 
-    def max_positions(self) -> Optional[int]:
-        return self.longest
-
 
 def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raises a UserError for options that would fail late, or select the worst checkpoint."""
-    if not Path(cfg.data).is_dir():
-        raise UserError(f"{cfg.data}: no such folder; give the one with {description.name}'s official files")
+    check_start(cfg, description.name)
     if PreparedTask.is_at(cfg.data) and PreparedTask.load(cfg.data).task is not description:
         raise UserError(f"{cfg.data}: holds {PreparedTask.load(cfg.data).task.name}, not {description.name}")
-    if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
-        raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
-    metric = cfg.best_checkpoint_metric
-    if metric not in ("loss", *description.metrics):
-        raise UserError(
-            f"--best-checkpoint-metric {metric}: {description.name} has loss, {', '.join(description.metrics)}"
-        )
-    if cfg.maximize_best_checkpoint_metric != (metric != "loss"):
-        change = "drop" if metric == "loss" else "add"
-        raise UserError(
-            f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best; {change} "
-            "--maximize-best-checkpoint-metric"
-        )
+    check_best_metric(cfg, description.name, description.metrics)
     for split in cfg.valid_subset.split(","):
         if split in description.splits and description.splits[split].label is None:
             raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")
-
-
-def find_tokenizer(cfg: GlueConfig) -> Path:
-    """The tokenizer's folder: of prepared data, its own; else the one given, beside the checkpoint or the data.
-
-    Raises:
-        UserError: none is there, or data was prepared with another than the one given.
-    """
-    if PreparedTask.is_at(cfg.data):
-        return _tokenizer_of_prepared(cfg)
-    if cfg.tokenizer_folder:
-        return Path(cfg.tokenizer_folder)
-    neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
-    candidates = [folder / "tokenizer" for folder in (*neighbours, Path(cfg.data))]
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
-    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")
-
-
-def _tokenizer_of_prepared(cfg: GlueConfig) -> Path:
-    folder = PreparedTask.load(cfg.data).tokenizer_folder
-    given = Path(cfg.tokenizer_folder or folder)
-    load_tokenizer(given)  # raises what is wrong with it
-    if (given / SETTINGS_FILE).read_bytes() != (folder / SETTINGS_FILE).read_bytes():
-        raise UserError(
-            f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with this "
-            "one, or leave the option out"
-        )
-    return folder

@@ -13,6 +13,7 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
 
@@ -98,3 +99,17 @@ def test_figure_1_of_the_par_paper_ranks_the_blocks():
     base = CausalSizes(267_735, 512, 2048, 8)
     attention, lazy, feed_forward = (count_sublayer_flops(planned, base, 64, 640) for planned in plan("slf"))
     assert attention > lazy > feed_forward
+
+
+@pytest.mark.parametrize(("of_third", "of_second", "rounded"), [(0, 0, (27, 16)), (2, 1, (27, 17)), (5, 1, (27, 17))])
+def test_words_in_further_bands_make_pars_table_6_of_our_count(of_third, of_second, rounded):
+    """Its 27 and 17 GFLOPs at tgt_len 64 and mem_len 640: words of a band meet all words of that band."""
+    counts = []
+    for name in ("transformer_xl_base", "par_transformer_base"):
+        row = CAUSAL_ARCHITECTURES[name]
+        cutoffs = [int(cutoff) for cutoff in row.adaptive_softmax_cutoff.split(",")]
+        widths = (row.decoder_embed_dim, row.decoder_ffn_embed_dim, row.decoder_attention_heads)
+        sizes = CausalSizes(267_735, *widths, tuple(cutoffs))
+        further = of_second * (cutoffs[1] - cutoffs[0]) + of_third * (cutoffs[2] - cutoffs[1])
+        counts.append(count_flops(row.sublayer_pattern, sizes, 64, 640) + 2 * row.decoder_embed_dim * further)
+    assert tuple(round(count / 1e9) for count in counts) == rounded

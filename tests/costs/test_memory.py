@@ -187,6 +187,14 @@ def test_kinds_of_attention_that_say_so(setting, back_end, precision):
     assert_within_a_tenth(_encoder(pattern, back_end, precision, **options))
 
 
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize("pattern", ["s[window=32]fs[window=32]f", "s[window=32,global=1]fs[window=32,global=1]flf"])
+def test_attention_dropout_in_tiles(pattern, precision):
+    options = {**TINY, "time": 256, "relative_position_buckets": 0, "attention_dropout": 0.1}
+    assert_within_a_tenth(_encoder(pattern, "tiles", precision, **options))
+
+
 @pytest.mark.parametrize(("pattern", "back_end"), [("(f)x4", "eager"), ("sfkf-", "eager"), ("sfkf", "fused")])
 def test_other_kinds_of_sublayers(pattern, back_end):
     assert_within_a_tenth(_encoder(pattern, back_end, **TINY))

@@ -16,7 +16,7 @@ from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.costs.machine import device_named
 from lazyformer_fairseq.devices.torch_check import misfit_of_torch, refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.run.door import _choose_gpus
+from lazyformer_fairseq.finetuning.run.executor import choose_gpus
 
 TORCH_2_13 = ("13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120")
 TORCH_2_10 = ("12.8", "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120")
@@ -120,8 +120,8 @@ def test_fairseq_train_does_not_begin(machine, task, rest):
 def test_glue_does_not_begin(machine):
     machine(TORCH_2_13, "7.0")
     with pytest.raises(UserError, match=r"torch===2\.10\.0"):
-        _choose_gpus("")
-    assert _choose_gpus("none") == []
+        choose_gpus("")
+    assert choose_gpus("none") == []
 
 
 def test_commands_with_a_device(machine, monkeypatch, caplog):

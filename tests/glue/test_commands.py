@@ -144,7 +144,7 @@ def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
     def interrupted(queue):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lazyformer_fairseq.glue.run.queue.RunQueue.run", interrupted)
+    monkeypatch.setattr("lazyformer_fairseq.finetuning.run.queue.RunQueue.run", interrupted)
     result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2"])
     assert result.exit_code == 130
     assert result.output.endswith("stopped: 0 of 2 runs are finished; rerun to resume\n")

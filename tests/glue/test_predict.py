@@ -14,6 +14,7 @@ from helpers import NAMES, THINGS, build_toy_corpus, write_lines, write_toy_glue
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.report.results import RunKey
 from lazyformer_fairseq.glue.commands import predict
 from lazyformer_fairseq.glue.predict import (
     SUBMISSION_FILES,
@@ -25,7 +26,6 @@ from lazyformer_fairseq.glue.predict import (
     write_submission,
 )
 from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
-from lazyformer_fairseq.glue.report.results import RunKey
 from lazyformer_fairseq.models import LazyFormerModel
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"

@@ -17,12 +17,12 @@ from lazyformer_fairseq.data.glue.encode import encode_split
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
+from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.glue.prepare import (
     Preparation,
-    find_tokenizer_folder,
     overview,
     prepare_tasks,
     remarks,

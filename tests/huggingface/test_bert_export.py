@@ -47,6 +47,39 @@ def test_an_imported_bert_goes_back_with_its_pooler_and_token_types(tmp_path):
     torch.testing.assert_close(bert(ids).pooler_output, wanted, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_a_model_of_pairs_is_a_bert_for_pre_training(tmp_path):
+    model = tiny_model("next_sentence", **PLAIN, token_types=2)
+    bert_class = write_bert(source_of(model), tmp_path)
+    assert bert_class is transformers.BertForPreTraining
+    bert, loading = bert_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    ids, types = some_ids(right=3), torch.arange(11).gt(5).long().expand(3, -1)
+    text = ids.ne(1)
+    found = bert(ids, attention_mask=text.long(), token_type_ids=types)
+    given = {"token_types": types, "masked_tokens": text, "classification_head_name": "next_sentence"}
+    words, extra = model(ids, **given)
+    torch.testing.assert_close(found.prediction_logits[text], words, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.seq_relationship_logits, extra["head_logits"], atol=1e-5, rtol=1e-5)
+    _, loading = transformers.BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+
+
+@torch.no_grad()
+def test_spans_are_those_of_a_bert_for_question_answering(tmp_path):
+    model = tiny_model("span", **PLAIN, token_types=2)
+    bert_class = write_bert(source_of(model), tmp_path)
+    assert bert_class is transformers.BertForQuestionAnswering
+    bert, loading = bert_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"]
+    ids, types = some_ids(right=3), torch.arange(11).gt(5).long().expand(3, -1)
+    text = ids.ne(1)
+    found = bert(ids, attention_mask=text.long(), token_type_ids=types)
+    wanted, _ = model(ids, token_types=types, classification_head_name="cola")
+    for logits, ours in zip((found.start_logits, found.end_logits), wanted.unbind(-1), strict=True):
+        torch.testing.assert_close(logits[text], ours[text], atol=1e-5, rtol=1e-5)
+
+
 def test_both_heads_of_a_fine_tuned_model_are_there(tmp_path):
     source = source_of(tiny_model("dense", **PLAIN))
     write_bert(source, tmp_path)

@@ -79,6 +79,26 @@ def test_a_pooler_is_kept_where_there_is_one_and_its_loss_is_said(caplog):
     assert "classification head pooler of the checkpoint is left out" in caplog.text
 
 
+def test_a_dense_head_that_is_new_starts_as_what_next_sentences_were_told_by(caplog):
+    checkpoint = model("f", 16)
+    checkpoint.register_next_sentence_head()
+    ours = heads_of(cola="dense", sst2="linear")
+    fresh = ours.classification_heads["cola"].out_proj.weight.clone()
+    ours.load_state_dict(checkpoint.state_dict())
+    dense = checkpoint.classification_heads["next_sentence"].dense
+    assert torch.equal(ours.classification_heads["cola"].dense.weight, dense.weight)
+    assert torch.equal(ours.classification_heads["cola"].out_proj.weight, fresh)
+    assert "left out" not in caplog.text
+
+
+def test_pre_training_that_goes_on_with_next_sentences_starts_from_an_imported_pooler():
+    checkpoint, ours = heads_of("pooler"), model("f", 16)
+    ours.register_next_sentence_head()
+    ours.load_state_dict(checkpoint.state_dict())
+    pooler = checkpoint.classification_heads["pooler"].dense.weight
+    assert torch.equal(ours.classification_heads["next_sentence"].dense.weight, pooler)
+
+
 def test_a_tasks_head_that_is_called_pooler_is_none():
     checkpoint, ours = heads_of(pooler="dense"), heads_of(cola="dense")
     state = dict(checkpoint.state_dict())

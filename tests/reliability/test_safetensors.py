@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.run.start_models import load_start_models
+from lazyformer_fairseq.finetuning.run.start_models import load_start_models
 from lazyformer_fairseq.models.export import export
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 8"

@@ -19,8 +19,8 @@ from reliability.untrusted_pickles import NO_CHECKPOINTS, UNTRUSTED
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.run.start_models import load_start_models
 from lazyformer_fairseq.glue.predict import load_finetuned
-from lazyformer_fairseq.glue.run.start_models import load_start_models
 from lazyformer_fairseq.language_modeling.evaluate import load_model
 from lazyformer_fairseq.reliability.checkpoints.untrusted import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.reliability.command_line import find_user_error

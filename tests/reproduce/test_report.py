@@ -9,8 +9,8 @@ from helpers import write_toy_glue
 from training_logs import BERT, LAZY, write_run
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.report.results import RunKey
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
-from lazyformer_fairseq.glue.report.results import RunKey
 from lazyformer_fairseq.reproduce.report import write_report
 from lazyformer_fairseq.reproduce.settings import PAPER, TINY, Size, find_inputs
 from lazyformer_fairseq.reproduce.steps import steps

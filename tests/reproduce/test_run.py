@@ -109,7 +109,7 @@ def test_another_reproduction_in_the_same_folder_is_refused():
 
 
 def test_a_step_shows_how_far_its_training_is(capfd, monkeypatch):
-    monkeypatch.setattr("lazyformer_fairseq.reproduce.run.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("lazyformer_fairseq.child_process.LOOK_EVERY", 0.01)
     Path("out/logs").mkdir(parents=True)
     Path("out/logs/a.log").write_text("epoch 001:   4 / 9 loss=9, num_updates=600, lr=1\n")
     seconds = run_step(step("a", updates=1200), Path("out"))

@@ -9,6 +9,7 @@ from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, Librar
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.hashes import sha256_of
 from lazyformer_fairseq.files.json_files import read_json
 
 
@@ -31,6 +32,20 @@ def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
             "docs/your_tokenizer.md, 'Take the tokenizer of a BERT'"
         )
     return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
+
+
+def find_tokenizer_folder(path: Path) -> Path:
+    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
+    folder = path.parent if path.is_file() else path
+    for candidate in (folder, folder / "tokenizer"):
+        if (candidate / SETTINGS_FILE).is_file():
+            return candidate
+    raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
+
+
+def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
+    """SHA-256 of each file of a tokenizer's folder, by name."""
+    return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}
 
 
 def normaliser_of(settings: Union[TextSettings, LibrarySettings]) -> Union[TextNormaliser, LibraryNormaliser]:

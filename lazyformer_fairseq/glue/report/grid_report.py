@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
-
 from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.tables import write_csv
+from lazyformer_fairseq.finetuning.report.files import refuse_no_runs, six_digits, write_files
+from lazyformer_fairseq.finetuning.report.notes import notes_on_failures, notes_on_runs
+from lazyformer_fairseq.finetuning.report.results import Results, Run
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SCORES, SEEDS
-from lazyformer_fairseq.glue.report.pictures import draw_seeds, draw_updates
+from lazyformer_fairseq.glue.report.pictures import draw
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.glue.report.results import Results, Run, mean_bounds
-from lazyformer_fairseq.glue.report.tables import INCOMPLETE, Table, TableRow, all_tables, table_rows
+from lazyformer_fairseq.glue.report.tables import TableRow, all_tables, table_rows
 
 
 def write_report(folder: Path, output: Path) -> str:
@@ -23,25 +22,11 @@ def write_report(folder: Path, output: Path) -> str:
         UserError: a file of the folder is wrong, or no run has ended well.
     """
     results = read_results(folder)
-    if not results.runs:
-        raise UserError(
-            f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in it, or run "
-            "`lazyformer glue run` again"
-        )
+    refuse_no_runs(results)
     output.mkdir(parents=True, exist_ok=True)
-    pictures = [output / "glue_seeds.png"]
-    draw_seeds(results, pictures[0])
-    if draw_updates(results, output / "glue_updates.png"):
-        pictures.append(output / "glue_updates.png")
-    else:
-        (output / "glue_updates.png").unlink(missing_ok=True)  # of an earlier report on another grid
-    tables = list(all_tables(results))
-    markdown = _markdown(tables, notes(results), pictures)
-    (output / "glue.md").write_text(markdown, encoding="utf-8")
-    latex = (f"% {table.title}\n{table.printed('latex_booktabs')}\n" for table in tables)
-    (output / "glue.tex").write_text("\n".join(latex), encoding="utf-8")
-    write_csv([_six_digits(_row_as_csv(row)) for row in table_rows(results)], output / "glue.csv")
-    write_csv(list(map(_six_digits, _scores_as_csv(results))), output / "glue_scores.csv")
+    pictures = draw(results, output)
+    markdown = write_files(results, output, "glue", all_tables(results), notes(results), pictures)
+    write_csv([six_digits(_row_as_csv(row)) for row in table_rows(results)], output / "glue.csv")
     return markdown
 
 
@@ -61,18 +46,10 @@ def notes(results: Results) -> list[str]:
             if grid.rates == LEARNING_RATES and len(grid.seeds) == len(SEEDS)
             else f"The paper has rates {', '.join(f'{rate:g}' for rate in LEARNING_RATES)} and {len(SEEDS)} seeds."
         ),
-        "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
-        "bound is. They tell the chance of the seed from learning. That epoch and rate were chosen on the same "
-        "development set is not in them.",
-        f"{len(results.runs)} runs took {sum(run.seconds for run in results.runs.values()) / 3600:.2f} hours in all.",
+        *notes_on_runs(results),
     ]
-    if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
-        said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
     said += _deviations(results)
-    if results.outside_grid:
-        said.append(f"{results.outside_grid} runs in the folder are none of this grid's and left out.")
-    said += [f"Failed: {failure.folder}: {failure.message}" for failure in results.failures.values()]
-    return said
+    return said + notes_on_failures(results)
 
 
 def _deviations(results: Results) -> Iterator[str]:
@@ -112,30 +89,7 @@ def _either(values: set[str]) -> str:
     return " or ".join(sorted(values))
 
 
-def _markdown(tables: list[Table], said: list[str], pictures: list[Path]) -> str:
-    blocks = [f"## {table.title}\n\n{table.printed('github')}" for table in tables]
-    blocks.insert(1, "\n".join(f"- {sentence}" for sentence in said))
-    blocks += [f"![{picture.stem}]({picture.name})" for picture in pictures]
-    return "\n\n".join(blocks) + "\n"
-
-
 def _row_as_csv(row: TableRow) -> dict[str, Any]:
     scores = {name: row.scores.get(name) for name in SCORES}
     known = {"model": row.name, "source": row.source, "updates": row.updates}
     return {**known, **scores, "Avg.": row.average, "incomplete": " ".join(sorted(row.incomplete))}
-
-
-def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
-    headers = (
-        "model task split metric median lowest highest lower_bound upper_bound baseline rate seeds seeds_asked runs "
-        "runs_asked runs_failed"
-    ).split()
-    for one in results.measurements():
-        found, bounds = one.found, mean_bounds(one.values) or (None, None)
-        middle = [np.median(one.values), one.values.min(), one.values.max(), *bounds, one.baseline, found.rate]
-        counts = [len(one.values), len(results.grid.seeds), len(found.runs), len(found.asked), len(found.failed)]
-        yield dict(zip(headers, [one.model, one.task, one.split, one.metric, *middle, *counts], strict=True))
-
-
-def _six_digits(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()}

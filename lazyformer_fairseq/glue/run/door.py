@@ -1,7 +1,6 @@
 """Checks everything for ``lazyformer glue run`` before anything trains, and reads its options."""
 
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -10,16 +9,15 @@ import click
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TaskDescription, find_task
-from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
-from lazyformer_fairseq.devices.precision import precision_here
-from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
+from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare import Preparation, find_tokenizer_folder, overview, prepare_tasks
+from lazyformer_fairseq.finetuning.run.cluster import Cluster
+from lazyformer_fairseq.finetuning.run.executor import choose_executor, choose_precision
+from lazyformer_fairseq.finetuning.run.start_models import StartModel, load_start_models
+from lazyformer_fairseq.finetuning.run.workers import Workers
+from lazyformer_fairseq.glue.prepare import Preparation, overview, prepare_tasks
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
-from lazyformer_fairseq.glue.run.cluster import Cluster
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.start_models import StartModel, load_start_models
-from lazyformer_fairseq.glue.run.workers import Workers
 
 
 def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cluster]]:
@@ -31,7 +29,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
     """
     tasks = choose_tasks(given["tasks"], given["from_mnli"])
     epochs = choose_epochs(tasks, given["epochs"], given["task_epochs"])
-    executor = choose_executor(given)
+    executor = choose_executor(given, "lazyformer-glue")
     checkpoints = given["checkpoints"]
     if given["data"]:
         models = _prepare(given, tasks, checkpoints)
@@ -45,7 +43,7 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["lrs"],
         given["seeds"],
         epochs,
-        given["precision"] or ("fp32" if given["gpus"] == "none" else precision_here()),
+        choose_precision(given),
         given["max_train_rows"],
         given["from_mnli"],
         *choose_head(given["glue_head"], given["pooler_dropout"]),
@@ -86,37 +84,6 @@ def choose_head(kind: str, dropout: Optional[float]) -> tuple[Optional[str], Opt
     if kind == "dense":
         return None, dropout
     return kind, 0.1 if dropout is None else dropout
-
-
-def choose_executor(given: Mapping[str, Any]) -> Union[Workers, Cluster]:
-    """Where runs go, from the command's options; UserError where these do not fit together."""
-    options = {}
-    for text in given["slurm"]:
-        name, found, value = text.partition("=")
-        if not found:
-            raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
-        options[name] = value
-    if given["executor"] == "processes":
-        if options:
-            raise UserError("--slurm: means something with --executor slurm alone")
-        return Workers(given["workers"], _choose_gpus(given["gpus"]), given["threads"])
-    folder = given["output"] / "runs" / "jobs"
-    if given["executor"] == "slurm":
-        if shutil.which("sbatch") is None:
-            raise UserError("--executor slurm: there is no sbatch here; start the command where jobs are submitted")
-        return Cluster("slurm", folder, options, given["workers"], given["threads"])
-    return Cluster("local", folder, options, given["workers"] or len(os.sched_getaffinity(0)), given["threads"])
-
-
-def _choose_gpus(names: str) -> list[str]:
-    if names == "none":
-        return []
-    there = visible_gpus()
-    if names and not there:
-        raise UserError(f"--gpus {names}: nvidia-smi shows no GPU here; leave the option out to use the CPU")
-    if there:
-        refuse_unfit_torch(len(there))
-    return [name.strip() for name in names.split(",")] if names else there
 
 
 def load_prepared(folder: Path, tasks: list[TaskDescription]) -> dict[str, PreparedTask]:

@@ -2,7 +2,7 @@
 
 BERT counts positions from the left, padding included, and sees all tokens without an attention mask: so the two agree
 on inputs that are padded on the right and have one. The model's `dense` classification head is BERT's pooler and
-classifier.
+classifier, its head for next sentences BERT's pooler and ``cls.seq_relationship``, its span head ``qa_outputs``.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,11 @@ from transformers import BertConfig
 
 from lazyformer_fairseq.huggingface.export.custom import ACTIVATIONS, ENCODER, labels, special_ids
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
-from lazyformer_fairseq.huggingface.export.source import Source, head_weights
-from lazyformer_fairseq.models.checkpoint_match import PREFIX
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.huggingface.export.source import Source
+from lazyformer_fairseq.models.checkpoint_match import PREFIX, pooler_in_checkpoint
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
 
 NORM = "LayerNorm"
-POOLER_MAP = f"{PREFIX}{POOLER}.dense"  # of a BERT that was imported
 
 
 def why_not_bert(source: Source) -> str:
@@ -38,7 +37,7 @@ def why_not_bert(source: Source) -> str:
         return f"its sublayers have {activation} and its masked-LM head {head_activation}, BERT one activation for both"
     if cfg.activation_dropout:
         return f"it has dropout {cfg.activation_dropout:g} within feed-forward sublayers, BERT none"
-    if source.head is not None and source.head.kind != "dense":
+    if source.head is not None and source.head.kind == "linear":
         return f"its classification head {source.head.name} is {source.head.kind}, BERT's has a pooler (dense)"
     return ""
 
@@ -62,9 +61,16 @@ def bert_config(source: Source) -> BertConfig:
         **special_ids(source),
         **labels(source),
     )
-    config.architectures = ["BertForMaskedLM" if source.head is None else "BertForSequenceClassification"]
+    config.architectures = [bert_class(source)]
     config.dtype = "float32"
     return config
+
+
+def bert_class(source: Source) -> str:
+    """The name in transformers of the class with all heads that go along."""
+    if source.head is not None:
+        return "BertForQuestionAnswering" if source.head.is_of_spans else "BertForSequenceClassification"
+    return "BertForPreTraining" if NEXT_SENTENCE in source.model.classification_heads else "BertForMaskedLM"
 
 
 def bert_weights(source: Source) -> dict[str, Tensor]:
@@ -72,13 +78,22 @@ def bert_weights(source: Source) -> dict[str, Tensor]:
     found = dict(_bert_weights(source.weights, len(plan_as_json(source.cfg.sublayer_pattern)) // 2))
     width = found["bert.embeddings.word_embeddings.weight"].size(1)
     found.setdefault("bert.embeddings.token_type_embeddings.weight", torch.zeros(2, width))
-    if source.head is not None:
-        head = head_weights(source.weights, source.head)
-        found |= {f"bert.pooler.dense.{kind}": head[f"dense.{kind}"] for kind in ("weight", "bias")}
-        found |= {f"classifier.{kind}": head[f"out_proj.{kind}"] for kind in ("weight", "bias")}
-    elif f"{POOLER_MAP}.weight" in source.weights:
-        found |= {f"bert.pooler.dense.{kind}": source.weights[f"{POOLER_MAP}.{kind}"] for kind in ("weight", "bias")}
+    for theirs, ours in _maps_of_heads(source).items():
+        found |= {f"{theirs}.{kind}": source.weights[f"{PREFIX}{ours}.{kind}"] for kind in ("weight", "bias")}
     return {name: found[name].float().contiguous().clone() for name in sorted(found)}
+
+
+def _maps_of_heads(source: Source) -> dict[str, str]:
+    """BERT's names of the maps on the encoder but for the masked-LM head -> ours, without prefix."""
+    head, pooler = source.head, pooler_in_checkpoint(source.weights)
+    found = {} if pooler is None else {"bert.pooler.dense": f"{pooler}.dense"}
+    if head is None and NEXT_SENTENCE in source.model.classification_heads:
+        return found | {"cls.seq_relationship": f"{NEXT_SENTENCE}.out_proj"}
+    if head is None:
+        return found
+    if head.is_of_spans:
+        return found | {"qa_outputs": f"{head.name}.span_proj"}
+    return {"bert.pooler.dense": f"{head.name}.dense", "classifier": f"{head.name}.out_proj"}
 
 
 def _bert_weights(weights: dict[str, Any], layers: int) -> Iterator[tuple[str, Tensor]]:

@@ -8,14 +8,14 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.export.source import Source, head_weights
 from lazyformer_fairseq.huggingface.modelling.base import AUTO_CLASSES, CODE_FILE
-from lazyformer_fairseq.huggingface.modelling.checksums import hash_weights
+from lazyformer_fairseq.huggingface.modelling.checksums import HEADS, hash_weights
 from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
 from lazyformer_fairseq.huggingface.modelling.heads import (
     LazyFormerForMaskedLM,
+    LazyFormerForQuestionAnswering,
     LazyFormerForSequenceClassification,
 )
-from lazyformer_fairseq.models.checkpoint_match import PREFIX
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 
 # Ours, by names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -28,8 +28,11 @@ MASKED_LM = {
         for kind in ("weight", "bias")
     },
 }
-# Of a file of weights that each model leaves alone.
-OTHER_HEADS = {LazyFormerForMaskedLM.__name__: "classifier.", LazyFormerForSequenceClassification.__name__: "lm_head."}
+CLASSES = {  # by what names of their heads' weights begin with
+    "lm_head": LazyFormerForMaskedLM,
+    "classifier": LazyFormerForSequenceClassification,
+    "qa_outputs": LazyFormerForQuestionAnswering,
+}
 
 
 def custom_config(source: Source) -> LazyFormerConfig:
@@ -52,19 +55,26 @@ def custom_config(source: Source) -> LazyFormerConfig:
         normalize_before=cfg.encoder_normalize_before,
         layer_norm_eps=cfg.layer_norm_eps,
         type_vocab_size=cfg.token_types,
-        pooler=POOLER in source.model.classification_heads,
+        pooler=pooler_in_checkpoint(source.weights) is not None,
         relative_position_buckets=cfg.relative_position_buckets,
         relative_position_max_distance=cfg.relative_position_max_distance,
         classifier_dropout=cfg.pooler_dropout,
         **special_ids(source),
         **labels(source),
     )
-    config.classifier = config.classifier if source.head is None else source.head.kind
-    architecture = LazyFormerForMaskedLM if source.head is None else LazyFormerForSequenceClassification
-    config.architectures = [architecture.__name__]
+    if source.head is not None and not source.head.is_of_spans:
+        config.classifier = source.head.kind
+    config.architectures = [CLASSES[_head_there(source) or "lm_head"].__name__]
     config.auto_map = {auto: f"{CODE_FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_CLASSES.items()}
     config.dtype = "float32"
     return config
+
+
+def _head_there(source: Source) -> str:
+    """What the head that goes along is called in transformers; "" for none."""
+    if source.head is None:
+        return ""
+    return "qa_outputs" if source.head.is_of_spans else "classifier"
 
 
 def special_ids(source: Source) -> dict[str, int]:
@@ -81,7 +91,7 @@ def special_ids(source: Source) -> dict[str, int]:
 def labels(source: Source) -> dict[str, Any]:
     """Of the classification head, as a config has them."""
     head = source.head
-    if head is None:
+    if head is None or head.is_of_spans:
         return {}
     names = head.labels or [f"LABEL_{number}" for number in range(head.outputs)]
     kind = "regression" if head.is_regression else "single_label_classification"
@@ -106,32 +116,35 @@ def custom_weights(source: Source) -> dict[str, Tensor]:
             found[f"lazyformer.{name.removeprefix(ENCODER)}"] = weights[name]
         elif name in MASKED_LM:
             found[MASKED_LM[name]] = weights[name]
-        elif name.startswith(f"{PREFIX}{POOLER}."):
-            found[f"lazyformer.{name.removeprefix(PREFIX)}"] = weights[name]
         elif not name.startswith(PREFIX):
             raise UserError(f"weight {name} has no place in a model of transformers")
+    if (pooler := pooler_in_checkpoint(weights)) is not None:
+        dense = f"{PREFIX}{pooler}.dense"
+        found |= {f"lazyformer.pooler.dense.{part}": weights[f"{dense}.{part}"] for part in ("weight", "bias")}
     if source.head is not None:
-        found |= {f"classifier.{name}": weight for name, weight in head_weights(weights, source.head).items()}
+        for name, weight in head_weights(weights, source.head).items():
+            found[f"{_head_there(source)}.{name.removeprefix('span_proj.')}"] = weight
     return {name: found[name].float().contiguous() for name in sorted(found)}
 
 
 def hash_custom(config: LazyFormerConfig, weights: dict[str, Tensor]) -> dict[str, dict[str, str]]:
     """What `weights_sha256` of the config is to be."""
     found: dict[str, dict[str, str]] = {}
-    for model_class, head in ((LazyFormerForMaskedLM, "lm_head"), (LazyFormerForSequenceClassification, "classifier")):
+    for head, model_class in CLASSES.items():
         if any(name.startswith(f"{head}.") for name in weights):
             found |= hash_weights(filled(model_class, config, weights).state_dict())
     return found
 
 
 def filled(model_class: type, config: LazyFormerConfig, weights: dict[str, Tensor]) -> nn.Module:
-    """The model in transformers with these weights, in evaluation mode.
+    """The model in transformers with those of these weights that it has, in evaluation mode.
 
     Raises:
         UserError: names or shapes are not those of the model.
     """
     model = model_class(config)
-    own = {name: weight for name, weight in weights.items() if not name.startswith(OTHER_HEADS[model_class.__name__])}
+    others = tuple(f"{head}." for head in HEADS if CLASSES.get(head) is not model_class)
+    own = {name: weight for name, weight in weights.items() if not name.startswith(others)}
     try:
         missing, unexpected = model.load_state_dict(own, strict=False)
     except RuntimeError as error:

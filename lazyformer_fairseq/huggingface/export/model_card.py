@@ -1,16 +1,18 @@
 """The model card: what is known of a checkpoint, and how to load what was written."""
 
 from lazyformer_fairseq.huggingface.export.source import Source, Training
+from lazyformer_fairseq.modules.networks.heads import SPAN
 
-_TASKS = {
-    True: ("text-classification", "AutoModelForSequenceClassification"),
-    False: ("fill-mask", "AutoModelForMaskedLM"),
+_TASKS = {  # by the kind of head
+    None: ("fill-mask", "AutoModelForMaskedLM"),
+    SPAN: ("question-answering", "AutoModelForQuestionAnswering"),
 }
+_CLASSES = ("text-classification", "AutoModelForSequenceClassification")
 
 
 def model_card(source: Source, form: str, name: str) -> str:
     """README.md of the folder `name`, in Markdown with the header that the Hub reads; the licence is left out."""
-    pipeline, auto_class = _TASKS[source.head is not None]
+    pipeline, auto_class = _TASKS.get(source.head and source.head.kind, _CLASSES)
     trust = "" if form == "bert" else ", trust_remote_code=True"
     lines = [
         "---",
@@ -61,7 +63,9 @@ def _table(source: Source) -> list[str]:
         "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
         **_known(training),
     }
-    if source.head is not None:
+    if source.head is not None and source.head.is_of_spans:
+        rows["span head"] = f"{source.head.name}: where an answer starts, and where it ends"
+    elif source.head is not None:
         labels = ", ".join(source.head.labels) or ("a score" if source.head.is_regression else "without names")
         rows["classification head"] = f"{source.head.name}: {labels}"
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]

@@ -1,4 +1,4 @@
-"""What is exported: a checkpoint's model, the classification head that goes along, what is known of its training."""
+"""What is exported: a checkpoint's model, the head that goes along, what is known of its training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.models.checkpoint_match import PREFIX, heads_in_checkpoint
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights begin with
@@ -17,7 +18,7 @@ CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights
 
 @dataclass(frozen=True)
 class Head:
-    """A classification head: its name in the checkpoint, how many outputs, "dense" or "linear", and their names."""
+    """A head: its name in the checkpoint, how many outputs, "dense", "linear" or "span", and the names of classes."""
 
     name: str
     outputs: int
@@ -27,6 +28,11 @@ class Head:
     @property
     def is_regression(self) -> bool:
         return self.outputs == 1
+
+    @property
+    def is_of_spans(self) -> bool:
+        """Whether it gives each token the logits of a start and an end, and not classes to a text."""
+        return self.kind == SPAN
 
 
 @dataclass(frozen=True)
@@ -91,16 +97,17 @@ def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None,
 
 
 def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> Optional[Head]:
-    """The classification head of this name, or the only one."""
+    """The classification or span head of this name, or the only one; that of pre-training must be named."""
     heads = heads_in_checkpoint(dict(weights))
-    if name is None and len(heads) > 1:
+    fine_tuned = [head for head in heads if head != NEXT_SENTENCE]
+    if name is None and len(fine_tuned) > 1:
         raise UserError(
             f"{path}: has classification heads {', '.join(heads)}, the folder gets one: choose it by --head"
         )
     if name is not None and name not in heads:
         known = ", ".join(heads) or "none"
         raise UserError(f"{path}: has no classification head {name!r}, but {known}{nearest(name, heads)}")
-    chosen = name or next(iter(heads), None)
+    chosen = name or next(iter(fine_tuned), None)
     if chosen is None:
         return None
     outputs, kind = heads[chosen]

@@ -12,6 +12,7 @@ from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.huggingface.export.model_card import model_card
 from lazyformer_fairseq.huggingface.export.source import Source, read_source
 from lazyformer_fairseq.huggingface.tokenizer.export import write_tokenizer
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
@@ -112,14 +113,27 @@ def check_same_outputs(source: Source, model: Any) -> None:
     if source.cfg.token_types:
         given["token_type_ids"] = types = torch.arange(ids.size(1)).expand_as(ids) % source.cfg.token_types
     pad = source.tokenizer.dictionary.pad()
-    logits = model(ids, attention_mask=ids.ne(pad).long(), **given).logits
-    name = None if source.head is None else source.head.name
-    wanted, _ = source.model(ids, classification_head_name=name, global_positions=marked, token_types=types)
-    if name is None:
-        logits, wanted = logits[ids.ne(pad)], wanted[ids.ne(pad)]
-    difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))
-    if not difference < CLOSE:
-        raise UserError(f"the exported model's logits differ from the checkpoint's by {difference:.1g}: not written")
+    found = _logits(model(ids, attention_mask=ids.ne(pad).long(), **given))
+    for name, logits in found.items():
+        head = {"masked words": None, "next sentence": NEXT_SENTENCE}.get(name, source.head and source.head.name)
+        wanted, _ = source.model(ids, classification_head_name=head, global_positions=marked, token_types=types)
+        if wanted.dim() == 3:  # of each token
+            logits, wanted = logits[ids.ne(pad)], wanted[ids.ne(pad)]
+        difference = float((logits - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+        if not difference < CLOSE:
+            raise UserError(
+                f"the exported model's logits of the {name} differ from the checkpoint's by {difference:.1g}: not "
+                "written"
+            )
+
+
+def _logits(output: Any) -> dict[str, Tensor]:
+    """What a model of transformers returned, by what it is of, in our order of numbers."""
+    if "prediction_logits" in output:
+        return {"masked words": output.prediction_logits, "next sentence": output.seq_relationship_logits}
+    if "start_logits" in output:
+        return {"head": torch.stack([output.start_logits, output.end_logits], -1)}
+    return {"masked words" if output.logits.dim() == 3 else "head": output.logits}
 
 
 def example(source: Source) -> tuple[Tensor, Optional[Tensor]]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .checksums import HEADS, check_weights, hash_weights
+from .checksums import check_weights, hash_weights, other_heads
 from .configuration import LazyFormerConfig
 from .stack import RelativePositionBias, Shared, build_sublayers, embed_positions, run_sublayers
 
@@ -97,7 +97,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
     Post-norm encoders normalise the embeddings, pre-norm ones the output.
     """
 
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [rf"^{head}\." for head in HEADS]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)

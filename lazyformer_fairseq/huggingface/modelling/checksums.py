@@ -13,6 +13,13 @@ from transformers.utils import logging
 
 BASE = "lazyformer"  # the part without heads; a head is a part by its own name
 HEADS = ("lm_head", "classifier", "token_classifier", "qa_outputs")
+
+
+def other_heads(own: str = "") -> list[str]:
+    """Patterns for names of weights that a model with the head `own` leaves alone."""
+    return [rf"^{head}\." for head in HEADS if head != own]
+
+
 # Whoever loads chooses the precision: each has a hash of the weights as they then are.
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

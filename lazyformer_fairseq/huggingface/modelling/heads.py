@@ -13,6 +13,7 @@ from transformers.modeling_outputs import (
 )
 
 from .base import TIES_BY_TABLE, LazyFormerModel, LazyFormerPreTrainedModel, first_of_text, wants_dict
+from .checksums import other_heads
 from .configuration import LazyFormerConfig
 
 TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
@@ -63,7 +64,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
     """Logits of the masked-LM head, at all positions."""
 
     _tied_weights_keys: ClassVar[Any] = TIED if TIES_BY_TABLE else list(TIED)
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -110,7 +111,7 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
     """A class or a score for each sequence, from its first token."""
 
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -163,7 +164,7 @@ def classification_loss(config: LazyFormerConfig, logits: Tensor, labels: Tensor
 class LazyFormerForTokenClassification(LazyFormerWithHead):
     """A class for each token."""
 
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("token_classifier")
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -206,7 +207,7 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
 class LazyFormerForQuestionAnswering(LazyFormerWithHead):
     """Where an answer starts and ends."""
 
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("qa_outputs")
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)

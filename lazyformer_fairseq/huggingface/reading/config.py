@@ -8,7 +8,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.huggingface.reading.families import ACTIVATIONS, FAMILIES, REFUSED, Family
 from lazyformer_fairseq.huggingface.reading.folder import CONFIG_FILE, read_json_object
 
-SENTENCE_CLASSIFIER = "ForSequenceClassification"
+SENTENCE_CLASSIFIER, SPAN_READER = "ForSequenceClassification", "ForQuestionAnswering"
 _MISSING = object()
 
 

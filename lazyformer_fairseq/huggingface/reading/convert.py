@@ -9,13 +9,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.reading.config import SENTENCE_CLASSIFIER, Described
+from lazyformer_fairseq.huggingface.reading.config import SENTENCE_CLASSIFIER, SPAN_READER, Described
 from lazyformer_fairseq.huggingface.reading.families import ENCODER, HEAD, POSITIONS, TYPES, WORDS
 from lazyformer_fairseq.huggingface.reading.folder import Weights
 from lazyformer_fairseq.models.checkpoint_match import PREFIX
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER
 
 KEEP, FOLD, AUTO = "keep", "fold", "auto"
+SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier
+SPAN_HEAD = "squad"  # what task squad calls its head
 SEED = 1  # of a head that starts fresh
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
 # Heads of other tasks, which have no place in ours.
@@ -44,19 +46,23 @@ class Conversion:
         weights: its weights.
         token_types: KEEP them as a table of our model, FOLD those of the first type into the positions, or AUTO: keep
             where there are several.
-        head_name: for the classification head.
+        head_name: for the classification or span head; by default "classifier", or "squad", as task squad looks for.
 
     Attributes:
         token_types: rows of the table that our model gets.
         has_lm_head: whether the folder has a masked-LM head.
+        has_next_sentence: whether it has BERT's head that tells whether a text follows another one.
         classes: of its classification head; 0 for none.
+        has_spans: whether it has a head that tells where answers start and end.
 
     Raises:
         UserError: a weight is missing, or there is one that none of our models has.
     """
 
-    def __init__(self, described: Described, weights: Weights, token_types: str = AUTO, head_name: str = "classifier"):
-        self.described, self.weights, self.head_name = described, weights, head_name
+    def __init__(
+        self, described: Described, weights: Weights, token_types: str = AUTO, head_name: Optional[str] = None
+    ):
+        self.described, self.weights = described, weights
         self._name_of = self._plain_names()
         self._check_layers()
         family = described.family
@@ -71,7 +77,10 @@ class Conversion:
         self._folded = types if rows and not self.token_types else None
         self.has_lm_head = any(name.startswith(family.head) for name in self._name_of)
         self.classes = self._count_classes()
+        self.has_spans = self.described.architecture.endswith(SPAN_READER) and self._has_map(SPANS, 2)
+        self.head_name = head_name or (SPAN_HEAD if self.has_spans else "classifier")
         self.has_pooler = bool(family.pooler) and f"{family.pooler}.weight" in self._name_of
+        self.has_next_sentence = self.has_pooler and self._has_map(FOLLOWS, 2)
         self.places = dict(self._find_places())
         self._refuse_others()
 
@@ -92,6 +101,10 @@ class Conversion:
             )
         if self.classes:
             found.append(f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}")
+        if self.has_spans:
+            found.append(f"its {SPANS} is the span head {self.head_name!r}: lazyformer squad predict asks it")
+        if self.has_next_sentence:
+            found.append(f"its {FOLLOWS} is the head {NEXT_SENTENCE!r}, on the pooler: --next-sentence goes on with it")
         if self.has_pooler:
             found.append(f"its pooler is kept as the head {POOLER!r}: new dense classification heads start from it")
         if self._left_out:
@@ -178,6 +191,10 @@ class Conversion:
                 return self._shape(name)[0]
         return 0
 
+    def _has_map(self, name: str, outputs: int) -> bool:
+        shape = (outputs, self.described.options["encoder_embed_dim"])
+        return self.weights.shapes.get(self._name_of.get(f"{name}.weight", "")) == shape
+
     def _find_places(self) -> Iterator[tuple[str, Place]]:
         family = self.described.family
         words, positions, types, norm = family.embeddings
@@ -195,8 +212,13 @@ class Conversion:
             yield f"{HEAD}bias", Place([bias if has_bias else f"{decoder}.bias"])
         if self.has_pooler:
             maps.append((f"{PREFIX}{POOLER}.dense", [family.pooler]))
+        if self.has_next_sentence:
+            head = f"{PREFIX}{NEXT_SENTENCE}."
+            maps += [(f"{head}dense", [family.pooler]), (f"{head}out_proj", [FOLLOWS])]
         if self.classes:
             maps += self._classifier()
+        if self.has_spans:
+            maps.append((f"{PREFIX}{self.head_name}.span_proj", [SPANS]))
         for ours, theirs in maps:
             for part in _PARTS:
                 yield f"{ours}.{part}", Place([f"{name}.{part}" for name in theirs])

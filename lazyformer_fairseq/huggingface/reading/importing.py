@@ -23,7 +23,7 @@ def import_to(
     path: Path,
     out: Path,
     token_types: str = AUTO,
-    head_name: str = "classifier",
+    head_name: Optional[str] = None,
     checkpoint_file: Optional[str] = None,
     warm: Optional[WarmOptions] = None,
 ) -> list[str]:

@@ -19,7 +19,7 @@ from lazyformer_fairseq.models import safetensors_files
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.modules.networks.heads import POOLER
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_source(
     path: Path,
     scratch: Path,
     token_types: str = AUTO,
-    head_name: str = "classifier",
+    head_name: Optional[str] = None,
     checkpoint_file: Optional[str] = None,
 ) -> Source:
     """Reads a folder as the Hub has it, or a checkpoint of ours, or a folder of such. Runs nothing that they hold.
@@ -51,7 +51,7 @@ def read_source(
     Args:
         scratch: an empty folder; the tokenizer of a model from the Hub is written there.
         token_types: see :class:`~lazyformer_fairseq.huggingface.reading.convert.Conversion`.
-        head_name: for the classification head of a model from the Hub.
+        head_name: for the classification or span head of a model from the Hub; see :class:`Conversion`.
         checkpoint_file: of a folder of checkpoints of ours: its name there.
 
     Raises:
@@ -86,9 +86,10 @@ def _read_ours(path: Path, checkpoint_file: Optional[str]) -> Source:
     return Source(loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer)
 
 
-def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name: str) -> Source:
-    if not head_name.isidentifier() or head_name == POOLER:
-        raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {POOLER!r}")
+def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]) -> Source:
+    kept = (POOLER, NEXT_SENTENCE)
+    if head_name is not None and (not head_name.isidentifier() or head_name in kept):
+        raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {' or '.join(kept)}")
     described = describe(folder)
     conversion = Conversion(described, Weights(folder), token_types, head_name)
     tokenizer = adopt_tokenizer(folder, tokenizer_folder, described.vocab_size)
@@ -109,7 +110,11 @@ def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name:
         with torch.device("meta"):  # sizes first, without memory
             model = LazyFormerModel(cfg, dictionary)
             if conversion.classes:
-                model.register_classification_head(head_name, conversion.classes)
+                model.register_classification_head(conversion.head_name, conversion.classes)
+            if conversion.has_spans:
+                model.register_classification_head(conversion.head_name, 2, SPAN)
+            if conversion.has_next_sentence:
+                model.register_next_sentence_head()
             if conversion.has_pooler:
                 model.register_pooler()
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:

@@ -89,7 +89,7 @@ BACK_ENDS = {
         tiles.attend,
         tiles.count_memory,
         tiles.count_reuse_memory,
-        has_dropout=False,
+        has_dropout=True,
         keeps_distribution=False,
         lacks=kernels.LACKS,
     ),

@@ -1,7 +1,8 @@
 """How a lazy block gathers its gradients: each ``l`` differentiates its values, the ``s`` all the rest, once.
 
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
-softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)). An ``l`` need not compute its part of it: it hands dO_i, V_i and
+softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)); with dropout dP is the sum of what each layer's mask lets through
+of dO_i V_i^T, and the rest stays. An ``l`` need not compute its part of it: it hands dO_i, V_i and
 the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each reader a
 triple of *handles*, zeros that take no memory and that nothing reads, and the reader calls those three tensors the
 handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
+from lazyformer_fairseq.modules.attention.dropout import Dropout
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 
 
@@ -23,7 +25,7 @@ class SharedAttention(NamedTuple):
 
     Attributes:
         saved: what the implementation keeps of P.
-        handles: a triple for each reader.
+        handles: a triple for each reader, with the reader's number from 1 on.
     """
 
     kernels: BlockKernels
@@ -31,23 +33,29 @@ class SharedAttention(NamedTuple):
     k_BNKD: Tensor
     saved: Tensor
     scores: Scores
-    handles: Iterator[tuple[Tensor, Tensor, Tensor]]
+    handles: Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D). Call it at most once per announced reader."""
-        assert not dropout, "chosen for attention without dropout"
-        tensors, numbers = self.scores.flat()
+        reader, handles = next(self.handles)
+        scores = self.scores
+        if scores.dropout is not None:
+            scores = scores.with_own(dropout=scores.dropout.of([reader]))
+        assert bool(dropout) == (scores.dropout is not None), "a block drops out as its s does"
+        tensors, numbers = scores.flat()
         fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
-        return _Reuse.apply(*fixed, v_BNKD, *next(self.handles), *tensors)
+        return _Reuse.apply(*fixed, v_BNKD, *handles, *tensors)
 
 
 def attend(
-    kernels: BlockKernels, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, readers: int
+    kernels: BlockKernels, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, readers: int, dropout: float
 ) -> tuple[Tensor, SharedAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout, by the given kernels."""
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, by the given kernels."""
+    if dropout:
+        scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + readers))
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, readers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
-    triples = iter([tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)])
+    triples = enumerate((tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)), start=1)
     constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers).scores()
     return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
 
@@ -76,6 +84,9 @@ class _Attend(torch.autograd.Function):
         d_output = torch.zeros_like(output) if d_output is None else d_output
         read = [d for d in of_readers if d is not None]
         values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
+        if scores.dropout is not None:
+            readers = [number for number, d in enumerate(of_readers[0::3], start=1) if d is not None]
+            scores = scores.with_own(dropout=scores.dropout.of([0, *readers]))
         delta = torch.stack([_row_sums(d_output, output), *read[2::3]]).sum(0)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]

@@ -24,6 +24,8 @@ SHARE_OF_MEMORY = 0.4
 # thread of a Zen 5 (processor time, in turn, medians of 3 to 5, on a machine with other work): 2.3 to 3.0 at n = 64,
 # 0.9 to 2.2 at 128; with 0.24 of all pairs in sight 0.5 to 0.8 at 256 and 0.4 to 0.7 at 512, with 0.44 1.1 and 1.0,
 # with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 in sight, 0.5 to 0.8 and 0.3 to 0.4.
+# With attention dropout, forward and backward, a window over a quarter of all pairs: 0.5 at 256, 0.4 at 512, 0.2 at
+# 1,024 and 2,048; over half of them 1.0, 0.8, 0.5; with a reader 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
 FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
@@ -122,6 +124,8 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
     processes.
     """
     if situation.has_dropout:
+        if _is_for_tiles_with_dropout(situation, among):
+            return "tiles", "attention dropout, and it leaves most pairs out"
         if not BACK_ENDS["recompute"].lacks.isdisjoint(situation.features):
             return "eager", "attention dropout on weights that no kernel of torch has"
         if readers and (situation.device == "cpu" or not _is_possible("recompute", situation)):
@@ -136,11 +140,21 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
         if situation.device == "cuda" and situation.share and (name := _for_a_sight(situation, possible)):
             return name, "made for attention to some of the keys, and nothing like it was measured here"
-        if "tiles" in possible and situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES:
+        if "tiles" in possible and _leaves_most_out(situation):
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
     times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
     return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
+
+
+def _leaves_most_out(situation: Situation) -> bool:
+    return situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES
+
+
+def _is_for_tiles_with_dropout(situation: Situation, among: tuple[str, ...]) -> bool:
+    """Where most pairs are left out: on a GPU, whose `tiles` with dropout are no kernels, if nothing else has room."""
+    can = "tiles" in among and _is_possible("tiles", situation) and _leaves_most_out(situation)
+    return can and (situation.device == "cpu" or not _is_possible("recompute", situation))
 
 
 def _for_a_sight(situation: Situation, possible: list[str]) -> Optional[str]:

@@ -30,7 +30,7 @@ def attend(
     is_plain = q_BNTD.size(-1) == v_BNKD.size(-1) and not scores.features & NOT_IN_TRITON
     by_triton = is_plain and uses_triton(q_BNTD.device)
     kernels = triton_kernels() if by_triton else _KERNELS
-    return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers)
+    return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
 
 
 def runs_on(device: str) -> bool:

@@ -14,7 +14,7 @@ def attend(
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
     assert not dropout, "it has none"
-    return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, readers)
+    return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
 
 
 _KERNELS = blockwise.kernels("materialize", store=True)

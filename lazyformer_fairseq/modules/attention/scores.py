@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.attention.dropout import Dropout
 from lazyformer_fairseq.modules.attention.sights import Sight, sight_of
 
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
@@ -41,6 +42,8 @@ class Scores:
         given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
             that a sequence lacks. No back end reads them: a kind of attention makes `seen_BK` of them.
         learned_BNTK: learned scores to add, or (1, N, T, K) for all sequences alike; None for none.
+        dropout: on the weights, of a block that has it computed in pieces; None for none. Other back ends are told of
+            dropout by its rate.
     """
 
     table_KN: Optional[Tensor] = None
@@ -58,6 +61,7 @@ class Scores:
     learned_BNTK: Optional[Tensor] = None
     given_BK: Optional[Tensor] = None
     given_places_BG: Optional[Tensor] = None
+    dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
         assert self.hidden_BK is None or not self.is_causal or self.sight, "streams have no padding before their text"
@@ -127,9 +131,10 @@ class Scores:
 
     def flat(self) -> "FlatScores":
         """For torch operators, whose arguments are tensors and numbers."""
-        fixed = (self.bucket_by_distance, self.lengths_B, self.hidden_BK, self.seen_BK)
+        parts, seeds = self.dropout or (0, None)
+        fixed = (self.bucket_by_distance, self.lengths_B, self.hidden_BK, self.seen_BK, seeds)
         sight = [] if self.sight is None else self.sight.flat()
-        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal), self.extra, *sight])
+        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal), self.extra, parts, *sight])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
@@ -210,8 +215,9 @@ class FlatScores(NamedTuple):
 
     def scores(self) -> Scores:
         """The object it came from."""
-        table, position_queries, distances, exponent, learned, bucket_by_distance, lengths, hidden, seen = self.tensors
-        far, is_causal, extra, *sight = self.numbers
+        table, position_queries, distances, exponent, learned, *fixed = self.tensors
+        bucket_by_distance, lengths, hidden, seen, seeds = fixed
+        far, is_causal, extra, parts, *sight = self.numbers
         return Scores(
             table,
             bucket_by_distance,
@@ -226,6 +232,7 @@ class FlatScores(NamedTuple):
             extra,
             exponent,
             learned,
+            dropout=None if seeds is None else Dropout(parts, seeds),
         )
 
 

@@ -158,8 +158,13 @@ class Encoder(Stack):
         x, mask = run.tokens(sizes.embed_dim), run.mask_of_tokens(sizes.embed_dim) if run.dropout else 0
         return Memory(2 * x + mask + 2 * SINGLE * run.batch * run.time, x, 2 * x)
 
+    @property
+    def asking(self) -> list[str]:
+        """The sublayers that see tokens that the caller marks, as the pattern has them."""
+        return [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
+
     def _check_global_positions(self, given_BT: Optional[Tensor], tokens_BT: Tensor) -> None:
-        asking = [planned.text for planned in self.plan if planned.values.get("global") == GIVEN]
+        asking = self.asking
         if given_BT is None and asking:
             raise UserError(
                 f"{asking[0]} sees and shows tokens that the caller marks: pass global_positions, a mask of the shape "

@@ -1,7 +1,7 @@
-"""Heads on the encoder: BERT's masked-LM head and a classification head."""
+"""Heads on the encoder: BERT's masked-LM head, classification heads, and the head that finds spans."""
 
 from collections.abc import Callable
-from typing import Optional
+from typing import ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,27 @@ class LinearHead(nn.Module):
         return self.out_proj(self.dropout(features_BTC[:, 0]))
 
 
+class SpanHead(nn.Module):
+    """A linear map of every token: logits of being the start and the end of an answer (Devlin et al., 2019, 4.2).
+
+    Args:
+        embed_dim: C.
+        num_classes: 2, the start and the end.
+        dropout: before the map; BERT has none.
+    """
+
+    reads_all_tokens: ClassVar[bool] = True
+
+    def __init__(self, embed_dim: int, num_classes: int = 2, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.span_proj = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, features_BTC: Tensor) -> Tensor:
+        """Logits (B, T, 2) from the features of all tokens: of starts, then of ends."""
+        return self.span_proj(self.dropout(features_BTC))
+
+
 class Pooler(nn.Module):
     """BERT's pooler: dense and tanh on the first token. What is pre-trained of a :class:`ClassificationHead`.
 
@@ -117,4 +138,21 @@ class Pooler(nn.Module):
 
 
 CLASSIFICATION_HEADS = {"dense": ClassificationHead, "linear": LinearHead}
-POOLER = "pooler"  # its name among a model's classification heads
+SPAN = "span"
+HEADS = {**CLASSIFICATION_HEADS, SPAN: SpanHead}  # that models keep by name
+
+
+def reads_all_tokens(head: nn.Module) -> bool:
+    """Whether a head reads the features of all tokens, and not those of ``<s>`` alone."""
+    return getattr(head, "reads_all_tokens", False)
+
+
+def outputs_of(head: nn.Module) -> int:
+    """How many logits a head of :data:`HEADS` gives; 0 for others, as a pooler."""
+    last = getattr(head, "out_proj", None) or getattr(head, "span_proj", None)
+    return last.out_features if last is not None else 0
+
+
+# Names among a model's classification heads.
+POOLER = "pooler"
+NEXT_SENTENCE = "next_sentence"  # a dense head of two classes: BERT's pooler and what stands on it in pre-training

@@ -14,13 +14,13 @@ from PIL import Image
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.pictures import looks
+from lazyformer_fairseq.finetuning.report import pictures
+from lazyformer_fairseq.finetuning.report.pictures import checkpoint_series
+from lazyformer_fairseq.finetuning.report.results import RunKey
 from lazyformer_fairseq.glue.commands import report
-from lazyformer_fairseq.glue.report import pictures
 from lazyformer_fairseq.glue.report.grid_report import write_report
 from lazyformer_fairseq.glue.report.paper_table import PAPER_ROWS, PAPER_TASKS, SCORES
-from lazyformer_fairseq.glue.report.pictures import checkpoint_series
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.glue.report.results import RunKey
 
 RATES, SEEDS = [2e-5, 5e-5], [1, 2, 3]
 BERT = PAPER_ROWS[0].scores

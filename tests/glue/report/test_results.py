@@ -9,8 +9,9 @@ import pytest
 from glue_results import write_failure, write_grid, write_result
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.report.results import RunKey, mean_bounds
 from lazyformer_fairseq.glue.report.read_results import read_results
-from lazyformer_fairseq.glue.report.results import RunKey, mean_bounds
+from lazyformer_fairseq.glue.report.tables import paper_scores
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(grid):
     fill(grid, "MNLI", {2e-5: [(0.5, 0.9)] * 3, 5e-5: [(0.6, 0.1)] * 3})
     results = read_results(grid)
     assert results.of("lazy", "MNLI").values("valid1", "accuracy").tolist() == pytest.approx([10] * 3)
-    scores, incomplete = results.paper_scores("lazy")
+    scores, incomplete = paper_scores(results, "lazy")
     assert scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10})
     assert incomplete == {"CoLA"}
 

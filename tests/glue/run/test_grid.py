@@ -14,11 +14,12 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.commands import name_checkpoints
+from lazyformer_fairseq.finetuning.options import name_checkpoints
+from lazyformer_fairseq.finetuning.run.executor import choose_executor
+from lazyformer_fairseq.finetuning.run.start_models import load_start_models
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
-from lazyformer_fairseq.glue.run.door import choose_epochs, choose_executor, choose_head, choose_tasks, load_prepared
+from lazyformer_fairseq.glue.run.door import choose_epochs, choose_head, choose_tasks, load_prepared
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.start_models import load_start_models
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_what_is_not_prepared_is_told(prepared, tmp_path):
 def test_options_of_executors(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     given = {"executor": "processes", "slurm": (), "workers": 3, "threads": 1, "gpus": None, "output": tmp_path}
-    assert choose_executor(given).free == 3
+    assert choose_executor(given, "jobs").free == 3
     for change, words in (
         ({"gpus": "0"}, "nvidia-smi shows no GPU"),
         ({"slurm": ("slurm_partition=x",)}, "--executor slurm alone"),
@@ -206,7 +207,7 @@ def test_options_of_executors(tmp_path, monkeypatch):
         ({"executor": "submitit-local", "slurm": ("color=red",)}, "color"),
     ):
         with pytest.raises(UserError, match=words):
-            choose_executor({**given, **change})
+            choose_executor({**given, **change}, "jobs")
 
 
 def test_prepared_is_where_its_manifest_is(prepared, tmp_path):

@@ -11,12 +11,13 @@ import torch
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import claimed
-from lazyformer_fairseq.glue.run.cluster import Cluster
+from lazyformer_fairseq.finetuning.run.cluster import Cluster
+from lazyformer_fairseq.finetuning.run.one_run import fine_tune
+from lazyformer_fairseq.finetuning.run.queue import RunQueue, epochs_done
+from lazyformer_fairseq.finetuning.run.start_models import load_start_models
+from lazyformer_fairseq.finetuning.run.workers import Workers
 from lazyformer_fairseq.glue.run.grid import Grid
-from lazyformer_fairseq.glue.run.one_run import constant_answer, fine_tune
-from lazyformer_fairseq.glue.run.queue import RunQueue, epochs_done
-from lazyformer_fairseq.glue.run.start_models import load_start_models
-from lazyformer_fairseq.glue.run.workers import Workers
+from lazyformer_fairseq.glue.run.scores import constant_answer
 
 
 @pytest.fixture
@@ -244,7 +245,7 @@ def test_mnli_has_both_dev_sets_and_a_broken_start_is_reported(grid, tmp_path):
 
 def test_a_long_run_goes_on_from_its_last_epoch(grid, monkeypatch, prepared):
     """What a kill leaves: the last epoch's checkpoint, and maybe half of one."""
-    monkeypatch.setattr("lazyformer_fairseq.glue.run.grid.ROWS_WORTH_RESUMING", 1)
+    monkeypatch.setattr("lazyformer_fairseq.finetuning.run.grid.ROWS_WORTH_RESUMING", 1)
     (one,) = grid("CoLA", seeds=(1,), epochs=3).runs
     (whole,) = grid("CoLA", output="whole", seeds=(1,), epochs=3).runs
     fine_tune(whole, whole.model.checkpoint)

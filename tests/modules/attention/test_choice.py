@@ -178,7 +178,8 @@ SPARSE = CPU._replace(features=frozenset({"sight"}), share=0.125)
         ({"time": 64}, "eager"),
         ({"time": 4096, "features": frozenset({"sight", "entmax"})}, "tiles"),
         ({"time": 4096, "features": frozenset({"sight", "learned"})}, "eager"),  # neither of the others has it
-        ({"time": 4096, "has_dropout": True}, "recompute"),
+        ({"time": 4096, "has_dropout": True}, "tiles"),
+        ({"time": 4096, "share": 0.9, "has_dropout": True}, "recompute"),
     ],
 )
 def test_a_sight_is_computed_by_the_nearest_measured(measured, changes, expected):
@@ -196,7 +197,8 @@ def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mo
     assert choose_automatically(SPARSE._replace(time=16, keys=16), 1) == "recompute"
     assert choose_automatically(SPARSE._replace(time=16, keys=16, features=frozenset({"sight", "bias"})), 1) == "eager"
     assert choose_automatically(SPARSE._replace(features=frozenset({"sight", "learned"})), 1) != "tiles"
-    assert choose_automatically(SPARSE._replace(has_dropout=True), 1) == "eager"
+    assert choose_automatically(SPARSE._replace(has_dropout=True), 1) == "tiles"
+    assert choose_automatically(SPARSE._replace(has_dropout=True, share=0.8), 1) == "eager"
     assert choose_automatically(SPARSE._replace(share=0.8, time=2**18, keys=2**18), 1) == "tiles"  # no mask fits
     (said,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "attention to some of the keys" in said

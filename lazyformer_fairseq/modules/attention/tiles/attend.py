@@ -21,16 +21,16 @@ _NOT_IN_TRITON = fused.NOT_IN_TRITON | (blockwise.LACKS - {"sight"})
 def attend(
     q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout.
+    """As :func:`lazyformer_fairseq.modules.attention.attend`.
 
     In torch it keeps the distribution only if somebody reads it: computing it anew once is cheaper than much memory.
+    Triton's kernels have no dropout.
     """
-    assert not dropout, "it has none"
-    if _is_for_triton(q_BNTD, k_BNKD, v_BNKD, scores):
+    if not dropout and _is_for_triton(q_BNTD, k_BNKD, v_BNKD, scores):
         chosen = fused.triton_kernels("triton_tiles", _count_listed)
     else:
         chosen = _KEEPING if readers else _RECOMPUTING
-    return block_gradient.attend(chosen, q_BNTD, k_BNKD, v_BNKD, scores, readers)
+    return block_gradient.attend(chosen, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
 
 
 def has_triton(device: str, features: frozenset[str], head_size: int) -> bool:
@@ -73,16 +73,27 @@ def count_memory(size: AttentionSize) -> Memory:
         of_tiles = 9 * piece * SINGLE
     backward += max(of_tiles, 2 * is_half * piece * SINGLE)  # dS in single precision, where sums are taken from it
     pending = size.readers * (size.queries + size.values)
+    forward = rows
+    if size.dropout:
+        scratch += piece * size.number
+        more_scratch += (piece * size.number + rows) * bool(size.readers)
+        forward, backward = forward + _count_masks(size, 1), backward + _count_masks(size, 1 + size.readers)
     if size.device == "cpu":
-        return Memory(kept, rows, backward, pending, scratch, more_scratch)
-    return Memory(kept, rows + scratch, backward + scratch + more_scratch, pending)
+        return Memory(kept, forward, backward, pending, scratch, more_scratch)
+    return Memory(kept, forward + scratch, backward + scratch + more_scratch, pending)
 
 
 def count_reuse_memory(size: AttentionSize) -> Memory:
     """Of an ``l``, besides values and output."""
     _, share = _count_piece(size)
-    rows = int(size.queries * share)
-    return Memory(0, rows, size.queries + (size.values // size.number) * size.single + rows)
+    rows, masks = int(size.queries * share), _count_masks(size, 1) if size.dropout else 0
+    return Memory(0, rows + masks, size.queries + (size.values // size.number) * size.single + rows + masks)
+
+
+def _count_masks(size: AttentionSize, layers: int) -> int:
+    """Dropout's of a piece, and on a GPU the 16 bits that one is drawn from; a processor's are no tensor of torch's."""
+    piece, _ = _count_piece(size)
+    return piece * (layers + (0 if size.device == "cpu" else 2))
 
 
 def _count_piece(size: AttentionSize) -> tuple[int, float]:

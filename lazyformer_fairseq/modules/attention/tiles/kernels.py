@@ -23,6 +23,7 @@ from lazyformer_fairseq.modules.attention.block_kernels import (
     with_stored,
 )
 from lazyformer_fairseq.modules.attention.blocks import kept_memory
+from lazyformer_fairseq.modules.attention.dropout import Masks
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.attention.tiles.bias import Bias
@@ -53,6 +54,8 @@ class _Distribution:
         exact = torch.promote_types(q.dtype, torch.float32)
         self.exponents = None if scores.exponent_N is None else scores.exponent_N.to(exact)
         self.d_exponents = None if self.exponents is None else torch.zeros_like(self.exponents)
+        layers = range(0 if scores.dropout is None else len(scores.dropout.seeds))
+        self.masks = [Masks(scores.dropout, layer, q.device) for layer in layers]
 
     def pieces(self) -> Iterator[tuple[Piece, Optional[Tensor]]]:
         """All pieces, each with its part of the stored distribution."""
@@ -88,8 +91,7 @@ class _Distribution:
         """P of a piece, into `out` if given."""
         queries = self.queries(piece)
         out = kept_memory.scratch("probabilities", piece.shape, queries) if out is None else out
-        for part in piece.stretch.parts:
-            self.products.score(part, piece, out, queries, self.k)
+        self._score(piece, out, queries, self.k)
         for added in self.added:
             added.add(piece, out)
         self.hidden.hide(piece, out)
@@ -102,6 +104,10 @@ class _Distribution:
         own_places.hide()
         return out
 
+    def _score(self, piece: Piece, out: Tensor, rows: Tensor, keys: Tensor) -> None:
+        for part in piece.stretch.parts:
+            self.products.score(part, piece, out, rows, keys)
+
     def multiply(self, piece: Piece, entries: Tensor, keys: Tensor) -> Tensor:
         """Sums of keys (B, N, K, D), weighted by entries: (X, L, D)."""
         rows = kept_memory.scratch("sums", (*piece.shape[:2], keys.size(-1)), keys)
@@ -109,10 +115,36 @@ class _Distribution:
             self.products.combine(part, piece, entries, keys, rows, is_first=part is piece.stretch.parts[0])
         return rows
 
+    def draw(self, piece: Piece) -> list[Tensor]:
+        """Dropout's masks of a piece, (X, L, width), one for each layer; none without dropout."""
+        return [masks.draw(piece.shape) for masks in self.masks]
+
+    def thinned(self, probabilities: Tensor, masks: list[Tensor]) -> Tensor:
+        """P of a piece after dropout of the first layer."""
+        if not masks:
+            return probabilities
+        thin = kept_memory.scratch("thinned", probabilities.shape, probabilities)
+        return torch.mul(probabilities, self.scores.dropout.scale, out=thin).masked_fill_(masks[0], 0)
+
     def scatter(self, piece: Piece, entries: Tensor, rows: Tensor, total: Tensor) -> None:
         """Adds to `total` (B, N, K, D) sums of rows, weighted by entries."""
         for part in piece.stretch.parts:
             self.products.scatter(part, piece, entries, rows, total)
+
+    def d_entries(
+        self, piece: Piece, masks: list[Tensor], rows: Tensor, values: list[Tensor], d_outputs: list[Tensor]
+    ) -> Tensor:
+        """dP, of which `rows` are those of the first of `d_outputs`."""
+        total = kept_memory.scratch("scores", piece.shape, rows)
+        self._score(piece, total, rows, values[0])
+        if not masks:
+            return total
+        total.masked_fill_(masks[0], 0)  # a product with it would copy it as numbers
+        for mask, of_layer, d_output in zip(masks[1:], values[1:], d_outputs[1:], strict=True):
+            one = kept_memory.scratch("scores of a reader", piece.shape, rows)
+            self._score(piece, one, rows_of(d_output, piece, "rows of a reader"), of_layer)
+            total += one.masked_fill_(mask, 0)
+        return total.mul_(self.scores.dropout.scale)
 
     def differentiate(self, piece: Piece, probabilities: Tensor, d_entries: Tensor, delta: Tensor) -> Tensor:
         """From dP, in its memory, dS."""
@@ -144,7 +176,9 @@ def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores, store: bool)
     distribution = _Distribution(q, k, scores, stored)
     output = empty_rows(q, v)
     for piece, part in distribution.pieces():
-        put_rows(output, piece, distribution.multiply(piece, distribution.compute(piece, part), v))
+        probabilities = distribution.compute(piece, part)
+        thinned = distribution.thinned(probabilities, distribution.draw(piece))
+        put_rows(output, piece, distribution.multiply(piece, thinned, v))
     return output, stored
 
 
@@ -153,7 +187,8 @@ def reuse_forward(q: Tensor, k: Tensor, v: Tensor, saved: Tensor, scores: Scores
     distribution = _Distribution(q, k, scores, saved)
     output = empty_rows(q, v)
     for piece, part in distribution.pieces():
-        put_rows(output, piece, distribution.multiply(piece, distribution.read(piece, part), v))
+        thinned = distribution.thinned(distribution.read(piece, part), distribution.draw(piece))
+        put_rows(output, piece, distribution.multiply(piece, thinned, v))
     return output
 
 
@@ -162,7 +197,8 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, saved: Tensor, scores
     distribution = _Distribution(q, k, scores, saved)
     d_v = _zeros(empty_rows(k, d_output))
     for piece, part in distribution.pieces():
-        distribution.scatter(piece, distribution.read(piece, part), rows_of(d_output, piece, "rows"), d_v)
+        thinned = distribution.thinned(distribution.read(piece, part), distribution.draw(piece))
+        distribution.scatter(piece, thinned, rows_of(d_output, piece, "rows"), d_v)
     return d_v.to(d_output.dtype)
 
 
@@ -171,18 +207,18 @@ def block_gradient(
 ) -> list[Tensor]:
     """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for all layers that share P.
 
-    dP = sum of dO_i V_i^T is one product, because the heads of all values lie side by side.
+    dP = sum of dO_i V_i^T is one product, because the heads of all values lie side by side; with dropout it is one of
+    each layer, through its mask.
     """
     distribution = _Distribution(q, k, scores, saved)
     d_q, d_k, d_v = empty_heads(q), _zeros(k), _zeros(values[0])
-    all_values, all_d_outputs = (x[0] if len(x) == 1 else torch.cat(x, -1) for x in (values, d_outputs))
+    if not distribution.masks and len(values) > 1:
+        values, d_outputs = [torch.cat(values, -1)], [torch.cat(d_outputs, -1)]
     for piece, part in distribution.pieces():
-        probabilities = distribution.read(piece, part)
-        rows = rows_of(all_d_outputs, piece, "rows")
-        distribution.scatter(piece, probabilities, rows[..., : d_v.size(-1)], d_v)
-        d_entries = kept_memory.scratch("scores", piece.shape, q)
-        for tiles in piece.stretch.parts:
-            distribution.products.score(tiles, piece, d_entries, rows, all_values)
+        probabilities, masks = distribution.read(piece, part), distribution.draw(piece)
+        rows = rows_of(d_outputs[0], piece, "rows")
+        distribution.scatter(piece, distribution.thinned(probabilities, masks), rows[..., : d_v.size(-1)], d_v)
+        d_entries = distribution.d_entries(piece, masks, rows, values, d_outputs)
         d_scores = distribution.differentiate(piece, probabilities, d_entries, delta)
         for added in distribution.added:
             added.add_gradient(piece, d_scores)

@@ -20,9 +20,9 @@ from tqdm import tqdm
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.claims import claimed
 from lazyformer_fairseq.files.json_files import write_json
-from lazyformer_fairseq.glue.run.cluster import Cluster, ClusterJob
-from lazyformer_fairseq.glue.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
-from lazyformer_fairseq.glue.run.workers import Job, Workers
+from lazyformer_fairseq.finetuning.run.cluster import Cluster, ClusterJob
+from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
+from lazyformer_fairseq.finetuning.run.workers import Job, Workers
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds
@@ -58,6 +58,7 @@ class RunQueue:
             UserError: a result of other settings is in the way, or another queue is at work on the folder.
             KeyboardInterrupt: after all processes were stopped.
         """
+        self.grid.refuse_other_family()
         with claimed(self.grid.output / "runs"):
             self._look_at_folders()
             self.grid.write()

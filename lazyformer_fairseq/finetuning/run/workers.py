@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq.child_process import end_with_parent
-from lazyformer_fairseq.glue.run.grid import Run
+from lazyformer_fairseq.finetuning.run.grid import Run
 
 
 class Job:
@@ -57,7 +57,7 @@ class Workers:
         self._context = multiprocessing.get_context("spawn" if gpus else "forkserver")
         if not gpus:
             self._context.set_forkserver_preload(
-                ["lazyformer_fairseq.glue.run.one_run", "torch._dynamo"]
+                ["lazyformer_fairseq.finetuning.run.one_run", "torch._dynamo"]
             )  # for optimizers
 
     @property
@@ -96,7 +96,7 @@ class Workers:
 def _work(run: Run, start: Path, threads: int) -> None:
     """Runs in the new process."""
     end_with_parent()
-    from lazyformer_fairseq.glue.run.one_run import fine_tune
+    from lazyformer_fairseq.finetuning.run.one_run import fine_tune
 
     try:
         fine_tune(run, start, threads)

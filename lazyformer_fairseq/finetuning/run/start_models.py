@@ -10,7 +10,7 @@ import torch
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.glue.prepare import sha256_of
+from lazyformer_fairseq.files.hashes import sha256_of
 from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
@@ -69,7 +69,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
     if not torch.equal(symbols, dictionary_hash(tokenizer.dictionary)):
         raise UserError(
-            f"{path}: was trained with another dictionary than {tokenizer_folder}'s; prepare the tasks with this "
+            f"{path}: was trained with another dictionary than {tokenizer_folder}'s; prepare the data with this "
             "checkpoint's tokenizer, in a folder of their own"
         )
     _check_tokenizer_beside(path, tokenizer_folder)
@@ -91,7 +91,7 @@ def _check_tokenizer_beside(path: Path, tokenizer_folder: Path) -> None:
     if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
         raise UserError(
             f"{path}: the tokenizer beside it has other settings than {tokenizer_folder} (compare their "
-            f"{SETTINGS_FILE}); prepare the tasks with this checkpoint's tokenizer, in a folder of their own"
+            f"{SETTINGS_FILE}); prepare the data with this checkpoint's tokenizer, in a folder of their own"
         )
 
 

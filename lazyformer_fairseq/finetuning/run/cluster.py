@@ -6,9 +6,9 @@ from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.glue.run.grid import Run
+from lazyformer_fairseq.finetuning.run.grid import Run
 
-TYPICAL = {"timeout_min": 24 * 60, "name": "lazyformer-glue"}
+TYPICAL = {"timeout_min": 24 * 60}
 
 
 class ClusterJob:
@@ -66,7 +66,7 @@ class Cluster:
         return 10**6 if self._limit is None else self._limit - len(self._jobs)
 
     def start(self, runs: Sequence[tuple[Run, Path]]) -> list[ClusterJob]:
-        from lazyformer_fairseq.glue.run.one_run import fine_tune
+        from lazyformer_fairseq.finetuning.run.one_run import fine_tune
 
         with self._executor.batch():
             sent = [self._executor.submit(fine_tune, run, start, self._threads) for run, start in runs]

@@ -19,13 +19,11 @@ RECIPES = {
 }
 
 
-def recipe_of(row: CausalArchitecture, choice: Optional[str]) -> str:
-    """The name of the recipe, of RECIPES, that a model is trained by.
+def options_of(row: CausalArchitecture, choice: Optional[str]) -> str:
+    """Of fairseq-train, for a model.
 
     Args:
         choice: of CHOICES; None for the row's own.
     """
-    if choice is None:
-        return row.recipe
-    name = choice.replace("-", "_")
-    return row.recipe if row.recipe.startswith(name) else name
+    name = row.recipe if choice is None else choice.replace("-", "_")
+    return RECIPES[row.recipe if row.recipe.startswith(name) else name]

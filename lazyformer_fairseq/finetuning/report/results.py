@@ -1,4 +1,4 @@
-"""The results of a grid of fine-tuning runs, by the paper's protocol (LazyFormer, appendix A): one number per score."""
+"""The results of a grid of fine-tuning runs, by LazyFormer's protocol (appendix A): one number per score."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 from scipy import stats
 
-from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
-from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS, SCORES
+from lazyformer_fairseq.finetuning.scored_task import ScoredTask, TaskFamily, development_splits, split_file
 
 CONFIDENCE = 0.95
 
@@ -45,7 +44,8 @@ class Run:
     Attributes:
         updates: of its checkpoint's pre-training, where known.
         metrics: split as its file is called ("dev", "dev_matched") -> metric -> value, a fraction.
-        baseline: as `metrics`, for the majority class or a constant score.
+        baseline: as `metrics`, for an answer that needs no model.
+        baselines: the same of all such answers, by name, where there are several.
         rows_in_file: that it could have been trained on; None in results older than this field.
         seconds: it took.
         head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
@@ -65,6 +65,7 @@ class Run:
     started_from: Optional[str]
     head: Optional[str]
     head_dropout: Optional[float]
+    baselines: Optional[Mapping[str, Mapping[str, Mapping[str, float]]]] = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Results:
     """A folder's results: the grid, runs that ended well, those that failed, the number of runs outside the grid."""
 
     folder: Path
+    family: TaskFamily
     grid: Grid
     runs: Mapping[RunKey, Run]
     failures: Mapping[RunKey, Failure]
@@ -88,7 +90,7 @@ class Results:
     def of(self, model: str, task: str) -> "TaskResults":
         keys = self.grid.keys_of(model, task)
         return TaskResults(
-            TASKS[task],
+            self.family.tasks[task],
             asked=keys,
             runs=[self.runs[key] for key in keys if key in self.runs],
             failed=[key for key in keys if key in self.failures],
@@ -104,19 +106,9 @@ class Results:
                     values, baseline = found.values(split, metric), self.baseline(task, split, metric)
                     yield Measurement(model, task, split, metric, found, values, baseline)
 
-    def paper_scores(self, model: str) -> tuple[dict[str, float], frozenset[str]]:
-        """The model's medians by their names in the paper's table, in percent, and the tasks whose grid lacks runs."""
-        tasks = {task: self.of(model, task) for task in PAPER_TASKS if task in self.grid.tasks}
-        scores = {
-            score.name: float(np.median(tasks[score.task].values(score.split, score.metric)))
-            for score in SCORES.values()
-            if score.task in tasks and tasks[score.task].runs
-        }
-        return scores, frozenset(task for task, found in tasks.items() if not found.is_complete)
-
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
         """The baseline of a task's development set, in percent; None where no run of the task has ended well."""
-        file = split_file(TASKS[task], split)
+        file = split_file(self.family.tasks[task], split)
         runs = (run for key, run in self.runs.items() if key.task == task)
         return next((100 * run.baseline[file][metric] for run in runs), None)
 
@@ -127,7 +119,7 @@ class TaskResults:
     learning rate, then the best of these medians. MNLI's rate is chosen on its matched set, for both sets.
     """
 
-    task: TaskDescription
+    task: ScoredTask
     asked: list[RunKey]
     runs: list[Run]
     failed: list[RunKey]
@@ -183,20 +175,6 @@ class Measurement:
     def selects(self) -> bool:
         """Whether it is the metric that the paper's table has."""
         return self.metric == self.found.task.selecting_metric
-
-
-def split_file(task: TaskDescription, split: str) -> str:
-    """The name of a split in results: its file's, without the ending."""
-    return Path(task.splits[split].file).stem
-
-
-def development_splits(task: TaskDescription) -> list[str]:
-    return [split for split in task.splits if split.startswith("valid")]
-
-
-def measured(task: TaskDescription) -> list[tuple[str, str]]:
-    """Every (split as its file is called, metric) that a result has."""
-    return [(split_file(task, split), metric) for split in development_splits(task) for metric in task.metrics]
 
 
 def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:

@@ -13,20 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import fairseq_cli.train
-import numpy as np
 import torch
-from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
-from omegaconf import DictConfig
 
-from lazyformer_fairseq.data.glue.metrics import METRICS
-from lazyformer_fairseq.data.glue.task_table import TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.claims import held
 from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.glue.run.grid import ATTEMPT, BATCH_SIZE, BEST, LAST, LOG, RESULT, SETTINGS, Run
+from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, Run
 from lazyformer_fairseq.reliability.checkpoints import files as checkpoint_files
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.reliability.installing import start_run
@@ -67,7 +63,7 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
     fairseq_cli.train.main(cfg)
     train_seconds, tokens = metrics.get_meter("default", "train_wall").sum, metrics.get_meter("default", "wpb").sum
     best = torch.load(run.folder / BEST, map_location="cpu", weights_only=True)
-    scores, baseline = _scores(run, cfg, best)
+    found = run.evaluate(cfg, best)
     if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
         checkpoint_files.save(best, run.folder / BEST)
     (run.folder / LAST).unlink(missing_ok=True)
@@ -82,17 +78,14 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "epochs": run.epochs,
         "best_epoch": int(best["extra_state"]["train_iterator"]["epoch"]) - 1,
         "selected_by": run.task.selecting_metric,
-        "metrics": scores,
-        "baseline": baseline,
+        **found,
         "train_rows": run.train_rows,
         "rows_in_file": run.rows_in_file,
         "max_train_rows": run.max_train_rows,
         "seconds": time.perf_counter() - began,
         "train_seconds": train_seconds,
         "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),
-        "started_from": run.started_from,
-        "head": run.head,
-        "head_dropout": run.head_dropout,
+        **run.own_settings(),
         "start": str(start),
         "parameters": run.model.parameters,
         "settings": run.settings,
@@ -100,47 +93,6 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "versions": versions(("fairseq-fixed", "torch", "numpy", "scikit-learn", "scipy")),
     }
-
-
-def _scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """By development file: metrics of the best epoch's weights, and those of an answer that needs no text."""
-    cuda = torch.cuda.is_available()
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    model.load_state_dict(best["model"])
-    model.to(device="cuda" if cuda else "cpu", dtype=_DTYPES[run.precision]).eval()
-    criterion = task.build_criterion(cfg.criterion).eval()
-    task.load_dataset("train")
-    constant = constant_answer(run.task, task.dataset("train").targets.numpy())
-    scores, baseline = {}, {}
-    for split in cfg.dataset.valid_subset.split(","):
-        task.load_dataset(split)
-        predictions, targets = _predict(task, split, model, criterion, cuda)
-        file = Path(run.task.splits[split].file).stem
-        scores[file] = {name: METRICS[name](predictions, targets) for name in run.task.metrics}
-        guesses = np.full(len(targets), constant)
-        baseline[file] = {name: METRICS[name](guesses, targets) for name in run.task.metrics}
-    return scores, baseline
-
-
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@torch.no_grad()
-def _predict(task, split: str, model, criterion, cuda: bool) -> tuple[np.ndarray, np.ndarray]:
-    predictions, targets = [], []
-    dataset = task.dataset(split)
-    for indices in dataset.batch_by_size(dataset.ordered_indices(), max_sentences=BATCH_SIZE):
-        batch = dataset.collater([dataset[index] for index in indices])
-        _, _, log = criterion(model, utils.move_to_cuda(batch) if cuda else batch)
-        predictions.append(log["predictions"])
-        targets.append(log["targets"])
-    return np.concatenate(predictions), np.concatenate(targets)
-
-
-def constant_answer(task: TaskDescription, targets: np.ndarray) -> float:
-    """The best answer of a model that has seen the training labels but no text: the majority class, the mean score."""
-    return float(targets.mean()) if task.is_regression else int(np.bincount(targets).argmax())
 
 
 def _clear_unless_resumable(run: Run) -> None:

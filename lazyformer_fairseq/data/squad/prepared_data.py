@@ -1,0 +1,226 @@
+"""A folder of windows made of official files, as ``lazyformer squad prepare`` writes it and task ``squad`` reads it.
+
+FOLDER/SPLIT.npz        windows: ids, where the context stands in them, the characters of its tokens
+FOLDER/SPLIT.json       a copy of the official file: contexts, questions, answers
+FOLDER/manifest.json    where it comes from, and what was counted
+FOLDER/tokenizer/       a copy of the tokenizer
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from lazyformer_fairseq.data.squad.official import SPLITS, SquadFile, read_squad
+from lazyformer_fairseq.data.squad.windows import USUAL, Windows, WindowSettings, make_windows
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.files.hashes import sha256_of
+from lazyformer_fairseq.files.indexed_format import type_of_ids
+from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.whole import whole_folder
+
+FORMAT = "lazyformer squad"
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+# Fields of a manifest that decide the data.
+SETTINGS = ("format_version", "max_length", "stride", "max_question_length", "skip_mistakes", "tokenizer", "files")
+PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
+
+
+class PreparedSplit(NamedTuple):
+    """The questions of a file, and the windows made of it."""
+
+    file: SquadFile
+    windows: Windows
+
+
+@dataclass(frozen=True)
+class PreparedSquad:
+    """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: Union[str, Path]) -> "PreparedSquad":
+        """Raises a UserError where prepare did not write the folder, or wrote it in another version."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        manifest = read_json(path, "run `lazyformer squad prepare`")
+        if manifest.get("format") != FORMAT:
+            raise UserError(f"{path}: is not the manifest of prepared SQuAD; run `lazyformer squad prepare`")
+        if manifest.get("format_version") != FORMAT_VERSION:
+            raise UserError(
+                f"{path}: format version {manifest.get('format_version')!r}, but this program reads {FORMAT_VERSION}; "
+                f"remove {folder} and run `lazyformer squad prepare` again"
+            )
+        if not all(name in manifest for name in SETTINGS) or not _is_whole(manifest.get("splits")):
+            raise UserError(f"{path}: damaged; remove {folder} and run `lazyformer squad prepare` again")
+        return cls(folder, manifest)
+
+    @staticmethod
+    def is_at(folder: Union[str, Path]) -> bool:
+        return (Path(folder) / MANIFEST).is_file()
+
+    @property
+    def settings(self) -> WindowSettings:
+        return WindowSettings(*(self.manifest[name] for name in ("max_length", "stride", "max_question_length")))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what decides the data: files, tokenizer, sizes."""
+        return hashlib.sha256(json.dumps([self.manifest[name] for name in SETTINGS]).encode()).hexdigest()
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.folder / "tokenizer"
+
+    def read(self, split: str) -> PreparedSplit:
+        """Reads a split.
+
+        Raises:
+            UserError: there was no such file when the folder was made, or its data is gone or damaged.
+        """
+        if split not in self.manifest["splits"]:
+            raise UserError(
+                f"{self.folder}: holds no split {split!r}, but {', '.join(self.manifest['splits'])}; prepare its file "
+                "into another folder"
+            )
+        wanted = self.manifest["splits"][split]
+        try:
+            file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"], needs_answers=False)
+            windows = _read_windows(self.folder / f"{split}.npz")
+            _check(windows, file, wanted)
+        except Exception as error:  # numpy may raise anything for a damaged file
+            raise UserError(
+                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `lazyformer squad prepare` "
+                "again"
+            ) from error
+        return PreparedSplit(file, windows)
+
+
+def _is_whole(splits: Any) -> bool:
+    return isinstance(splits, dict) and all(
+        name in SPLITS  # it becomes a file's name
+        and isinstance(split, dict)
+        and all(type(split.get(count)) is int for count in ("rows", "windows", "kept_tokens"))
+        for name, split in splits.items()
+    )
+
+
+def prepare_squad(
+    files: Mapping[str, Path],
+    tokenizer: Path,
+    folder: Path,
+    settings: WindowSettings = USUAL,
+    skip_mistakes: bool = False,
+) -> PreparedSquad:
+    """Writes a folder, whole or not at all, or reuses what was prepared from the same files in the same way.
+
+    Args:
+        files: an official file of each split, "train" and "valid" or one of them.
+        tokenizer: its folder.
+        folder: to write.
+        skip_mistakes: leave out questions that are wrong in the files.
+
+    Raises:
+        UserError: a file is missing or wrong; the folder was prepared before in another way.
+    """
+    for path in files.values():
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; put SQuAD's official files there, {' and '.join(SPLITS.values())}")
+    sizes = dict(zip(("max_length", "stride", "max_question_length"), asdict(settings).values(), strict=True))
+    hashes = {split: sha256_of(path) for split, path in files.items()}
+    wanted = {"format_version": FORMAT_VERSION, **sizes, "skip_mistakes": skip_mistakes}
+    wanted |= {"tokenizer": tokenizer_hashes(tokenizer), "files": hashes}
+    if folder.exists():
+        return _reuse(folder, wanted)
+    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # before any is encoded
+    own = load_tokenizer(tokenizer)
+    with whole_folder(folder) as unfinished:
+        splits = {split: _write(file, split, own, settings, unfinished) for split, file in read.items()}
+        own.save(unfinished / "tokenizer")
+        manifest = {"format": FORMAT, **wanted, "splits": splits, "versions": versions(PACKAGES)}
+        write_json(unfinished / MANIFEST, manifest, durable=False)
+    return PreparedSquad(folder, manifest)
+
+
+def _reuse(folder: Path, wanted: Mapping[str, Any]) -> PreparedSquad:
+    prepared = PreparedSquad.load(folder)
+    different = [name.replace("_", " ") for name in SETTINGS if prepared.manifest[name] != wanted[name]]
+    if different:
+        raise UserError(
+            f"{folder}: was prepared before with other {' and '.join(different)} (see {MANIFEST} there); remove it, or "
+            "give another folder"
+        )
+    return prepared
+
+
+def _write(
+    file: SquadFile, split: str, tokenizer: TextTokenizer, settings: WindowSettings, folder: Path
+) -> dict[str, Any]:
+    """Writes a split. Returns its entry in the manifest."""
+    windows = make_windows(tokenizer, file, settings)
+    arrays = {each.name: getattr(windows, each.name) for each in fields(Windows)}
+    arrays["ids"] = windows.ids.astype(type_of_ids(len(tokenizer.symbols)))
+    arrays["targets"] = np.zeros((0, 2), np.int64) if windows.targets is None else windows.targets
+    np.savez(folder / f"{split}.npz", **arrays)
+    shutil.copyfile(file.path, folder / f"{split}.json")
+    return {
+        "file": file.path.name,
+        "articles": len({paragraph.title for paragraph in file.paragraphs}),
+        "paragraphs": len(file.paragraphs),
+        "rows": len(file.questions),
+        "left_out": file.left_out,
+        "windows": len(windows),
+        "windows_with_answer": 0 if windows.targets is None else int((windows.targets[:, 0] > 0).sum()),
+        "cut_questions": windows.cut_questions,
+        "kept_tokens": int(windows.sizes.sum()),
+        "longest": int(windows.sizes.max()),
+        "unknown_tokens": int((windows.ids == tokenizer.special.unk).sum()),
+    }
+
+
+def _read_windows(path: Path) -> Windows:
+    with np.load(path, allow_pickle=False) as arrays:
+        values = {each.name: arrays[each.name] for each in fields(Windows)}
+    values["cut_questions"] = int(values["cut_questions"])
+    values["targets"] = values["targets"] if len(values["targets"]) else None
+    return Windows(**values)
+
+
+def _check(windows: Windows, file: SquadFile, wanted: Mapping[str, int]) -> None:
+    """Raises a ValueError where arrays do not belong together, or to the manifest; whatever is read lies within."""
+    number, sizes = len(windows), windows.sizes
+    found = {"rows": len(file.questions), "windows": number, "kept_tokens": int(sizes.sum())}
+    if any(found[name] != wanted[name] for name in found):
+        raise ValueError(
+            f"not the {wanted['rows']:,} questions and {wanted['windows']:,} windows that {MANIFEST} names"
+        )
+    rows = (windows.question, windows.place, windows.first, windows.count, windows.own)
+    if any(len(each) != number for each in rows) or not np.array_equal(windows.paragraph, file.paragraph_of):
+        raise ValueError("its parts are not of one size")
+    lengths = np.diff(windows.context_starts)
+    is_within = (
+        len(windows.ids) == found["kept_tokens"]
+        and (sizes > 0).all()
+        and ((windows.question >= 0) & (windows.question < found["rows"])).all()
+        and ((windows.place >= 0) & (windows.first >= 0) & (windows.count >= 0)).all()
+        and (windows.place + windows.count <= sizes).all()
+        and len(lengths) == len(file.contexts)
+        and windows.context_starts[0] == 0
+        and (lengths >= 0).all()
+        and windows.context_starts[-1] == len(windows.offsets)
+        and (windows.first + windows.count <= lengths[windows.paragraph[windows.question]]).all()
+        and (windows.targets is None or ((windows.targets >= 0) & (windows.targets < sizes[:, None])).all())
+    )
+    if not is_within:
+        raise ValueError("its numbers lead outside")

@@ -1,0 +1,1 @@
+"""Grids of fine-tuning runs, whatever the task: models x rates x seeds, their queue, their results, their report."""

@@ -1,0 +1,1 @@
+"""Runs of a grid: what decides each, where they run, and in which order."""

@@ -1,0 +1,47 @@
+"""Recipes of pre-training: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
+
+from dataclasses import dataclass
+from typing import Optional
+
+LAZYFORMER_KEPT = ",".join(map(str, range(100_000, 1_000_000, 100_000)))
+NVLAMB = """--optimizer nvlamb --lamb-betas '(0.9, 0.999)' --lamb-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --no-decay-bias-and-norm --no-ratio-without-decay --lr-scheduler polynomial_warmup --power 0.5
+    --save-interval-updates 200 --keep-interval-updates 3 --log-interval 10"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is pre-trained.
+
+    Attributes:
+        source: where it stands.
+        tokens: of a sequence; None for as many as the arch has positions.
+        sequences: of an update.
+        updates: of the whole run.
+        options: of fairseq-train, beside these.
+    """
+
+    source: str
+    tokens: Optional[int]
+    sequences: int
+    updates: int
+    options: str
+
+
+RECIPES = {
+    "table5": Recipe(
+        "LazyFormer, Table 5", None, 256, 1_000_000,
+        "--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 "
+        "--lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --log-interval 100 "
+        f"--save-interval-updates 5000 --keep-interval-updates 3 --keep-updates-list {LAZYFORMER_KEPT}",
+    ),
+    # Tokens, sequences and updates are the paper's, which says no more than NVLAMB of all else: that is what NVIDIA's
+    # BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
+    "phase1": Recipe(
+        "PAR Transformer, section 3.2, phase 1", 128, 65_536, 7_038, f"{NVLAMB} --lr 6e-3 --warmup-ratio 0.2843"
+    ),
+    "phase2": Recipe(
+        "PAR Transformer, section 3.2, phase 2", 512, 32_768, 1_563, f"{NVLAMB} --lr 4e-3 --warmup-ratio 0.128"
+    ),
+}  # fmt: skip
+PHASES = ("phase1", "phase2")

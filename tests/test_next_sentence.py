@@ -1,0 +1,148 @@
+"""Pre-training with ``--next-sentence``, through fairseq-train."""
+
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.logging import metrics
+from helpers import assert_equal_state, dictionary_of
+from torch.nn import functional as F
+
+from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.files.indexed_format import write_items
+from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+
+EOS, FIRST_WORD = 2, 5
+TOPICS, WORDS_OF_TOPIC = 8, 6
+PAD = 1
+TASK = "full_sentences_masked_lm --tokens-per-sample 36"
+TINY = (
+    "--next-sentence --token-types 2 --arch bert_tiny --sublayer-pattern (sf)x2 --criterion masked_lm_accuracy "
+    "--dropout 0 --attention-dropout 0 --clip-norm 1"
+)
+
+
+def write_documents(folder: Path, documents: int, seed: int = 1) -> Path:
+    """Each document has its own topic's words, and nothing but them tells which texts belong together."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True)
+    words = [f"topic{topic}word{word}" for topic in range(TOPICS) for word in range(WORDS_OF_TOPIC)]
+    (folder / "dict.txt").write_text("".join(f"{word} 1\n" for word in ["<mask>", *words]))
+    for split, count in (("train", documents), ("valid", 80)):
+        items = []
+        for number in range(count):
+            first = FIRST_WORD + number % TOPICS * WORDS_OF_TOPIC
+            for _ in range(12):
+                items.append([*(first + draw.randrange(WORDS_OF_TOPIC) for _ in range(4)), EOS])
+            items.append([EOS])
+        ids, sizes = np.array([each for item in items for each in item]), np.array([len(item) for item in items])
+        write_items(folder / split, np.uint16, [(ids, sizes)], durable=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory) -> Path:
+    return write_documents(tmp_path_factory.mktemp("documents") / "data", 240)
+
+
+def logged(folder: Path, name: str, of: str = "valid") -> list[float]:
+    """Of each epoch's line in the log."""
+    lines = (folder / "train.log").read_text().splitlines()
+    is_of = {"valid": "| valid on 'valid' subset |", "train": "| train | epoch"}[of]
+    return [float(line.split(f"| {name} ")[1].split()[0]) for line in lines if is_of in line]
+
+
+def test_a_model_learns_which_texts_belong_together(documents, tmp_path, fairseq_train):
+    options = f"{TINY} --lr 4e-3 --batch-size 32 --max-epoch 7"
+    state = fairseq_train(documents, options, tmp_path, task=TASK)
+    for of in ("train", "valid"):
+        accuracies, losses = (logged(tmp_path, f"next_sentence_{name}", of) for name in ("accuracy", "loss"))
+        assert len(accuracies) == 7 and losses[-1] < 0.9 < losses[0]
+        assert accuracies[-1] > 70  # a guess is right in half of the 250 pairs of valid, with a deviation of 3%
+    assert logged(tmp_path, "loss")[-1] < logged(tmp_path, "loss")[0]
+    assert state["model"]["classification_heads.next_sentence.out_proj.weight"].shape == (2, 32)
+
+
+def test_a_run_that_is_resumed_goes_on_bit_for_bit_with_workers_or_without(documents, tmp_path, fairseq_train):
+    options = f"{TINY} --dropout 0.1 --batch-size 64 --max-update 30 --save-interval-updates 17 --disable-validation"
+    whole = fairseq_train(documents, options, tmp_path / "whole", task=TASK)
+    (saved,) = (tmp_path / "whole").glob("checkpoint_2_17.pt")  # within the second epoch
+    (tmp_path / "resumed").mkdir()
+    saved.rename(tmp_path / "resumed" / "checkpoint_last.pt")
+    resumed = fairseq_train(documents, f"{options} --num-workers 2", tmp_path / "resumed", task=TASK)
+    assert resumed["optimizer_history"][-1]["num_updates"] == 30
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(resumed[part], whole[part], part)
+
+
+def batch_of_pairs() -> dict:
+    tokens = torch.randint(4, 24, (3, 6))
+    target = torch.full_like(tokens, PAD)
+    target[0, 1], target[0, 3], target[1, 4], target[2, 5] = 7, 11, 8, 9
+    types = torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)
+    return {
+        "net_input": {"src_tokens": tokens, "token_types": types, "has_padding": False},
+        **{"target": target, "next_sentence": torch.tensor([0, 1, 1]), "ntokens": 18, "nsentences": 3},
+    }
+
+
+def test_the_loss_is_the_mean_of_words_and_of_pairs():
+    torch.manual_seed(1)
+    cfg = LazyFormerConfig(
+        sublayer_pattern="sf", encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, token_types=2
+    )
+    model, batch = LazyFormerModel(cfg, dictionary_of(24)).eval(), batch_of_pairs()
+    model.register_classification_head("next_sentence", 2)
+    head = model.classification_heads["next_sentence"]
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight)
+    features, _ = model(**batch["net_input"], features_only=True)
+    pairs = (
+        features[:, 0] @ head.dense.weight.T + head.dense.bias
+    ).tanh() @ head.out_proj.weight.T + head.out_proj.bias
+    of_pairs = F.cross_entropy(pairs, batch["next_sentence"])
+    of_words = F.cross_entropy(
+        model(**batch["net_input"])[0].flatten(0, 1), batch["target"].flatten(), ignore_index=PAD
+    )
+
+    criterion = MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary_of(24)))
+    loss, sample_size, log = criterion(model, batch)
+    torch.testing.assert_close(loss / sample_size, of_words + of_pairs)
+    with metrics.aggregate(new_root=True) as meters:
+        MaskedLMAccuracyCriterion.reduce_metrics([log, log])
+    found = meters.get_smoothed_values()
+    right = int((pairs.argmax(-1) == batch["next_sentence"]).sum())
+    assert found["next_sentence_accuracy"] == pytest.approx(100 * right / 3, abs=0.01)
+    assert found["next_sentence_loss"] == pytest.approx(of_pairs.item() / math.log(2), abs=1e-3)
+    assert found["loss"] == pytest.approx(of_words.item() / math.log(2), abs=1e-3)
+    assert model(**batch["net_input"], classification_head_name="next_sentence")[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--criterion glue", "--criterion glue"),
+        ("--criterion continued_masked_lm --distill .", "--distill: a teacher teaches words alone"),
+    ],
+)
+def test_a_criterion_that_learns_no_pairs_is_refused(documents, tmp_path, fairseq_train, options, words):
+    with pytest.raises(UserError, match=words):
+        fairseq_train(documents, f"{TINY} --batch-size 8 --max-update 1 {options}", tmp_path, task=TASK)
+
+
+def test_a_model_without_the_head_is_refused(documents, tmp_path, fairseq_train):
+    options = "--next-sentence --criterion masked_lm_accuracy --arch roberta_base --encoder-layers 1 --batch-size 8"
+    with pytest.raises(UserError, match="--next-sentence: is for encoders of this package"):
+        fairseq_train(documents, options, tmp_path, task=TASK)
+
+
+def test_one_document_is_refused(tmp_path, fairseq_train):
+    data = write_documents(tmp_path / "data", 1)
+    with pytest.raises(UserError, match="train: holds 13 items, all of one document; --next-sentence"):
+        fairseq_train(data, f"{TINY} --batch-size 8", tmp_path / "run", task=TASK)

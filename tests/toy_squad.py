@@ -1,0 +1,66 @@
+"""SQuAD in miniature: files of the official layout, in which a tiny model can learn to answer."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from helpers import NAMES, THINGS
+
+
+def article(title: str, *paragraphs: tuple[str, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    """An article of contexts, each with questions and their answers, which stand where the context first has them."""
+    return {
+        "title": title,
+        "paragraphs": [
+            {
+                "context": context,
+                "qas": [
+                    {
+                        "id": f"{title}-{number}-{place}",
+                        "question": question,
+                        "answers": [{"text": answer, "answer_start": context.index(answer)}],
+                    }
+                    for place, (question, answer) in enumerate(questions)
+                ],
+            }
+            for number, (context, questions) in enumerate(paragraphs)
+        ],
+    }
+
+
+def write_squad(path: Path, *articles: dict[str, Any], version: str = "1.1") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": version, "data": articles}), encoding="utf-8")
+    return path
+
+
+def write_toy_squad(folder: Path, train: int = 60, valid: int = 12) -> Path:
+    """Both files: who is near a thing? The word before it. Returns the folder."""
+
+    def paragraph(number: int) -> tuple[str, list[tuple[str, str]]]:
+        name, other = NAMES[number % len(NAMES)], NAMES[(number + 4) % len(NAMES)]
+        thing, second = THINGS[number % 7], THINGS[7 + number % 3]
+        context = f"{name.title()} sees the {thing}. {other.title()} finds the {second}!"
+        return context, [(f"Who sees the {thing}?", name.title()), (f"Who finds the {second}?", other.title())]
+
+    write_squad(folder / "train-v1.1.json", article("Walks", *map(paragraph, range(train))))
+    write_squad(folder / "dev-v1.1.json", article("Finds", *map(paragraph, range(train, train + valid))))
+    return folder
+
+
+def toy_article(number: int) -> dict[str, Any]:
+    """Who sees what, in two paragraphs of three questions each."""
+    paragraphs = []
+    for part in range(2):
+        pairs = [(NAMES[(number + part + place) % 6].title(), THINGS[(number + place) % 5]) for place in range(3)]
+        context = " ".join(f"{name} sees the {thing}." for name, thing in pairs)
+        paragraphs.append((context, [(f"Who sees the {thing}?", name) for name, thing in pairs]))
+    return article(f"Article {number}", *paragraphs)
+
+
+def write_toy_articles(folder: Path, train: int = 8, dev: int = 2) -> Path:
+    """A folder as the official download: articles to train on, and others to validate on. Returns `folder`."""
+    write_squad(folder / "train-v1.1.json", *map(toy_article, range(train)))
+    write_squad(folder / "dev-v1.1.json", *map(toy_article, range(train, train + dev)))
+    return folder

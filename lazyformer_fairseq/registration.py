@@ -23,6 +23,8 @@ REGISTERED = (
     "models.lazyformer",
     "optim.fused_adam",
     "optim.linear_warmup",
+    "optim.nvlamb",
+    "optim.polynomial_warmup",
     "tasks.full_sentences_masked_lm",
     "tasks.glue",
     "tasks.squad",

@@ -26,6 +26,8 @@ from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
 from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
+from lazyformer_fairseq.optim.nvlamb import NvLambConfig
+from lazyformer_fairseq.optim.polynomial_warmup import PolynomialWarmupConfig
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
@@ -314,7 +316,9 @@ CONFIGS = {
     "`--task stream_language_modeling`": StreamLanguageModelingConfig,
     "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
     "`--optimizer fused_adam`": FusedAdamConfig,
+    "`--optimizer nvlamb`": NvLambConfig,
     "`--lr-scheduler linear_warmup`": LinearWarmupConfig,
+    "`--lr-scheduler polynomial_warmup`": PolynomialWarmupConfig,
 }
 SET_BY_ARCH = {
     LazyFormerConfig: ARCHITECTURES["bert_base"].options(),

@@ -8,8 +8,8 @@ import click
 
 from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
 from lazyformer_fairseq.launch.encoder_recipes import RECIPES
+from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
 from lazyformer_fairseq.launch.start import Launch, launch_options
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 

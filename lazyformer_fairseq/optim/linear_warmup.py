@@ -1,67 +1,22 @@
 """Schedule ``linear_warmup``: linear warm-up over a share of all updates, then linear decay to zero (Table 5)."""
 
-import logging
-import math
 from dataclasses import dataclass
-from typing import List, Optional  # noqa: UP035
 
-from fairseq.dataclass import FairseqDataclass
-from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
-from omegaconf import II
+from fairseq.optim.lr_scheduler import register_lr_scheduler
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.options import option
-
-logger = logging.getLogger(__name__)
+from lazyformer_fairseq.optim.warmup import WarmupConfig, WarmupSchedule
 
 
 @dataclass
-class LinearWarmupConfig(FairseqDataclass):
-    warmup_ratio: float = option(
-        0.01, "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"
-    )
-    max_update: int = II("optimization.max_update")
-    max_epoch: int = II("optimization.max_epoch")
-    lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
+class LinearWarmupConfig(WarmupConfig):
+    pass
 
 
 @register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)
-class LinearWarmupSchedule(FairseqLRScheduler):
-    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W).
+class LinearWarmupSchedule(WarmupSchedule):
+    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W)."""
 
-    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
-    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
-    ``--max-update``.
-    """
-
-    def __init__(self, cfg: LinearWarmupConfig, optimizer):
-        super().__init__(cfg, optimizer)
-        if not 0 <= cfg.warmup_ratio <= 1:
-            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
-        if not cfg.max_update and not cfg.max_epoch:
-            raise UserError("--lr-scheduler linear_warmup needs --max-update or --max-epoch to know where zero is")
-        self.peak = cfg.lr[0]
-        self.num_updates = 0
-        self.updates_from_epochs: Optional[int] = None
-
-    @property
-    def total_updates(self) -> Optional[int]:
-        """T, or None as long as only a number of epochs is known."""
-        known = [updates for updates in (self.cfg.max_update, self.updates_from_epochs) if updates]
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
-            return None
-        return min(known)
-
-    def set_updates_per_epoch(self, updates: int) -> None:
-        """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
-        if self.cfg.max_epoch and self.updates_from_epochs is None:
-            self.updates_from_epochs = updates * self.cfg.max_epoch
-            logger.info("linear_warmup: %d updates in all, %d of them warm-up", self.total_updates, self.warmup_updates)
-            self.step_update(self.num_updates)
-
-    @property
-    def warmup_updates(self) -> int:
-        return math.ceil(self.cfg.warmup_ratio * self.total_updates)
+    NAME = "linear_warmup"
 
     def rate(self, update: int) -> float:
         """Learning rate of update number `update`, from 1."""
@@ -71,27 +26,3 @@ class LinearWarmupSchedule(FairseqLRScheduler):
         if update > total:
             return 0.0
         return self.peak * (total - update + 1) / (total - warmup)
-
-    def step_update(self, num_updates: int) -> float:
-        """Sets the rate of the update that follows `num_updates` finished ones."""
-        self.num_updates = num_updates
-        if self.total_updates is not None:
-            self.optimizer.set_lr(self.rate(num_updates + 1))
-        return self.optimizer.get_lr()
-
-    def state_dict(self) -> dict:
-        return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        super().load_state_dict(state_dict)
-        self.updates_from_epochs = state_dict.get("updates_from_epochs")
-
-
-def telling_updates_per_epoch(get_train_iterator, self, epoch, *args, **kwargs):
-    """Wraps ``Trainer.get_train_iterator``: the schedule, built before the data, hears how long an epoch is."""
-    iterator = get_train_iterator(self, epoch, *args, **kwargs)
-    if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
-        frequencies = self.cfg.optimization.update_freq
-        frequency = frequencies[min(epoch, len(frequencies)) - 1]
-        self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
-    return iterator

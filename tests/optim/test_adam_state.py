@@ -171,7 +171,7 @@ def test_mixed_precision_resumes_with_its_loss_scale(first, second, flat):
 
 
 def test_the_library_is_told_by_where_the_weights_are():
-    assert not fused_adam._are_on_gpu([{"params": make_parameters()}])
+    assert not fused_adam.are_on_gpu([{"params": make_parameters()}])
 
 
 @pytest.mark.parametrize(("first", "second"), WAYS)

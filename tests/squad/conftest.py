@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from toy_squad import write_toy_squad
+from squad_grids import write_articles
 
 
 @pytest.fixture(scope="session")
 def toy_squad(tmp_path_factory) -> Path:
-    return write_toy_squad(tmp_path_factory.mktemp("toy_squad"))
+    return write_articles(tmp_path_factory.mktemp("toy_squad"))

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from toy_squad import START, toy_article, write_squad
+from squad_grids import START, toy_article
+from toy_squad import write_squad
 
 from lazyformer_fairseq.data.squad.official import read_squad
 from lazyformer_fairseq.errors import UserError
@@ -20,7 +21,7 @@ def titles(path: Path) -> list[str]:
 
 @pytest.mark.parametrize(("articles", "every", "dev"), [(10, 5, [5, 10]), (11, 2, [2, 4, 6, 8, 10]), (3, 3, [3])])
 def test_every_so_many_th_article_is_held_out(tmp_path, articles, every, dev):
-    source = write_squad(tmp_path / "all.json", [toy_article(number) for number in range(1, articles + 1)])
+    source = write_squad(tmp_path / "all.json", *map(toy_article, range(1, articles + 1)))
     folder = split_by_articles(source, every, tmp_path / "split")
     assert titles(folder / "dev-v1.1.json") == [f"Article {number}" for number in dev]
     rest = [number for number in range(1, articles + 1) if number not in dev]
@@ -33,7 +34,7 @@ def test_every_so_many_th_article_is_held_out(tmp_path, articles, every, dev):
 
 
 def test_another_split_in_its_place_is_refused(tmp_path):
-    source = write_squad(tmp_path / "all.json", [toy_article(number) for number in range(6)])
+    source = write_squad(tmp_path / "all.json", *map(toy_article, range(6)))
     folder = split_by_articles(source, 3, tmp_path / "split")
     with pytest.raises(UserError, match="holds another split \\(other every\\)"):
         split_by_articles(source, 2, folder)
@@ -79,14 +80,14 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     articles = json.loads((toy_squad / "train-v1.1.json").read_text())["data"]
     for number in range(7):
         articles[number]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] += 1
-    write_squad(tmp_path / "files" / "train-v1.1.json", articles)
+    write_squad(tmp_path / "files" / "train-v1.1.json", *articles)
     (tmp_path / "files" / "dev-v1.1.json").write_bytes((toy_squad / "dev-v1.1.json").read_bytes())
     with pytest.raises(UserError, match="7 mistakes.*--skip-mistakes"):
         prepare(wanted(tmp_path / "files", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     text = overview(prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
     assert text.count("left out: article ") == 7
-    assert "(id 6-0-1)" in text
+    assert "(id Article 6-0-1)" in text
 
 
 @pytest.mark.parametrize(

@@ -146,3 +146,20 @@ def test_one_document_is_refused(tmp_path, fairseq_train):
     data = write_documents(tmp_path / "data", 1)
     with pytest.raises(UserError, match="train: holds 13 items, all of one document; --next-sentence"):
         fairseq_train(data, f"{TINY} --batch-size 8", tmp_path / "run", task=TASK)
+
+
+def test_a_loaded_model_says_whether_a_text_follows_as_its_head_does(data_folder, tmp_path, fairseq_train):
+    fairseq_train(data_folder, f"{TINY} --batch-size 8 --max-update 2 --lr 1e-2", tmp_path)
+    hub = LazyFormerModel.from_pretrained(tmp_path)
+    first, second = "anna sees ben", "the house is old"
+    ids = [0, *hub.tokenizer.encode(first), EOS, EOS, *hub.tokenizer.encode(second), EOS]
+    types = [0] * (ids.index(EOS) + 1) + [1] * (len(ids) - ids.index(EOS) - 1)
+    with torch.no_grad():
+        logits, _ = hub.model(
+            torch.tensor([ids]), token_types=torch.tensor([types]), classification_head_name="next_sentence"
+        )
+    assert hub.follows(first, second) == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
+    assert hub.fill_mask("anna <mask> ben", topk=1)[0].probability > 0
+    del hub.model.classification_heads["next_sentence"]
+    with pytest.raises(UserError, match="pre-train it with --next-sentence"):
+        hub.follows(first, second)

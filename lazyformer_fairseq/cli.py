@@ -27,6 +27,7 @@ from lazyformer_fairseq.reliability import installing
 from lazyformer_fairseq.reliability.hooks import Stage
 from lazyformer_fairseq.reproduce.commands import reproduce
 from lazyformer_fairseq.search.commands import search
+from lazyformer_fairseq.squad.commands import squad
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -53,6 +54,7 @@ for command in (
     pretrain_phases,
     reproduce,
     search,
+    squad,
 ):
     main.add_command(command)
 lm.add_command(compare)
@@ -100,9 +102,31 @@ def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, give
     It is `lazyformer glue run --checkpoint CHECKPOINT --data GLUE_DATA --output OUT`, whose options may follow:
     --tasks CoLA RTE --seeds 1 2 3, or --checkpoint NAME=FILE for more models in the same table.
     """
-    words = ["--checkpoint", checkpoint, "--data", glue_data, "--output", out, *given]
-    run = glue.commands["run"]
-    with run.make_context("lazyformer glue run", words, parent=ctx) as inner:
+    _run_grid(ctx, glue, ["--checkpoint", checkpoint, "--data", glue_data, "--output", out, *given])
+
+
+@main.command("finetune-squad", context_settings={"ignore_unknown_options": True})
+@click.argument("checkpoint")
+@click.argument("squad_data")
+@click.argument("out")
+@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SQUAD RUN]...")
+@click.pass_context
+def finetune_squad(ctx: click.Context, checkpoint: str, squad_data: str, out: str, given: tuple[str, ...]) -> None:
+    """Fine-tune CHECKPOINT, a file or NAME=FILE, on SQUAD_DATA as in PAR's Table 4, on the GPUs or cores there are.
+
+    SQUAD_DATA is the folder of train-v1.1.json and dev-v1.1.json. The model is trained with five seeds; the table is
+    printed and goes to OUT/report. Stop it at any time; rerun to resume.
+
+    It is `lazyformer squad run --checkpoint CHECKPOINT --data SQUAD_DATA --output OUT`, whose options may follow:
+    --seeds 1 2 3, or --checkpoint NAME=FILE for more models in the same table.
+    """
+    _run_grid(ctx, squad, ["--checkpoint", checkpoint, "--data", squad_data, "--output", out, *given])
+
+
+def _run_grid(ctx: click.Context, group: click.Group, words: list[str]) -> None:
+    """Runs the command ``run`` of a group, and ends as it does."""
+    run = group.commands["run"]
+    with run.make_context(f"lazyformer {group.name} run", words, parent=ctx) as inner:
         run.invoke(inner)
 
 

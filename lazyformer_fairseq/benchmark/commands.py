@@ -211,6 +211,35 @@ def kinds(
 
 
 @bench.command()
+@several("--arch", "archs", default="distilbert_base,bert_base_absolute,bert_base,par_bert_base,lazy_par_bert_base,"
+         "lazyformer_m2x6_s", help="Encoders; bert_base_absolute is always measured.")  # fmt: skip
+@click.option("--tokens", "length", type=POSITIVE, default=384, show_default=True, help="Of the sequence.")
+@precision_option
+@on_device
+@click.option("--threads", type=POSITIVE, help="On a processor.  [default: torch's]")
+@click.option("--rounds", type=ROUNDS, default=40, show_default=True, help="Samples of each; the median counts.")
+@click.option("--minutes", type=ABOVE_0, help="Begin no round after it; one of each always runs.  [default: no limit]")
+@click.option("--output", type=A_PATH, default=Path("results/table4"), show_default=True,
+              help="Folder for table4.md and table4.json.")  # fmt: skip
+def table4(device: str, precision: Optional[str], output: Path, **given: Any) -> None:
+    """Measure what PAR Transformer's Table 4 does: latency of SQuAD's inference at batch 1, encoder and span head.
+
+    Each model has its arch's own relative bias or none. Parameters and FLOPs stand beside, the paper's A100 too; on a
+    processor also the time that it computed, which other work on the machine lengthens less.
+
+    \b
+    lazyformer bench table4 --threads 1
+    """
+    from lazyformer_fairseq.benchmark.table_4 import table_4_to
+    from lazyformer_fairseq.costs.machine import device_named
+
+    device = device_named(device)
+    with stopped_plainly():
+        click.echo(table_4_to(output, device=device, precision=precision or precision_on(device), **given))
+    click.echo(f"\nwritten to {output}: table4.json, table4.md")
+
+
+@bench.command()
 @click.argument("folder", type=A_RESULT)
 def draw(folder: Path) -> None:
     """Draw the pictures of a benchmark again, from the results.json in FOLDER."""

@@ -16,11 +16,13 @@ AXES = ("updates", "tokens", "hours", "flops")
               help=f"A panel each: {', '.join(AXES)}.")  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("curves.png"),
               help="PNG to draw to; the numbers go to a .csv beside it.")  # fmt: skip
-def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path) -> None:
+@click.option("--training", is_flag=True, help="The training loss too, between the lines of the log.")
+def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
     """Draw the validation loss of pre-trainings and language models in one picture, and print where each ended.
 
     A RUN is a folder of checkpoints, where our runs write train.log, or a log of fairseq-train in either format. Logs
-    of one NAME are one run that was resumed: what it did twice counts once. Hours are those that led to the weights,
+    of one NAME are one run that was resumed: what it did twice counts once. A folder with phase1, phase2, ... is a run
+    of these phases, joined, with a thin line where one ends. Hours are those that led to the weights,
     with validation and saving; FLOPs are by formula (three forward passes).
 
     \b
@@ -38,8 +40,8 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path) -> Non
 
     shown, silent = histories(logs_of_runs(runs))
     names = labels(shown)
-    report.draw(shown, names, against, output)
-    write_csv(list(report.csv_rows(shown)), output.with_suffix(".csv"))
+    report.draw(shown, names, against, output, training)
+    write_csv(list(report.csv_rows(shown, training)), output.with_suffix(".csv"))
     click.echo(report.table(shown, names))
     for sentence in (*silent, *report.left_out(shown, against)):
         click.echo(sentence, err=True)

@@ -27,6 +27,7 @@ class History:
         task: fairseq's name.
         pattern: of the model, empty for models of others.
         splits: validation split -> updates -> loss.
+        training: updates -> the mean training loss of the updates since the line before it in the log.
         points: columns updates, tokens and hours of training, increasing; the first is the start.
         flops_of_token: None where `why_no_flops` says why.
     """
@@ -38,6 +39,7 @@ class History:
     points: np.ndarray
     flops_of_token: Optional[float]
     why_no_flops: str = ""
+    training: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def losses(self) -> Mapping[int, float]:
@@ -47,6 +49,17 @@ class History:
     @property
     def measure(self) -> str:
         return OF_TASK.get(self.task, "validation loss")
+
+    @property
+    def borders(self) -> list[int]:
+        """Updates at which a phase ends and another begins: none, see :mod:`~lazyformer_fairseq.curves.phases`."""
+        return []
+
+    @property
+    def last_update(self) -> int:
+        """The last one of which the log tells anything."""
+        validated = (updates for losses in self.splits.values() for updates in losses)
+        return max(int(self.points[-1][0]), *validated, 0)
 
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
         """Where these updates stand on one of AXES; tokens and hours between two lines of the log in proportion.
@@ -78,6 +91,7 @@ class _Reader:
 
     points: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0, 0.0]])
     splits: dict[str, dict[int, float]] = field(default_factory=dict)
+    training: dict[int, float] = field(default_factory=dict)
     sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     symbols: Optional[int] = None
     base_hours: float = 0.0  # at which the process under way began
@@ -112,12 +126,14 @@ class _Reader:
         tokens += (event.updates - updates) * (np.nan if event.tokens is None else event.tokens)
         hours = np.nan if event.seconds is None else self.base_hours + event.seconds / 3600
         self.points.append([float(event.updates), tokens, hours])
+        if event.loss is not None:
+            self.training[event.updates] = event.loss
 
     def _forget(self, updates: int) -> None:
-        """The points from `updates` on, and the validations after it."""
+        """The points from `updates` on, and the losses after it."""
         while len(self.points) > 1 and self.points[-1][0] >= updates:
             self.points.pop()
-        for losses in self.splits.values():
+        for losses in (self.training, *self.splits.values()):
             for later in [made for made in losses if made > updates]:
                 del losses[later]
 
@@ -146,6 +162,7 @@ def read_history(logs: Sequence[Path]) -> History:
         np.array(reader.points),
         per_token,
         why,
+        reader.training,
     )
 
 

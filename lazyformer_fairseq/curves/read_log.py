@@ -35,11 +35,15 @@ class Symbols:
 
 @dataclass(frozen=True)
 class Training:
-    """Of the updates since the last such line: tokens an update; seconds since the process began to train."""
+    """Of the updates since the last such line: tokens an update; seconds since the process began to train; the loss.
+
+    The summary of an epoch has no `loss` here: its mean is of all the epoch's updates.
+    """
 
     updates: int
     tokens: Optional[float]
     seconds: Optional[float]
+    loss: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,9 @@ def _event(line: str) -> Optional[Event]:
         return Symbols(int(found[1]))
     if found := SUMMARY.search(line):
         pairs = (word.strip().partition(" ")[::2] for word in found["numbers"].split("|"))
-        return _measured(found["split"], dict(pairs))
+        return _measured(found["split"] or "train", dict(pairs))
     if found := INNER.search(line):
-        return _measured(None, dict(word.strip().partition("=")[::2] for word in found[1].split(",")))
+        return _measured("", dict(word.strip().partition("=")[::2] for word in found[1].split(",")))
     if found := IN_JSON.search(line):
         return _from_json(found[0])
     return None
@@ -98,16 +102,18 @@ def _from_json(text: str) -> Optional[Event]:
         return None
     split = prefix.rstrip("_")
     numbers = {name.removeprefix(prefix): str(value) for name, value in values.items() if name.startswith(prefix)}
-    return _measured(None if split in ("", "train") else split, numbers)
+    return _measured(split, numbers)
 
 
-def _measured(split: Optional[str], numbers: Mapping[str, str]) -> Optional[Event]:
+def _measured(split: str, numbers: Mapping[str, str]) -> Optional[Event]:
+    """Of a validation split, of updates in training (""), or of an epoch's ("train")."""
     updates = _number(numbers.get("num_updates"))
     if updates is None or not isfinite(updates):
         return None
-    if split is None:
-        return Training(int(updates), _number(numbers.get("wpb")), _number(numbers.get("wall")))
     loss = _number(numbers.get("loss"))
+    if split in ("", "train"):
+        tokens, seconds = _number(numbers.get("wpb")), _number(numbers.get("wall"))
+        return Training(int(updates), tokens, seconds, None if split else loss)
     return None if loss is None else Validation(int(updates), split, loss)
 
 

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Union
 
-from lazyformer_fairseq.curves.history import History, read_history
+from lazyformer_fairseq.curves.history import History
+from lazyformer_fairseq.curves.phases import Phases, logs_of_phases, read_phases
 from lazyformer_fairseq.errors import UserError
 
 LOGS = "*.log"
@@ -16,6 +18,7 @@ STAMPED_WITHIN = 20  # lines; before them stands what a launcher prints
 def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
     """Logs by run, from words ``[NAME=]RUN``: a folder that holds ``*.log``, or a log; of one NAME they are one run.
 
+    A folder that holds ``phase1``, ``phase2``, ... with logs is a run of these phases.
     A name that is not given is the folder's, or the file's without ``.log``, and stands in brackets.
 
     Raises:
@@ -29,7 +32,7 @@ def logs_of_runs(given: Iterable[str]) -> dict[str, list[Path]]:
         path = Path(place)
         if not path.exists():
             raise UserError(f"{path}: no such file or folder; give a folder of checkpoints, or a log")
-        logs = list(path.glob(LOGS)) if path.is_dir() else [path]
+        logs = (logs_of_phases(path) or list(path.glob(LOGS))) if path.is_dir() else [path]
         if not logs:
             raise UserError(
                 f"{path}: holds no {LOGS}; our runs write train.log there. Where the output went to a file, give it"
@@ -50,16 +53,16 @@ def _begun(log: Path) -> tuple[str, str]:
     return "", log.name
 
 
-def histories(runs: Mapping[str, list[Path]]) -> tuple[dict[str, History], list[str]]:
+def histories(runs: Mapping[str, list[Path]]) -> tuple[dict[str, Union[History, Phases]], list[str]]:
     """The runs that were validated, by name, and a sentence for each that was not.
 
     Raises:
         UserError: none was, or losses of different kinds.
     """
-    read = {name: read_history(logs) for name, logs in runs.items()}
+    read = {name: read_phases(logs) for name, logs in runs.items()}
     silent = [
         f"{name}: no validation in {', '.join(map(str, runs[name]))}"
-        + (f" after {history.points[-1][0]:,.0f} updates" if len(history.points) > 1 else ", and no update")
+        + (f" after {history.last_update:,} updates" if history.last_update else ", and no update")
         for name, history in read.items()
         if not history.losses
     ]
@@ -76,7 +79,7 @@ def histories(runs: Mapping[str, list[Path]]) -> tuple[dict[str, History], list[
     return shown, silent
 
 
-def labels(shown: Mapping[str, History]) -> dict[str, str]:
+def labels(shown: Mapping[str, Union[History, Phases]]) -> dict[str, str]:
     """What a picture calls each run: its arch where that tells it apart, else its name."""
     archs = [history.arch for history in shown.values()]
     return {

@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from fairseq.models import BaseFairseqModel
 from omegaconf import open_dict
 from tqdm import tqdm
@@ -19,11 +19,11 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.finetuning import load_finetuned as finetuned
 from lazyformer_fairseq.finetuning.run.grid import BEST
 from lazyformer_fairseq.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.models.checkpoint_match import heads_in_checkpoint
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
-from lazyformer_fairseq.reliability.installing import loading_safely
 
 HEADER = ("index", "prediction")
 
@@ -196,12 +196,7 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
         settings.glue_task = task.name
         settings.data = str(data)
         settings.tokenizer_folder = _find_tokenizer(run, data, tokenizer)
-    try:
-        with loading_safely():  # the checkpoint says which of fairseq's models is built
-            (model,), _, glue_task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-    except UserError as error:
-        raise UserError(f"{checkpoint}, on {data}: {error}") from error
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), glue_task
+    return finetuned.load_finetuned(checkpoint, state, data)
 
 
 def _find_tokenizer(run: Path, data: Path, given: Optional[Path]) -> Optional[str]:

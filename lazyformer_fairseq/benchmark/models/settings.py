@@ -40,12 +40,12 @@ class BenchSettings:
     mem_len: int = 640
 
     def __post_init__(self) -> None:
-        _check("--arch", self.archs, (*ARCHITECTURES, *CAUSAL_ARCHITECTURES))
-        _check("--baseline-arch", (self.baseline_arch,), tuple(ARCHITECTURES))
-        _check("--precision", self.precisions, tuple(PRECISIONS))
-        _check("--backend", self.back_ends, (AUTO, *BACKENDS))
-        _check("--baseline-backend", self.baseline_back_ends, (AUTO, *BACKENDS))
-        _check("--what", self.workloads, tuple(WORKLOADS))
+        check_names("--arch", self.archs, (*ARCHITECTURES, *CAUSAL_ARCHITECTURES))
+        check_names("--baseline-arch", (self.baseline_arch,), tuple(ARCHITECTURES))
+        check_names("--precision", self.precisions, tuple(PRECISIONS))
+        check_names("--backend", self.back_ends, (AUTO, *BACKENDS))
+        check_names("--baseline-backend", self.baseline_back_ends, (AUTO, *BACKENDS))
+        check_names("--what", self.workloads, tuple(WORKLOADS))
         if not self.lengths or min(self.lengths) < 1:
             raise UserError("--lengths: give numbers from 1 on, such as 128,512")
         if not self.buckets:
@@ -71,7 +71,8 @@ class BenchSettings:
         return self.batch or max(1, self.tokens // time)
 
 
-def _check(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+def check_names(option: str, given: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raises a UserError unless an option has names that are known, each once."""
     if not given:
         raise UserError(f"{option}: give at least one of {', '.join(known)}")
     for name in given:

@@ -8,7 +8,6 @@ import numpy as np
 from lazyformer_fairseq.data.squad.spans import Spans, best_spans
 from lazyformer_fairseq.data.squad.windows import Windows
 
-
 USUAL_ANSWERS = 20  # kept to a question, as run_squad.py does
 
 

@@ -57,7 +57,7 @@ def _best(starts, ends, is_start, is_end, longest: int, n_best: int) -> Spans:
     scores = (starts[:, :, None] + followers).reshape(number, length * longest)
     n_best = min(n_best, scores.shape[1])
     rows = np.arange(number)[:, None]
-    chosen = np.argpartition(scores, -n_best, axis=1)[:, -n_best:]
+    chosen = scores.argmax(1)[:, None] if n_best == 1 else np.argpartition(scores, -n_best, axis=1)[:, -n_best:]
     order = np.lexsort((chosen, -scores[rows, chosen]), axis=1)  # of equal spans the first one, and the shortest
     chosen = chosen[rows, order]
     first, further = np.divmod(chosen, longest)

@@ -34,7 +34,6 @@ class PreparedData(Protocol):
 
     folder: Path
     manifest: Mapping[str, Any]
-    task: ScoredTask
     sha256: str
     tokenizer_folder: Path
 
@@ -47,12 +46,12 @@ class Run(ABC):
         data: folder of the prepared task; `data_sha256` tells its contents.
         tokens_per_sample: longest input in ids.
         precision: fp32, fp16 or bf16.
+        warmup_ratio: share of the updates in which the rate rises.
+        batch_size: rows of an update.
         rows_in_file: of the training split as it was prepared.
         train_rows, train_tokens: of an epoch.
         started_from: the task that the model was fine-tuned on first, if any.
     """
-
-    warmup_ratio: ClassVar[float]
 
     folder: Path
     model: StartModel
@@ -68,6 +67,8 @@ class Run(ABC):
     rows_in_file: int
     train_rows: int
     train_tokens: int
+    warmup_ratio: float
+    batch_size: int = BATCH_SIZE
     started_from: Optional[str] = None
 
     @property
@@ -129,12 +130,10 @@ class Run(ABC):
         return [
             *(str(self.data), "--user-dir", str(USER_DIR), *self.model.options, "--finetune-from-model", str(start)),
             *self.own_options(),  # after the model's, which they may change
-            *("--tokens-per-sample", str(self.tokens_per_sample)),
-            *(("--max-train-rows", str(self.max_train_rows)) if self.max_train_rows else ()),
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6"),
             *("--weight-decay", "0.01", "--clip-norm", "1.0"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", repr(self.lr)),
-            *("--max-epoch", str(self.epochs), "--batch-size", str(BATCH_SIZE), "--seed", str(self.seed)),
+            *("--max-epoch", str(self.epochs), "--batch-size", str(self.batch_size), "--seed", str(self.seed)),
             *("--valid-subset", ",".join(valid), "--best-checkpoint-metric", self.task.selecting_metric),
             *("--maximize-best-checkpoint-metric", "--no-epoch-checkpoints", *kept, "--save-dir", str(self.folder)),
             *("--distributed-world-size", "1", "--num-workers", "0", "--log-format", "simple", "--log-interval", "100"),
@@ -193,7 +192,7 @@ class Grid(ABC):
         return {
             "folder": self.output / "runs" / model.name / name / f"lr{lr:g}_seed{seed}",
             "model": model,
-            "task": prepared.task,
+            "task": self.family.tasks[name],
             "data": prepared.folder,
             "data_sha256": prepared.sha256,
             "lr": lr,

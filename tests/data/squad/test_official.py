@@ -64,7 +64,7 @@ def test_mistakes_of_a_question_are_named_and_can_be_left_out(tmp_path, change, 
     [
         (
             lambda file, part, asked: asked.update(id="One-0-0"),
-            r"question 2 \(id One-0-0\): its id is that of art.*n 1",
+            r"question 2 \(id One-0-0\): its id is that of a.*n 1",
         ),
         (lambda file, part, asked: asked.pop("id"), "question 2: has no id"),
         (lambda file, part, asked: part.pop("context"), "paragraph 1: has no context"),

@@ -1,0 +1,1 @@
+"""lazyformer squad: prepare, run, report, predict."""

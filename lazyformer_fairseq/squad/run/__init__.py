@@ -1,0 +1,1 @@
+"""Runs of a grid on SQuAD."""

@@ -10,7 +10,7 @@ from lazyformer_fairseq.data.squad.metrics import score
 from lazyformer_fairseq.finetuning.run.best_epoch import load_best
 from lazyformer_fairseq.finetuning.run.grid import Run
 from lazyformer_fairseq.models.spans import find_answers
-from lazyformer_fairseq.squad.answering import best_texts
+from lazyformer_fairseq.squad.best_texts import best_texts
 
 
 def scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
     strongest = max(heuristics.values(), key=lambda marks: marks[run.task.selecting_metric])
     file = Path(run.task.splits["valid"].file).stem
     return {
-        "metrics": {file: score(dataset.file, best_texts(dataset, answers))},
+        "metrics": {file: score(dataset.file, best_texts(dataset.file, answers))},
         "baseline": {file: strongest},
         "baselines": {name: {file: marks} for name, marks in heuristics.items()},
     }

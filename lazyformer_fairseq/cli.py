@@ -20,6 +20,7 @@ from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.language_modeling.comparison.command import compare
 from lazyformer_fairseq.launch.commands import pretrain, train
 from lazyformer_fairseq.launch.continuing import continue_pretraining
+from lazyformer_fairseq.launch.phases import pretrain_phases
 from lazyformer_fairseq.pattern.commands import pattern
 from lazyformer_fairseq.planning.commands import plan
 from lazyformer_fairseq.reliability import installing
@@ -50,6 +51,7 @@ for command in (
     pattern,
     plan,
     pretrain,
+    pretrain_phases,
     reproduce,
     search,
     squad,

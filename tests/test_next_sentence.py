@@ -81,6 +81,16 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit_with_workers_or_without(docum
         assert_equal_state(resumed[part], whole[part], part)
 
 
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_half_precision_trains_close_to_full(documents, tmp_path, fairseq_train, precision):
+    options = f"{TINY} --lr 4e-3 --batch-size 64 --max-epoch 1"
+    losses = {}
+    for name, more in (("full", ""), ("half", precision)):
+        fairseq_train(documents, f"{options} {more}", tmp_path / name, task=TASK)
+        losses[name] = [logged(tmp_path / name, each) for each in ("loss", "next_sentence_loss")]
+    assert losses["half"] == [pytest.approx(each, abs=0.05) for each in losses["full"]]
+
+
 def batch_of_pairs() -> dict:
     tokens = torch.randint(4, 24, (3, 6))
     target = torch.full_like(tokens, PAD)
@@ -146,3 +156,20 @@ def test_one_document_is_refused(tmp_path, fairseq_train):
     data = write_documents(tmp_path / "data", 1)
     with pytest.raises(UserError, match="train: holds 13 items, all of one document; --next-sentence"):
         fairseq_train(data, f"{TINY} --batch-size 8", tmp_path / "run", task=TASK)
+
+
+def test_a_loaded_model_says_whether_a_text_follows_as_its_head_does(data_folder, tmp_path, fairseq_train):
+    fairseq_train(data_folder, f"{TINY} --batch-size 8 --max-update 2 --lr 1e-2", tmp_path)
+    hub = LazyFormerModel.from_pretrained(tmp_path)
+    first, second = "anna sees ben", "the house is old"
+    ids = [0, *hub.tokenizer.encode(first), EOS, EOS, *hub.tokenizer.encode(second), EOS]
+    types = [0] * (ids.index(EOS) + 1) + [1] * (len(ids) - ids.index(EOS) - 1)
+    with torch.no_grad():
+        logits, _ = hub.model(
+            torch.tensor([ids]), token_types=torch.tensor([types]), classification_head_name="next_sentence"
+        )
+    assert hub.follows(first, second) == pytest.approx(float(logits.softmax(-1)[0, 0]), abs=1e-6)
+    assert hub.fill_mask("anna <mask> ben", topk=1)[0].probability > 0
+    del hub.model.classification_heads["next_sentence"]
+    with pytest.raises(UserError, match="pre-train it with --next-sentence"):
+        hub.follows(first, second)

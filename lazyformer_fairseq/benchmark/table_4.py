@@ -11,6 +11,7 @@ import torch
 from lazyformer_fairseq.benchmark.models.contenders import VOCAB_SIZE, OurModel, random_tokens
 from lazyformer_fairseq.benchmark.models.report import milliseconds
 from lazyformer_fairseq.benchmark.models.settings import check_names
+from lazyformer_fairseq.benchmark.paper_latency import PAPER_LATENCY
 from lazyformer_fairseq.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.costs.latency import measure, spread, with_spread
 from lazyformer_fairseq.costs.machine import PRECISIONS, describe_machine, describe_versions
@@ -23,8 +24,6 @@ from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 
 BASELINE = "bert_base_absolute"
-# On an A100, in milliseconds, of SQuAD's inference. The paper estimates DistilBERT's as 61% of BERT's, marked +.
-PAPER_LATENCY = {"distilbert_base": "5.3+", BASELINE: "8.6", "par_bert_base": "5.7"}
 SPANS = "squad"  # the head's name
 WARM_UP = 2
 

@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, divided, numbers
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
-from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SEEDS
+from lazyformer_fairseq.glue.protocols import LAZYFORMER, PROTOCOLS
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()
@@ -53,10 +53,17 @@ def prepare(
 @click.option("--prepared", type=THERE, help="Prepared tasks, in place of --data.  [default: OUTPUT/tasks]")
 @click.option("--data", type=THERE, help="Official download; what is not prepared yet goes to OUTPUT/tasks.")
 @click.option("--tokenizer", type=THERE, help="For --data.  [default: beside the first checkpoint]")
+@click.option("--protocol", type=click.Choice(list(PROTOCOLS)), default=LAZYFORMER, show_default=True,
+              help="Whose tasks, rates, seeds, epochs, batches and warm-up are the defaults: LazyFormer's Table 5, or "
+              "PAR's Table 4 (SST-2 and MRPC).")  # fmt: skip
 @click.option("--tasks", multiple=True, callback=divided, help="Names of tasks.  [default: the eight of the paper]")
-@click.option("--lrs", multiple=True, type=str, callback=numbers(float), default=LEARNING_RATES, help="Learning rates.")
-@click.option("--seeds", multiple=True, type=str, callback=numbers(int), default=SEEDS, help="Each at each rate.")
+@click.option("--lrs", multiple=True, type=str, callback=numbers(float), help="Learning rates.  [default: the four "
+              "of the paper]")  # fmt: skip
+@click.option("--seeds", multiple=True, type=str, callback=numbers(int), help="Each at each rate.  [default: 1 to 5]")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs of every task.  [default: 10]")
+@click.option("--batch-size", type=click.IntRange(1), help="Rows of an update.  [default: 32]")
+@click.option("--warmup-ratio", type=click.FloatRange(0, 1, max_open=True),
+              help="Share of the updates in which the rate rises.  [default: 0.06]")  # fmt: skip
 @click.option(
     "--task-epochs",
     multiple=True,
@@ -95,15 +102,18 @@ def run(**given: Any) -> None:
 @glue.command()
 @click.argument("out", type=THERE)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: OUT/report]")
-def report(out: Path, output: Optional[Path]) -> None:
+@click.option("--squad", type=THERE, help="Folder of `lazyformer squad run`.  [default: squad beside OUT, if there]")
+@click.option("--latency", type=THERE, help="Folder of `lazyformer bench table4`.  [default: table4 beside OUT]")
+def report(out: Path, output: Optional[Path], squad: Optional[Path], latency: Optional[Path]) -> None:
     """Bring the runs in OUT to the paper's table: Markdown, CSV, LaTeX and pictures.
 
-    OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such.
+    OUT is the folder that `lazyformer glue run` wrote; an unfinished grid is reported as such. Where SQuAD's results or
+    latencies lie beside, PAR Transformer's Table 4 follows: they are joined by the models' names.
     """
     from lazyformer_fairseq.glue.report.grid_report import write_report
 
     output = output or out / "report"
-    click.echo(write_report(out, output))
+    click.echo(write_report(out, output, squad, latency))
     click.echo(f"written to {output}")
 
 

@@ -76,7 +76,7 @@ def pretrain(
     sequences = per_update or recipe.sequences
     if arch.endswith(".yaml"):
         if recipe_name:
-            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; leave the option out")
+            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; write recipe={recipe_name} behind it")
         run.refuse_uneven(per_update or 256, "sequences")
         return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
     run.refuse_uneven(sequences, "sequences")

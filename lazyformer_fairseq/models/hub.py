@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.datasets.question_windows import QuestionWindowsDataset
 from lazyformer_fairseq.data.squad.answers import USUAL_ANSWERS, FoundAnswer
 from lazyformer_fairseq.data.squad.official import Paragraph, Question, SquadFile
@@ -31,7 +32,7 @@ from lazyformer_fairseq.models.checkpoint_match import (
 )
 from lazyformer_fairseq.models.config import LazyFormerConfig
 from lazyformer_fairseq.models.spans import find_answers
-from lazyformer_fairseq.modules.networks.heads import SpanHead
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 logger = logging.getLogger(__name__)
@@ -174,6 +175,21 @@ class LazyFormerHub(nn.Module):
         ids = self.encode(*texts)
         logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
         return logits
+
+    @torch.no_grad()
+    def follows(self, first: str, second: str) -> float:
+        """The probability that the second text follows the first, by a model that trained with ``--next-sentence``.
+
+        Raises:
+            UserError: where the checkpoint has no such head, or the pair has no room.
+        """
+        if NEXT_SENTENCE not in self.model.classification_heads:
+            raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
+        special, longest = self.tokenizer.special, self.model.max_positions()
+        ids = torch.tensor([self.tokenizer.build_input(first, second, longest)], device=self.device)
+        types = token_types_of(ids, special.eos, special.pad) if self.model.cfg.token_types > 1 else None
+        logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
+        return float(logits.float().softmax(-1)[0, 0])
 
     @torch.no_grad()
     def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:

@@ -40,7 +40,6 @@ class Job:
         per_update: sequences of an update.
         max_update: updates.
         masked: of all tokens those that the head predicts; 1 for causal models.
-        checkpoints: how many there are in the end.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Job:
     per_update: int
     max_update: int
     masked: float
-    checkpoints: int
 
     @property
     def is_causal(self) -> bool:
@@ -85,6 +83,12 @@ class Job:
     def tokens(self) -> int:
         """That the model reads in all."""
         return self.max_update * self.per_update * self.time
+
+    @property
+    def checkpoints(self) -> int:
+        """How many there are in the end: three, the last, the best, and of encoders every 100,000th."""
+        lasting = 0 if self.is_causal else len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
+        return 3 + 2 + lasting
 
     @property
     def flops(self) -> int:
@@ -150,13 +154,16 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     raise UserError(f"{arch}: no such arch{nearest(arch, known) or '; docs/architectures.md has them all'}")
 
 
-def job_of_yaml(path: Path, vocab_size: Optional[int] = None) -> Job:
+def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[Mapping[str, str]] = None) -> Job:
     """As `lazyformer pretrain FILE.yaml` trains it.
+
+    Args:
+        groups: files taken in place of those that its defaults name, as ``{"recipe": "phase1"}``.
 
     Raises:
         UserError: the file cannot be read, or lacks a model of this package.
     """
-    given = _read(path)
+    given = _read(path, groups or {})
     name = str(given.get("model", {}).get("_name", "nothing"))
     models = {"lazyformer": LazyFormerConfig, "lazyformer_lm": CausalLMConfig}
     if name not in models:
@@ -191,11 +198,8 @@ def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
 
 
 def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
-    if isinstance(config, LazyFormerConfig):
-        usual, lasting = PIECES, len(range(KEPT_EVERY, more[2], KEPT_EVERY))
-    else:
-        usual, lasting = WORDS if config.adaptive_softmax_cutoff else CHARACTERS, 0
-    return Job(name, config, vocab_size or usual, *more, checkpoints=3 + 2 + lasting)  # the last, the best
+    usual = PIECES if isinstance(config, LazyFormerConfig) else WORDS if config.adaptive_softmax_cutoff else CHARACTERS
+    return Job(name, config, vocab_size or usual, *more)
 
 
 def _with(config: Any, options: Mapping[str, Any], source: str) -> Any:
@@ -215,22 +219,25 @@ def _number(name: str, value: Any, kind: type = int) -> Any:
         raise UserError(f"--{name.replace('_', '-')} {value}: must be a number") from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, groups: Mapping[str, str]) -> dict[str, Any]:
     """A YAML file with those that it names as defaults, which win, as hydra merges them."""
     try:
         own = OmegaConf.load(path)
         below = own.pop("defaults", [])
-        parts = [own if name == "_self_" else _read(path.parent / _file_of(name)) for name in below] or [own]
+        files = (None if name == "_self_" else path.parent / _file_of(name, groups) for name in below)
+        parts = [own if file is None else _read(file, groups) for file in files] or [own]
         merged = OmegaConf.merge(*map(OmegaConf.create, parts))
         return {key: _plain(merged, key) for key in ("model", "task", "dataset", "optimization") if key in merged}
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
         raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
 
 
-def _file_of(default: Any) -> str:
+def _file_of(default: Any, groups: Mapping[str, str]) -> str:
     """Of an entry of a file's defaults: ``name``, or ``group: name``."""
-    group, name = next(iter(default.items())) if OmegaConf.is_dict(default) else (".", default)
-    return f"{group}/{name}.yaml"
+    if not OmegaConf.is_dict(default):
+        return f"{default}.yaml"
+    group, name = next(iter(default.items()))
+    return f"{group}/{groups.get(group, name)}.yaml"
 
 
 def _plain(merged: Any, key: str) -> dict[str, Any]:

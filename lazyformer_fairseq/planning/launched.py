@@ -30,8 +30,9 @@ def job_of_launch(
     Raises:
         UserError: as :mod:`.job` does.
     """
-    job = job_of_arch(arch) if config is None else job_of_yaml(config)
     options = {name: value for name, value in options_by_name(given).items() if value}
+    groups = {name: options[name] for name in ("recipe",) if name in options}
+    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
     if per_update is not None:
         options["sequences_per_update"] = str(per_update)
     if vocab_size := vocabulary_of(data, job.is_causal):

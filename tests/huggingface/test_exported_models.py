@@ -120,6 +120,19 @@ def test_token_types_a_pooler_and_other_activations(tmp_path):
     assert_close(pooled, model(ids, token_types=types, classification_head_name="pooler")[0])
 
 
+@torch.no_grad()
+def test_what_next_sentences_were_told_by_is_the_pooler(tmp_path):
+    model = tiny_model("next_sentence", token_types=2)
+    export_custom(model, tmp_path)
+    encoder = heads.LazyFormerModel.from_pretrained(tmp_path)
+    ids = some_ids(right=2)
+    pooled = encoder(ids).pooler_output
+    assert_close(
+        model.classification_heads["next_sentence"].out_proj(pooled),
+        model(ids, classification_head_name="next_sentence")[0],
+    )
+
+
 @pytest.mark.parametrize("kind", ["dense", "linear"])
 def test_classification_heads_and_their_losses(kind, tmp_path):
     model = tiny_model(kind, labels=3)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from squad.conftest import START
-from toy_squad import toy_article, write_squad
+from squad_grids import START, toy_article
+from toy_squad import write_squad
 
 from lazyformer_fairseq.data.squad.official import read_squad
 from lazyformer_fairseq.errors import UserError

@@ -35,6 +35,8 @@ _RESULT_FIELDS = {
     "head": (str, _OPTIONAL),
     "head_dropout": (*_NUMBER, _OPTIONAL),
     "baselines": (dict, _OPTIONAL),
+    "batch_size": (int, _OPTIONAL),
+    "warmup_ratio": (*_NUMBER, _OPTIONAL),
 }
 _KEY_FIELDS = ("model", "task", "lr", "seed")
 _GRID_FIELDS = {"models": (dict,), "tasks": (list,), "lrs": (list,), "seeds": (list,)}

@@ -49,6 +49,7 @@ class Run:
         rows_in_file: that it could have been trained on; None in results older than this field.
         seconds: it took.
         head, head_dropout: of the classification head; None for a dense one, and for the checkpoint's own dropout.
+        batch_size, warmup_ratio: None for LazyFormer's.
         started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
     """
 
@@ -66,6 +67,8 @@ class Run:
     head: Optional[str]
     head_dropout: Optional[float]
     baselines: Optional[Mapping[str, Mapping[str, Mapping[str, float]]]] = None
+    batch_size: Optional[int] = None
+    warmup_ratio: Optional[float] = None
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,12 @@ class Run(ABC):
         data: folder of the prepared task; `data_sha256` tells its contents.
         tokens_per_sample: longest input in ids.
         precision: fp32, fp16 or bf16.
+        warmup_ratio: share of the updates in which the rate rises.
+        batch_size: rows of an update.
         rows_in_file: of the training split as it was prepared.
         train_rows, train_tokens: of an epoch.
         started_from: the task that the model was fine-tuned on first, if any.
     """
-
-    warmup_ratio: ClassVar[float]
 
     folder: Path
     model: StartModel
@@ -67,6 +67,8 @@ class Run(ABC):
     rows_in_file: int
     train_rows: int
     train_tokens: int
+    warmup_ratio: float
+    batch_size: int = BATCH_SIZE
     started_from: Optional[str] = None
 
     @property
@@ -131,7 +133,7 @@ class Run(ABC):
             *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.999)", "--adam-eps", "1e-6"),
             *("--weight-decay", "0.01", "--clip-norm", "1.0"),
             *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", repr(self.lr)),
-            *("--max-epoch", str(self.epochs), "--batch-size", str(BATCH_SIZE), "--seed", str(self.seed)),
+            *("--max-epoch", str(self.epochs), "--batch-size", str(self.batch_size), "--seed", str(self.seed)),
             *("--valid-subset", ",".join(valid), "--best-checkpoint-metric", self.task.selecting_metric),
             *("--maximize-best-checkpoint-metric", "--no-epoch-checkpoints", *kept, "--save-dir", str(self.folder)),
             *("--distributed-world-size", "1", "--num-workers", "0", "--log-format", "simple", "--log-interval", "100"),

@@ -9,23 +9,35 @@ from lazyformer_fairseq.files.tables import write_csv
 from lazyformer_fairseq.finetuning.report.files import refuse_no_runs, six_digits, write_files
 from lazyformer_fairseq.finetuning.report.notes import notes_on_failures, notes_on_runs
 from lazyformer_fairseq.finetuning.report.results import Results, Run
+from lazyformer_fairseq.glue.protocols import LAZYFORMER, PROTOCOLS
+from lazyformer_fairseq.glue.report import table_4
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, SCORES, SEEDS
 from lazyformer_fairseq.glue.report.pictures import draw
 from lazyformer_fairseq.glue.report.read_results import read_results
+from lazyformer_fairseq.glue.report.table_4 import read_sources
 from lazyformer_fairseq.glue.report.tables import TableRow, all_tables, table_rows
 
+LAZYFORMERS = PROTOCOLS[LAZYFORMER]
 
-def write_report(folder: Path, output: Path) -> str:
+
+def write_report(folder: Path, output: Path, squad: Optional[Path] = None, latency: Optional[Path] = None) -> str:
     """Writes glue.md, glue.csv, glue_scores.csv, glue.tex and the pictures into `output`. Returns the Markdown.
+
+    Args:
+        squad, latency: for PAR's Table 4, as :func:`lazyformer_fairseq.glue.report.table_4.read_sources` takes them.
 
     Raises:
         UserError: a file of the folder is wrong, or no run has ended well.
     """
     results = read_results(folder)
     refuse_no_runs(results)
+    beside = read_sources(results, squad, latency)
+    tables, said = list(all_tables(results)), notes(results)
+    if beside:
+        tables, said = [*tables, table_4.table_4(beside)], [*said, *table_4.notes(beside)]
     output.mkdir(parents=True, exist_ok=True)
     pictures = draw(results, output)
-    markdown = write_files(results, output, "glue", all_tables(results), notes(results), pictures)
+    markdown = write_files(results, output, "glue", tables, said, pictures)
     write_csv([six_digits(_row_as_csv(row)) for row in table_rows(results)], output / "glue.csv")
     return markdown
 
@@ -62,6 +74,11 @@ def _deviations(results: Results) -> Iterator[str]:
     epochs = {task: _either({f"{run.epochs:g}" for run in runs}) for task, runs in of_task.items()}
     if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(TASKS[task].epochs)]:
         yield f"Epochs: {', '.join(changed)}; the paper has {TASKS['MNLI'].epochs}."
+    for name, usual in (("batch_size", LAZYFORMERS.batch_size), ("warmup_ratio", LAZYFORMERS.warmup)):
+        found = {getattr(run, name) or usual for run in results.runs.values()}
+        if found != {usual}:
+            called = "Rows of an update" if name == "batch_size" else "Share of the updates that warm up"
+            yield f"{called}: {_either({f'{value:g}' for value in found})}; the paper has {usual:g}."
     heads = {(run.head, run.head_dropout) for run in results.runs.values()}
     if heads - {(None, None)}:
         yield f"Head: {_either({_describe_head(*head) for head in heads})}; the default is dense."

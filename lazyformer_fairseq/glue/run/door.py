@@ -16,6 +16,7 @@ from lazyformer_fairseq.finetuning.run.executor import choose_executor, choose_p
 from lazyformer_fairseq.finetuning.run.start_models import StartModel, load_start_models
 from lazyformer_fairseq.finetuning.run.workers import Workers
 from lazyformer_fairseq.glue.prepare import Preparation, overview, prepare_tasks
+from lazyformer_fairseq.glue.protocols import PROTOCOLS
 from lazyformer_fairseq.glue.report.paper_table import PAPER_TASKS
 from lazyformer_fairseq.glue.run.grid import Grid
 
@@ -27,8 +28,9 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
             data, options that do not fit together.
     """
-    tasks = choose_tasks(given["tasks"], given["from_mnli"])
-    epochs = choose_epochs(tasks, given["epochs"], given["task_epochs"])
+    protocol = PROTOCOLS[given["protocol"]]
+    tasks = choose_tasks(given["tasks"] or protocol.tasks, given["from_mnli"])
+    epochs = choose_epochs(tasks, given["epochs"] or protocol.epochs, given["task_epochs"])
     executor = choose_executor(given, "lazyformer-glue")
     checkpoints = given["checkpoints"]
     if given["data"]:
@@ -40,13 +42,15 @@ def grid_and_executor(given: Mapping[str, Any]) -> tuple[Grid, Union[Workers, Cl
         given["output"],
         models,
         prepared,
-        given["lrs"],
-        given["seeds"],
+        given["lrs"] or protocol.lrs,
+        given["seeds"] or protocol.seeds,
         epochs,
         choose_precision(given),
         given["max_train_rows"],
         given["from_mnli"],
         *choose_head(given["glue_head"], given["pooler_dropout"]),
+        batch_size=given["batch_size"] or protocol.batch_size,
+        warmup_ratio=protocol.warmup if given["warmup_ratio"] is None else given["warmup_ratio"],
     )
     for run in grid.runs:
         run.result()  # refuses one of other settings
@@ -66,7 +70,7 @@ def choose_tasks(names: tuple[str, ...], from_mnli: bool = False) -> list[TaskDe
     return tasks
 
 
-def choose_epochs(tasks: list[TaskDescription], of_all: int, of_some: tuple[str, ...]) -> dict[str, int]:
+def choose_epochs(tasks: list[TaskDescription], of_all: Optional[int], of_some: tuple[str, ...]) -> dict[str, int]:
     """Task -> epochs, from ``--epochs`` and ``--task-epochs TASK=N``."""
     epochs = {task.name: of_all or task.epochs for task in tasks}
     for text in of_some:

@@ -9,7 +9,9 @@ from lazyformer_fairseq.finetuning.run import grid
 from lazyformer_fairseq.finetuning.run.start_models import StartModel
 from lazyformer_fairseq.finetuning.scored_task import TaskFamily
 from lazyformer_fairseq.glue.family import GLUE
+from lazyformer_fairseq.glue.protocols import LAZYFORMER, PROTOCOLS
 
+LAZYFORMERS = PROTOCOLS[LAZYFORMER]
 FROM_MNLI = ("RTE", "MRPC", "STS-B")
 
 
@@ -21,13 +23,12 @@ class Run(grid.Run):
         head, head_dropout: --glue-head and --pooler-dropout; None for the defaults.
     """
 
-    warmup_ratio: ClassVar[float] = 0.06
-
     head: Optional[str] = None
     head_dropout: Optional[float] = None
 
     def own_settings(self) -> dict[str, Any]:
-        return {"head": self.head, "head_dropout": self.head_dropout, "started_from": self.started_from}
+        head = {"head": self.head, "head_dropout": self.head_dropout, "started_from": self.started_from}
+        return {**head, **changes(self.batch_size, self.warmup_ratio)}
 
     def own_options(self) -> list[str]:
         return [
@@ -51,7 +52,7 @@ class Grid(grid.Grid):
 
     Attributes:
         from_mnli: RTE, MRPC and STS-B start from the model's best MNLI run.
-        head, head_dropout: as in :class:`Run`.
+        head, head_dropout, batch_size, warmup_ratio: as in :class:`Run`.
     """
 
     family: ClassVar[TaskFamily] = GLUE
@@ -59,6 +60,8 @@ class Grid(grid.Grid):
     from_mnli: bool = False
     head: Optional[str] = None
     head_dropout: Optional[float] = None
+    batch_size: int = LAZYFORMERS.batch_size
+    warmup_ratio: float = LAZYFORMERS.warmup
 
     def _run(self, model: StartModel, name: str, lr: float, seed: int) -> Run:
         return Run(
@@ -66,7 +69,18 @@ class Grid(grid.Grid):
             started_from="MNLI" if self.from_mnli and name in FROM_MNLI else None,
             head=self.head,
             head_dropout=self.head_dropout,
+            batch_size=self.batch_size,
+            warmup_ratio=self.warmup_ratio,
         )
 
     def own_settings(self) -> dict[str, Any]:
-        return {"from_mnli": self.from_mnli, "head": self.head, "head_dropout": self.head_dropout}
+        head = {"from_mnli": self.from_mnli, "head": self.head, "head_dropout": self.head_dropout}
+        return {**head, **changes(self.batch_size, self.warmup_ratio)}
+
+
+def changes(batch_size: int, warmup_ratio: float) -> dict[str, Any]:
+    """The two, None where they are LazyFormer's: as results have them that are older than these options."""
+    return {
+        "batch_size": None if batch_size == LAZYFORMERS.batch_size else batch_size,
+        "warmup_ratio": None if warmup_ratio == LAZYFORMERS.warmup else warmup_ratio,
+    }

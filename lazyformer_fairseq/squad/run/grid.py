@@ -23,8 +23,7 @@ class Run(grid.Run):
         stride, max_question_length: of the windows.
     """
 
-    warmup_ratio: ClassVar[float] = WARMUP
-
+    warmup_ratio: float = WARMUP
     stride: int
     max_question_length: int
 

@@ -17,8 +17,16 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.options import name_checkpoints
 from lazyformer_fairseq.finetuning.run.executor import choose_executor
 from lazyformer_fairseq.finetuning.run.start_models import load_start_models
+from lazyformer_fairseq.glue.commands import run as glue_run
+from lazyformer_fairseq.glue.protocols import PROTOCOLS
 from lazyformer_fairseq.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
-from lazyformer_fairseq.glue.run.door import choose_epochs, choose_head, choose_tasks, load_prepared
+from lazyformer_fairseq.glue.run.door import (
+    choose_epochs,
+    choose_head,
+    choose_tasks,
+    grid_and_executor,
+    load_prepared,
+)
 from lazyformer_fairseq.glue.run.grid import Grid
 
 
@@ -83,6 +91,41 @@ def test_a_head_is_what_was_asked_for(grid, start_checkpoint):
     assert settings_of("dense", 0.1) == ("dense", 0.1)
     assert settings_of("linear", None) == ("linear", 0.1)
     assert settings_of("linear", 0.0) == ("linear", 0.0)
+
+
+def test_pars_protocol_is_that_of_its_table_4(start_checkpoint, prepared, tmp_path):
+    """Of `lazyformer glue run --protocol par`: NVIDIA's run_glue.sh, five runs. Toy tasks stand for SST-2 and MRPC."""
+
+    def settings_of(*words: str) -> tuple:
+        command = ["--checkpoint", str(start_checkpoint), "--output", str(tmp_path / "out"), "--gpus", "none"]
+        command += ["--prepared", str(prepared["CoLA"].folder.parent), "--tasks", "CoLA", *words]
+        given = glue_run.make_context("run", command).params
+        runs = grid_and_executor(given)[0].runs
+        parser = options.get_training_parser()
+        cfg = convert_namespace_to_omegaconf(
+            options.parse_args_and_arch(parser, runs[0].command(start_checkpoint, cpu=True))
+        )
+        return (
+            *(len(runs), cfg.optimization.lr, cfg.optimization.max_epoch),
+            *(cfg.dataset.batch_size, cfg.lr_scheduler.warmup_ratio),
+        )
+
+    assert settings_of("--protocol", "par") == (5, [2.4e-5], 3, 128, 0.1)
+    assert settings_of("--protocol", "par", "--batch-size", "16", "--warmup-ratio", "0") == (5, [2.4e-5], 3, 16, 0.0)
+    assert settings_of("--epochs", "2") == (20, [2e-5], 2, 32, 0.06)
+    assert PROTOCOLS["par"].tasks == ("SST-2", "MRPC")
+
+
+def test_results_of_another_batch_or_warm_up_are_refused(grid):
+    run = grid("CoLA", batch_size=128).runs[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "result.json").write_text(json.dumps({"settings": run.settings}))
+    with pytest.raises(UserError, match="batch_size is 128 there"):
+        grid("CoLA").runs[0].result()
+    of_today = grid("CoLA").runs[0]
+    older = {name: value for name, value in of_today.settings.items() if name not in ("batch_size", "warmup_ratio")}
+    (run.folder / "result.json").write_text(json.dumps({"settings": older}))
+    assert of_today.result() == {"settings": older}
 
 
 def test_long_runs_save_what_they_need_to_go_on(grid):

@@ -118,6 +118,17 @@ def test_berts_pooler_is_a_head_and_what_new_dense_heads_start_from(tmp_path):
     assert "pooler" not in head and head["cola"].out_proj.weight.std() < 0.1
 
 
+def test_berts_head_for_next_sentences_is_one_of_ours(tmp_path):
+    theirs = save_tiny(tmp_path / "in", "BertForPreTraining")
+    hub = imported(tmp_path / "in")
+    ids, is_text = padded_batch(hub.tokenizer.special.pad, hub.tokenizer.special.eos)
+    types = token_types_of(ids, hub.tokenizer.special.eos, hub.tokenizer.special.pad)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=is_text.long(), token_type_ids=types)
+        found, _ = hub.model(ids, classification_head_name="next_sentence", token_types=types)
+    assert_close(found, expected.seq_relationship_logits, **EXACT)
+
+
 def test_a_model_without_masked_lm_head_gets_a_fresh_one_and_says_so(tmp_path):
     theirs = save_tiny(tmp_path / "in", "BertModel")
     notes = import_to(tmp_path / "in", tmp_path / "out")

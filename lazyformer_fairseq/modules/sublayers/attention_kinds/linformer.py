@@ -205,7 +205,7 @@ class ProjectedDistribution(NamedTuple):
             return v_proj(x_BTC), self
         v_BPC = v_proj.part(torch.matmul(projection, self.text.alone(x_BTC)), 0, v_proj.out_features, has_bias=False)
         if v_proj.bias is not None:
-            is_text = self.text.alone(x_BTC.new_ones(x_BTC.shape[:2] + (1,)))
+            is_text = self.text.alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)))
             v_BPC = v_BPC + torch.matmul(projection, is_text) * v_proj.bias
         return v_BPC, self.distribution
 

@@ -15,6 +15,7 @@ from fairseq.dataclass import FairseqDataclass
 from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
 from omegaconf import MISSING as REQUIRED
+from squad_grids import write_articles
 from tiny_berts import save_tiny
 from training_logs import write_run
 
@@ -70,6 +71,8 @@ SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --
 BENCH = (
     "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
 )
+SQUAD_WINDOWS = "--max-length 64 --stride 16 --max-question-length 16"
+SQUAD_RUN = "--seeds 1 --epochs 1 --gpus none --workers 1"
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
     "lazyformer continue": "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation",
@@ -100,6 +103,11 @@ ADDED_OPTIONS = {
     ),
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
+    "lazyformer finetune-squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
+    "lazyformer squad": "",
+    "lazyformer squad prepare": SQUAD_WINDOWS,
+    "lazyformer squad run --checkpoint": SQUAD_RUN,
+    "lazyformer squad run --data": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
     "lazyformer lm train": (
@@ -107,6 +115,9 @@ ADDED_OPTIONS = {
     ),
     "scripts/compare_language_models.sh": COMPARE,
     "fairseq-train data": f"{PRETRAIN} {PATTERN} --batch-size 4 --sequences-per-update 8 --cpu",
+    "fairseq-train squad_data": (
+        f"{SIZES} {PATTERN} --max-update 2 --cpu --tokens-per-sample 64 --doc-stride 16 --max-question-tokens 16"
+    ),
     "fairseq-train glue_data/CoLA": f"{SIZES} {PATTERN} --max-update 2 --cpu",
     "fairseq-hydra-train --config-dir configs/pretraining --config-name lazyformer_m2x6_s": (
         f"{HYDRA_PRETRAIN} model.sublayer_pattern=M2x2"
@@ -177,7 +188,7 @@ def things_to_run(page: str) -> list[list[str]]:
 
 @pytest.fixture
 def users_folder(tmp_path) -> Path:
-    """Where a user stands: the checkout, texts of theirs, GLUE's files and a BERT's."""
+    """Where a user stands: the checkout, texts of theirs, files of GLUE, of SQuAD and of a BERT."""
     from other_tokenizers import write_bert_files  # which skips a test where the library is not there
 
     for name in ("lazyformer_fairseq", "configs", "scripts"):
@@ -186,6 +197,7 @@ def users_folder(tmp_path) -> Path:
     (tmp_path / "my_texts").mkdir()
     (tmp_path / "my_texts" / "toy.txt").write_text("\n\n".join(toy_texts(150)))
     write_toy_glue(tmp_path / "glue_data", train=40, valid=10)
+    write_articles(tmp_path / "squad_data", train=5, dev=1)
     write_bert_files(tmp_path / "my_bert")
     return tmp_path
 

@@ -81,6 +81,16 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit_with_workers_or_without(docum
         assert_equal_state(resumed[part], whole[part], part)
 
 
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_half_precision_trains_close_to_full(documents, tmp_path, fairseq_train, precision):
+    options = f"{TINY} --lr 4e-3 --batch-size 64 --max-epoch 1"
+    losses = {}
+    for name, more in (("full", ""), ("half", precision)):
+        fairseq_train(documents, f"{options} {more}", tmp_path / name, task=TASK)
+        losses[name] = [logged(tmp_path / name, each) for each in ("loss", "next_sentence_loss")]
+    assert losses["half"] == [pytest.approx(each, abs=0.05) for each in losses["full"]]
+
+
 def batch_of_pairs() -> dict:
     tokens = torch.randint(4, 24, (3, 6))
     target = torch.full_like(tokens, PAD)

@@ -8,6 +8,7 @@ import click
 
 from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.launch import causal_recipes
 from lazyformer_fairseq.launch.encoder_recipes import RECIPES
 from lazyformer_fairseq.launch.names import find_config, refuse_unknown_arch
 from lazyformer_fairseq.launch.start import Launch, launch_options
@@ -113,35 +114,52 @@ def pretrain(
     type=POSITIVE,
     help="A multiple of nodes x gpus.  [default: the arch's: 256 for *_base, 128 for *_large, 96 for *_24b]",
 )
+@click.option(
+    "--recipe",
+    type=click.Choice(causal_recipes.CHOICES),
+    help="Optimizer and schedule, see above.  [default: the arch's]",
+)
 @launch_options
 def train(
-    arch: str, data: str, given: tuple[str, ...], per_gpu: Optional[int], per_update: Optional[int], **launch: Any
-) -> None:  # fmt: skip
+    arch: str,
+    data: str,
+    given: tuple[str, ...],
+    per_gpu: Optional[int],
+    per_update: Optional[int],
+    recipe: Optional[str],
+    **launch: Any,
+) -> None:
     """Train ARCH (par_transformer_base, ...) on DATA, what `lazyformer lm prepare` wrote, on the GPUs there are.
 
     From the PAR Transformer paper: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and
-    128 rows; *_24b 512 tokens; 40,000 updates (which the paper says of the base models). An update of *_24b is 96
-    rows, so that all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32 rows of
-    2,048 tokens and remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4 rows of
-    12,288, the Sparse Transformer's context. The PAR paper's text
-    names no optimizer: this is Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000
-    updates of warm-up. Dropout is the arch's, 0.1 for base. Options of fairseq-train may follow and win:
-    --max-update 1000, --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
+    128 rows; *_24b 512 tokens; 40,000 updates (which the paper says of the base models), *_large 100,000. An update of
+    *_24b is 96 rows, so that all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32
+    rows of 2,048 tokens and remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4
+    rows of 12,288, the Sparse Transformer's context. Dropout is the arch's, 0.1 for base.
+
+    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
+    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25; *_large 16,000 of warm-up, decay to
+    0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the archs of other papers: Transformer-XL's Adam,
+    peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates of warm-up. Options of fairseq-train may
+    follow and win: --max-update 1000, --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
 
     Rows are streams through the text, memory goes with them. On fewer GPUs an update takes several segments of fewer
     streams, one after the other. Run again, it resumes from its last checkpoint, memory and all; with another number
     of streams the memory starts empty. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with
     exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400
+    --same-length
 
     ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
-    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
+    recipe=transformer_xl.
     """
     known = CAUSAL_ARCHITECTURES.get(arch, CAUSAL_ARCHITECTURES["transformer_xl_base"])
-    tgt_len, rows = known.tgt_len, known.rows
-    rows = per_update or rows
+    rows = per_update or known.rows
     run = Launch(**launch)
     run.refuse_uneven(rows, "rows")
     if arch.endswith(".yaml"):
+        if recipe:
+            raise UserError(f"--recipe {recipe}: with a YAML file write recipe={recipe.replace('-', '_')} behind it")
         return _from_yaml(run, arch, "language_modeling", data, given, per_gpu, per_update)
     refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
     _check(run, data)
@@ -149,14 +167,13 @@ def train(
     run.show_plan(job)
     per_gpu = per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
     options = f"""
-        --task stream_language_modeling --tgt-len {tgt_len} --arch {arch} --criterion causal_lm
-        --optimizer fused_adam --adam-eps 1e-8 --weight-decay 0 --clip-norm 0.25
-        --lr-scheduler cosine --lr 2.5e-4 --warmup-updates 1000 --max-update 40000
+        --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
+        {causal_recipes.options_of(known, recipe)} --max-update {known.updates}
         --sequences-per-update {rows} --batch-size {per_gpu}
         --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 1000 --keep-interval-updates 3
         --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
-    run.train(data, [*options.split(), "--adam-betas", "(0.9, 0.999)"], given)
+    run.train(data, options.split(), given)
 
 
 def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:

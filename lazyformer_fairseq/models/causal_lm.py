@@ -1,5 +1,6 @@
 """The causal language model: Transformer-XL, PAR, Sandwich and lazy PAR are this class with other patterns."""
 
+from functools import partial
 from typing import Any, Optional
 
 from fairseq.models import register_model
@@ -59,7 +60,7 @@ class CausalLanguageModel(CheckedModel):
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
-        self.apply(init_transformer_xl_weights)
+        self.apply(partial(init_transformer_xl_weights, std=cfg.init_std))
 
     def forward(
         self,

@@ -40,6 +40,7 @@ class CausalLMConfig(FairseqDataclass):
         False,
         "every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself",
     )
+    init_std: float = option(0.02, "standard deviation of the weights at first")
     lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
         AUTO,
         "how attention is computed, all exact: eager and materialize keep distributions, recompute and "

@@ -7,7 +7,7 @@ A new model is a new row. Every row also has a tiny twin of the same pattern for
 from dataclasses import dataclass, fields, replace
 from typing import Optional, Union
 
-_NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows"}
+_NOT_OPTIONS = {"parameters_in_millions", "source", "tgt_len", "rows", "updates", "recipe"}
 
 
 class Architecture:
@@ -49,6 +49,8 @@ class CausalArchitecture(Architecture):
         source: where the row comes from.
         tgt_len: tokens of a segment in training.
         rows: segments of an update.
+        updates: of its training.
+        recipe: of that, a file of ``configs/language_modeling/recipe``.
     """
 
     sublayer_pattern: str
@@ -65,6 +67,8 @@ class CausalArchitecture(Architecture):
     source: str
     tgt_len: int = 192
     rows: int = 256
+    updates: int = 40_000
+    recipe: str = "transformer_xl"
 
 
 def _lazyformer(pattern, width, embed_dim, heads, attention_dropout, millions, table):
@@ -174,21 +178,20 @@ _WIKITEXT_103_CUTOFFS = "19997,39997,199997"  # Transformer-XL's, of 267,735 wor
 
 def _base(pattern: str, source: str, millions: Optional[float] = None) -> CausalArchitecture:
     """PAR Transformer, Table 5; dropouts as Transformer-XL's base model."""
-    return CausalArchitecture(pattern, 2048, 512, 8, 0.1, 0.0, 0.1, _WIKITEXT_103_CUTOFFS, 1, 192, millions, source)
+    sizes = (2048, 512, 8, 0.1, 0.0, 0.1, _WIKITEXT_103_CUTOFFS, 1, 192, millions, source)
+    return CausalArchitecture(pattern, *sizes, recipe="nvidia")
 
 
 def _large(pattern: str, source: str) -> CausalArchitecture:
     """PAR Transformer, section 3.1; dropouts and narrowing bands as Transformer-XL's large model."""
-    return CausalArchitecture(
-        pattern, 4096, 1024, 16, 0.2, 0.2, 0.2, _WIKITEXT_103_CUTOFFS, 4, 384, None, source, 384, 128
-    )
+    sizes = (4096, 1024, 16, 0.2, 0.2, 0.2, _WIKITEXT_103_CUTOFFS, 4, 384, None, source, 384, 128)
+    return CausalArchitecture(pattern, *sizes, updates=100_000, recipe="nvidia_large")
 
 
 def _24b(pattern: str) -> CausalArchitecture:
     """PAR Transformer, section 3.1: 24 sublayers of the base model's size for characters."""
-    return CausalArchitecture(
-        pattern, 2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR Transformer, Table 3", 512, 96
-    )
+    sizes = (2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR Transformer, Table 3", 512, 96)
+    return CausalArchitecture(pattern, *sizes, recipe="nvidia")
 
 
 def _longformer_small() -> CausalArchitecture:

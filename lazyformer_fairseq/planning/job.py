@@ -149,7 +149,7 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
         return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
     if row := CAUSAL_ARCHITECTURES.get(arch):
         config = CausalLMConfig(**row.options())
-        return _job(arch, config, vocab_size, row.tgt_len, row.rows, 40_000, 1.0)
+        return _job(arch, config, vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
     known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
     raise UserError(f"{arch}: no such arch{nearest(arch, known) or '; docs/architectures.md has them all'}")
 

@@ -20,9 +20,10 @@ from lazyformer_fairseq.finetuning.load_finetuned import load_finetuned
 from lazyformer_fairseq.finetuning.run.grid import BEST
 from lazyformer_fairseq.finetuning.squad_family import SQUAD
 from lazyformer_fairseq.models.checkpoint_match import heads_in_checkpoint
+from lazyformer_fairseq.models.spans import find_answers
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
-from lazyformer_fairseq.squad.answering import answer_all, best_texts
+from lazyformer_fairseq.squad.best_texts import best_texts
 from lazyformer_fairseq.squad.report.read_results import read_results
 
 PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
@@ -102,8 +103,8 @@ def _predict(checkpoint: Path, file: Path, folder: Path, wanted: Prediction) -> 
     read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
     model, task = load_squad_model(checkpoint, wanted)
     dataset = task.dataset_of(PreparedSplit(read, make_windows(task.tokenizer, read, task.settings)), "valid")
-    answers = answer_all(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens)
-    texts = best_texts(dataset, answers)
+    answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
+    texts = best_texts(read, answers)
     write_json(folder / PREDICTIONS, texts)
     write_json(folder / N_BEST, _n_best(read, answers))
     has_answers = all(question.answers for question in read.questions)

@@ -15,12 +15,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamsShape:
-    """What must be equal for a memory to fit: tokens of the text, rows of all workers, tokens of segment and memory."""
+    """What must be equal for a memory to fit: tokens of the text, rows of all workers, tokens of segment and memory.
+
+    And how epochs cut the streams; older checkpoints do not name it.
+    """
 
     tokens: int
     rows: int
     tgt_len: int
     mem_len: int
+    cut: str = ""
 
 
 class CarriedMemory:
@@ -77,7 +81,9 @@ class CarriedMemory:
     def restore(self, saved: dict[str, Any], shape: StreamsShape, rows: slice) -> None:
         """Takes this worker's `rows` of what :meth:`gather` gave; if that does not fit, warns and stays empty."""
         differences = [
-            f"{name} {saved[name]}, now {value}" for name, value in asdict(shape).items() if saved[name] != value
+            f"{name} {saved.get(name, '')}, now {value}"
+            for name, value in asdict(shape).items()
+            if saved.get(name, "") != value
         ]
         if differences:
             logger.warning(

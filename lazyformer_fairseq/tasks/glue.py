@@ -59,6 +59,7 @@ class GlueTask(FineTuningTask):
 
     Attributes:
         description: the task's row of the table.
+        marks_first_text: whether the pattern has sublayers that are told which tokens all others see.
     """
 
     cfg: GlueConfig
@@ -66,6 +67,7 @@ class GlueTask(FineTuningTask):
     def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer_folder: Path):
         super().__init__(cfg, tokenizer_folder, cfg.glue_head_name or description.head_name, cfg.tokens_per_sample)
         self.description = description
+        self.marks_first_text = False
 
     @classmethod
     def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
@@ -101,6 +103,7 @@ class GlueTask(FineTuningTask):
             UserError: ``--tokens-per-sample`` is more than the model has.
         """
         model = super().build_model(cfg, from_checkpoint)
+        self.marks_first_text = bool(model.encoder.sentence_encoder.asking)
         model.register_classification_head(self.head_name, self.description.num_classes, str(self.cfg.glue_head))
         return model
 
@@ -122,6 +125,7 @@ class GlueTask(FineTuningTask):
             shuffle=split == "train",
             seed=self.cfg.seed,
             types_after=self.dictionary.eos() if self.has_token_types else None,
+            marks_before=self.dictionary.eos() if self.marks_first_text else None,
         )
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))

@@ -19,7 +19,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import EVEN, Cut, TokenStreams, open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.items_check import check_items
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
@@ -37,6 +37,12 @@ class StreamLanguageModelingConfig(ReliabilityConfig):
     data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
     tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
     valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
+    roll: bool = option(
+        False, "each epoch, streams start at places drawn anew; what is before them in the text comes in the end"
+    )
+    varlen: bool = option(
+        False, "segments of random length: most about --tgt-len, one in twenty about half; drawn anew each epoch"
+    )
     train_subset: str = II("dataset.train_subset")
 
 
@@ -133,6 +139,7 @@ class StreamLanguageModelingTask(EncoderTask):
         dataset: _Text,
         max_tokens: Optional[int] = None,
         max_sentences: Optional[int] = None,
+        seed: int = 1,
         num_shards: int = 1,
         shard_id: int = 0,
         num_workers: int = 0,
@@ -158,6 +165,7 @@ class StreamLanguageModelingTask(EncoderTask):
             shards=num_shards,
             shard=shard_id,
             keeps_rest=not is_training,
+            cut=Cut(self.cfg.roll, self.cfg.varlen, seed, epoch) if is_training else EVEN,
         )
         if is_training:
             self._streams = streams
@@ -219,7 +227,8 @@ class StreamLanguageModelingTask(EncoderTask):
             self.training.restore(saved, self._shape(), slice(first, first + self._streams.rows_of_shard))
 
     def _shape(self) -> StreamsShape:
-        return StreamsShape(len(self._streams.tokens), self._streams.rows, self._streams.tgt_len, self.mem_len)
+        cut = ", ".join(name for name in ("roll", "varlen") if getattr(self.cfg, name))
+        return StreamsShape(len(self._streams.tokens), self._streams.rows, self._streams.tgt_len, self.mem_len, cut)
 
 
 def check_memory_fits(mem_len: int, streams: TokenStreams) -> None:

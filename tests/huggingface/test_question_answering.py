@@ -1,9 +1,8 @@
 """Answers of exported and of imported models are ours, down to the characters of a real paragraph."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,10 +10,8 @@ from exports import code_in, export_custom, some_ids, tiny_model
 from helpers import ROOT
 from tiny_berts import save_tiny
 
-from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
-from lazyformer_fairseq.data.squad.answers import SpanCollector
 from lazyformer_fairseq.data.squad.official import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.data.squad.windows import WindowSettings, make_windows
+from lazyformer_fairseq.data.squad.windows import WindowSettings
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.huggingface.export.write import BERT, CUSTOM, export_to_huggingface
 from lazyformer_fairseq.huggingface.modelling import heads
@@ -37,22 +34,12 @@ def paragraphs(real_data) -> SquadFile:
     return SquadFile(file.path, [Paragraph(each.title, each.context[:300], each.questions[:1]) for each in some])
 
 
-def our_answers(hub: LazyFormerHub, file: SquadFile) -> Iterable[str]:
-    """The best ones, as task squad finds them."""
-    windows = make_windows(hub.tokenizer, file, WindowSettings(LONGEST, 128, 128))
-    assert len(windows.inputs) == len(file.questions), "one window a question"
-    collector = SpanCollector(windows, file.contexts, LONGEST_ANSWER)
-    special = hub.tokenizer.special
-    for number, ids in enumerate(windows.inputs):
-        ids = torch.from_numpy(np.asarray(ids, np.int64))[None]
-        types = token_types_of(ids, special.eos, special.pad) if hub.model.cfg.token_types else None
-        logits, _ = hub.model(ids, classification_head_name="squad", token_types=types)
-        starts, ends = logits.unbind(-1)
-        collector.add(np.array([number]), starts.numpy(), ends.numpy())
-    return [answers[0].text for answers in collector.answers()]
+def our_answers(hub: LazyFormerHub, file: SquadFile) -> list[str]:
+    sizes = {"settings": WindowSettings(LONGEST, 128, 128), "longest_answer": LONGEST_ANSWER}
+    return [hub.answer(each.questions[0].text, each.context, **sizes)[0].text for each in file.paragraphs]
 
 
-def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iterable[str]:
+def their_answers(folder: Path, model: torch.nn.Module, file: SquadFile) -> Iterator[str]:
     """The best ones with what transformers alone offers."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for paragraph in file.paragraphs:

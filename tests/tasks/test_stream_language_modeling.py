@@ -137,6 +137,25 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(lm_data, tmp_path, f
     assert steps.train[0].loss != whole.train[10].loss  # it is the memory that makes them equal
 
 
+def test_rolled_streams_of_random_segments_resume_in_a_later_epoch_bit_for_bit(lm_data, tmp_path, fairseq_train):
+    options = f"{TINY} --max-update 9 --update-freq 4 --dropout 0.1 --save-interval-updates 8 --disable-validation"
+    task = f"{TASK} --roll --varlen"
+    with Steps() as whole:
+        state = fairseq_train(lm_data, options, tmp_path / "whole", task)
+    (second,) = [number for number, step in enumerate(whole.train) if step.segment == 0 and number]
+    assert (second + 3) // 4 == 7, "update 8, whose checkpoint is kept, is the first of the second epoch"
+    assert len({step.source.size(1) for step in whole.train}) > 3
+    assert not torch.equal(whole.train[0].target[:, :5], whole.train[second].target[:, :5])
+    (kept,) = (tmp_path / "whole").glob("checkpoint_*_8.pt")
+    (tmp_path / "resumed").mkdir()
+    shutil.copy(kept, tmp_path / "resumed" / "checkpoint_last.pt")
+    with Steps() as steps:
+        again = fairseq_train(lm_data, options, tmp_path / "resumed", task)
+    assert [step.loss for step in steps.train] == [step.loss for step in whole.train[second + 4 :]]
+    for name, weight in state["model"].items():
+        assert torch.equal(again["model"][name], weight), name
+
+
 def test_a_memory_that_does_not_fit_is_left(lm_data, tmp_path, fairseq_train, whole_run, caplog):
     options = whole_run[2]
     with Steps() as steps, caplog.at_level(logging.WARNING):

@@ -24,6 +24,7 @@ class LabelledTextsDataset(SizedDataset):
         shuffle: compose batches anew in each epoch; else they are always the same, ordered by length alone.
         seed: the composition depends on it and the epoch alone.
         types_after: id of ``</s>``, for models with token types; None for others.
+        marks_before: id of ``</s>``, for models that are told which tokens all others see; None for others.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class LabelledTextsDataset(SizedDataset):
         shuffle: bool,
         seed: int = 1,
         types_after: Optional[int] = None,
+        marks_before: Optional[int] = None,
     ):
         assert targets is None or len(targets) == len(inputs)
         self.inputs = inputs
@@ -43,6 +45,7 @@ class LabelledTextsDataset(SizedDataset):
         self.shuffle = shuffle
         self.seed = seed
         self.types_after = types_after
+        self.marks_before = marks_before
 
     def __getitem__(self, index: int) -> dict:
         example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
@@ -53,7 +56,8 @@ class LabelledTextsDataset(SizedDataset):
     def collater(self, samples: list[dict]) -> dict:
         """A batch: `id` (B,), `net_input` with `src_tokens` (B, T) padded on the right, `target` (B,) where known.
 
-        For models with token types `net_input` has `token_types` (B, T) too.
+        For models with token types `net_input` has `token_types` (B, T) too; for those that are told which tokens all
+        others see, `global_positions` (B, T).
         """
         if not samples:
             return {}
@@ -61,6 +65,9 @@ class LabelledTextsDataset(SizedDataset):
         if self.types_after is not None:
             tokens = batch["net_input"]["src_tokens"]
             batch["net_input"]["token_types"] = token_types_of(tokens, self.types_after, self.pad)
+        if self.marks_before is not None:
+            found = first_text_of(batch["net_input"]["src_tokens"], self.marks_before)
+            batch["net_input"]["global_positions"] = found
         if self.targets is not None:
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch
@@ -80,6 +87,17 @@ class LabelledTextsDataset(SizedDataset):
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
         """False where the composition of batches depends on the epoch."""
         return not self.shuffle
+
+
+def first_text_of(tokens_BT: torch.Tensor, eos: int) -> torch.Tensor:
+    """True at the tokens that all others see, (B, T): the first text of a pair with its ``<s>``, else ``<s>`` alone.
+
+    As Longformer marks questions, and the first token where it classifies (Beltagy et al., 2020, section 5).
+    """
+    is_end = tokens_BT.eq(eos)
+    is_pair = is_end.sum(-1, keepdim=True) > 1
+    is_first = torch.arange(tokens_BT.size(1), device=tokens_BT.device) == 0
+    return torch.where(is_pair, is_end.cumsum(-1) == 0, is_first)
 
 
 def token_types_of(tokens_BT: torch.Tensor, eos: int, pad: int) -> torch.Tensor:

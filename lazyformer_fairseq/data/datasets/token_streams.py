@@ -1,7 +1,8 @@
 """One long text as contiguous streams, a row of a batch each, cut into segments (Transformer-XL, section 3.2)."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -26,6 +27,48 @@ def open_tokens(prefix: Union[str, Path]) -> np.ndarray:
     return np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
 
 
+class Cut(NamedTuple):
+    """How an epoch cuts its streams, as Transformer-XL's code at NVIDIA can; the default is the same in all epochs.
+
+    Attributes:
+        roll: each stream starts at a place of its own, drawn anew, and what is before it comes in the end.
+        varlen: segments have lengths of their own, drawn anew: :func:`random_lengths`.
+        seed, epoch: what is drawn depends on them alone.
+    """
+
+    roll: bool = False
+    varlen: bool = False
+    seed: int = 1
+    epoch: int = 1
+
+    def shifts(self, rows: int, length: int) -> np.ndarray:
+        """(rows,): where each stream starts."""
+        if not self.roll:
+            return np.zeros(rows, dtype=np.int64)
+        return np.random.default_rng((self.seed, self.epoch, 0)).integers(length, size=rows)
+
+    def borders(self, length: int, tgt_len: int) -> np.ndarray:
+        """(segments + 1,): where segments start, and the streams' end."""
+        if not self.varlen:
+            return np.append(np.arange(0, length, tgt_len), length)
+        lengths = random_lengths(np.random.default_rng((self.seed, self.epoch, 1)), length, tgt_len)
+        ends = np.cumsum(lengths)
+        return np.concatenate([[0], ends[ends < length], [length]])
+
+
+EVEN = Cut()
+
+
+def random_lengths(generator: np.random.Generator, length: int, tgt_len: int) -> np.ndarray:
+    """Lengths of more segments than fill `length` tokens, as ``get_varlen_iter`` of Transformer-XL's code draws them.
+
+    Rounded down from N(tgt_len, 5), one in twenty from N(tgt_len / 2, 5); from 5 to tgt_len + 15.
+    """
+    count = length // 5 + 1
+    means = np.where(generator.random(count) < 0.95, tgt_len, tgt_len / 2)
+    return np.clip(generator.normal(means, 5).astype(np.int64), 5, tgt_len + 15)
+
+
 class TokenStreams(FairseqDataset):
     """Cuts tokens into as many streams as a batch has rows; item i is the batch of all streams' segment i.
 
@@ -41,6 +84,7 @@ class TokenStreams(FairseqDataset):
         pad: id that fills targets where a row is shorter than another.
         shards: workers; each has ``rows / shards`` consecutive rows.
         shard: number of this worker, from 0.
+        cut: of this epoch; other than the default for training alone.
         keeps_rest: what happens to the N mod `rows` tokens that do not divide. False (training): the last ones are
             left out. True (evaluation): the first rows have one more token, the others end in one `pad`.
 
@@ -59,7 +103,9 @@ class TokenStreams(FairseqDataset):
         shards: int = 1,
         shard: int = 0,
         keeps_rest: bool = False,
+        cut: Cut = EVEN,
     ):
+        assert not (keeps_rest and cut.roll), "only streams of equal length are rolled"
         assert rows % shards == 0 and 0 <= shard < shards, (rows, shards, shard)
         if rows < 1 or tgt_len < 1:
             raise UserError(f"{rows} rows of segments of {tgt_len} tokens (--tgt-len): both must be positive")
@@ -75,6 +121,8 @@ class TokenStreams(FairseqDataset):
         self.starts = own * each + more
         self.lengths = np.full(len(own), each) + (own < rest if keeps_rest else 0)
         self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers
+        self.shifts = cut.shifts(rows, max(1, each))[own]
+        self.borders = cut.borders(self.longest, tgt_len)
         self.tokens = tokens
         self.rows = rows
         self.shard = shard
@@ -84,16 +132,19 @@ class TokenStreams(FairseqDataset):
 
     def __len__(self) -> int:
         """Number of segments."""
-        return -(-self.longest // self.tgt_len)
+        return len(self.borders) - 1
 
     def __getitem__(self, segment: int) -> dict[str, Any]:
         """A batch of this worker's B rows; sources and targets (B, T)."""
         if not 0 <= segment < len(self):
             raise IndexError(segment)
-        start, end = segment * self.tgt_len, min((segment + 1) * self.tgt_len, self.longest)
+        start, end = (int(border) for border in self.borders[segment : segment + 2])
         source, target = (torch.full((len(self.starts), end - start), self.pad) for _ in range(2))
-        for row, (first, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
-            self._fill(source[row], target[row], int(first) + start, int(first) + min(end, int(length)))
+        for row in range(len(self.starts)):
+            filled = 0
+            for first, last in self._stretches(row, start, end):
+                self._fill(source[row, filled:], target[row, filled:], first, last)
+                filled += last - first
         return {
             "id": torch.full((len(self.starts),), segment),
             "segment": segment,
@@ -103,10 +154,17 @@ class TokenStreams(FairseqDataset):
             "target": target,
         }
 
+    def _stretches(self, row: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Where places `start` to `end` of a stream of this worker are in the text: in two parts around its end."""
+        first, length, shift = (int(each[row]) for each in (self.starts, self.lengths, self.shifts))
+        end = min(end, length)
+        turn = length - shift  # the place where it goes on with its first token
+        for low, high, offset in ((start, min(end, turn), shift), (max(start, turn), end, -turn)):
+            if low < high:
+                yield first + low + offset, first + high + offset
+
     def _fill(self, source_T: Tensor, target_T: Tensor, start: int, end: int) -> None:
-        """Fills a row with the targets ``tokens[start:end]``; the rest of it stays padding."""
-        if start >= end:
-            return
+        """Fills a row with the targets ``tokens[start:end]``, of which there are some; the rest stays as it is."""
         before = max(start - 1, 0)
         text = torch.from_numpy(self.tokens[before:end].astype(np.int64))
         target_T[: end - start] = text[start - before :]

@@ -12,7 +12,7 @@ import click
 from lazyformer_fairseq.arguments import named_patterns, numbers, precision_option
 from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.language_modeling.commands import PREPARED
-from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, ComparisonSettings
+from lazyformer_fairseq.language_modeling.comparison.settings import MODELS, RECIPES, ComparisonSettings
 
 DEFAULTS = {field.name: field.default for field in fields(ComparisonSettings)}
 
@@ -27,6 +27,10 @@ def whole_numbers(flag: str, name: str, help_text: str) -> Callable:
     """The same for a field of several."""
     how = {"multiple": True, "type": str, "callback": numbers(int), "metavar": "N,N,..."}
     return click.option(flag, name, default=DEFAULTS[name], help=help_text, **how)
+
+
+def _of_recipes(name: str) -> str:
+    return ", ".join(f"{getattr(recipe, name):g} for {called}" for called, recipe in RECIPES.items())
 
 
 @click.command()
@@ -51,8 +55,16 @@ def whole_numbers(flag: str, name: str, help_text: str) -> Callable:
 @size("evaluation_mem_len", "Tokens remembered in evaluation and latency.", click.IntRange(0))
 @size("clamp_len", "In evaluation, distances from here on count as this one; 0 for all as they are.", click.IntRange(0))
 @size("evaluation_streams", "Rows of an evaluation batch; no influence on the result.", flag="--evaluation-batch-size")
-@size("rate", "Highest learning rate.", click.FloatRange(0, 1, min_open=True), flag="--lr")
-@size("warmup_ratio", "Share of the updates until then.", click.FloatRange(0, 1))
+@click.option("--same-length", is_flag=True, help="In evaluation every query sees itself and as many tokens before it "
+              "as the memory has.")  # fmt: skip
+@click.option("--post-norm", is_flag=True, help="LayerNorms stand behind sublayers.  [default: before them]")
+@click.option("--recipe", type=click.Choice(list(RECIPES)), default="adam",
+              help="; ".join(f"{name}: {recipe.help}" for name, recipe in RECIPES.items()) + ".")  # fmt: skip
+@click.option("--lr", "rate", type=click.FloatRange(0, 1, min_open=True),
+              help=f"Highest learning rate.  [default: the recipe's, {_of_recipes('rate')}]")  # fmt: skip
+@click.option("--warmup-ratio", type=click.FloatRange(0, 1),
+              help="Share of the updates until then.  "
+                   f"[default: the recipe's, {_of_recipes('warmup_ratio')}]")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
 @precision_option
 def compare(
@@ -64,6 +76,10 @@ def compare(
     minutes: Optional[float],
     device: Optional[str],
     precision: Optional[str],
+    recipe: str,
+    rate: Optional[float],
+    warmup_ratio: Optional[float],
+    post_norm: bool,
     **sizes: Any,
 ) -> None:
     """Train Transformer-XL, Sandwich, PAR and lazy PAR on DATA, equal in all but their pattern, and report to OUT.
@@ -93,6 +109,10 @@ def compare(
         minutes=minutes,
         device=device,
         precision=precision or precision_on(device),
+        recipe=recipe,
+        rate=RECIPES[recipe].rate if rate is None else rate,
+        warmup_ratio=RECIPES[recipe].warmup_ratio if warmup_ratio is None else warmup_ratio,
+        normalize_before=not post_norm,
         **sizes,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C

@@ -37,6 +37,7 @@ def measure_costs(settings: ComparisonSettings, runs: Path) -> dict[str, dict[st
         checkpoint = run_folder(runs, name, settings.seeds[-1]) / "checkpoint_last.pt"
         model, task = load_model(checkpoint, Path(settings.data), settings.device, settings.precision)
         model.decoder.mem_len, model.decoder.clamp_len = mem_len, settings.clamp_len
+        model.decoder.same_length = settings.same_length
         sizes, pattern = model.decoder.sizes, settings.patterns[name]
         costs[name] = {
             "parameters": count_parameters(pattern, sizes),

@@ -149,6 +149,7 @@ def _finish(settings: ComparisonSettings, training: ModelTraining) -> None:
             tgt_len=settings.evaluation_tgt_len,
             mem_len=settings.evaluation_mem_len,
             clamp_len=settings.clamp_len,
+            same_length=settings.same_length,
             batch_size=settings.evaluation_streams,
         )
         result |= {f"{split}_perplexity": found.perplexity, f"{split}_tokens": found.tokens}

@@ -4,11 +4,12 @@ A key is the query of its position, scaled to length one. A round of hashing giv
 are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,
 in its own chunk and the one before; in encoders, which the paper leaves open, in the one after too. Rounds are joined
 so that a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their
-log-sum-exps, with -log N at a key that N rounds show.
+sums, with -log N at a key that N rounds show.
 
 Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -141,12 +142,7 @@ def attend(
         products = torch.matmul(queries, seen.transpose(-2, -1))
         exact = products.to(torch.promote_types(products.dtype, torch.float32))
         scores.append(_masked(exact, number, orders, codes, reach, is_causal))
-    sums = [order.undo(score.logsumexp(-1).flatten(2)[..., None]) for order, score in zip(orders, scores, strict=True)]
-    total = torch.stack(sums).logsumexp(0)
-    probabilities = [
-        torch.exp(score - order.sort(total, chunk)).to(v_BNKD.dtype)
-        for order, score in zip(orders, scores, strict=True)
-    ]
+    probabilities = [part.to(v_BNKD.dtype) for part in _softmax(scores, orders)]
     distribution = HashedDistribution(orders, probabilities, vectors_BNKD.size(-2), time, *reach)
     return distribution.attend(v_BNKD, dropout), distribution
 
@@ -170,6 +166,24 @@ def _orders(
     ranks = torch.empty_like(order).scatter_(-1, order, by_place.expand_as(order))
     codes = found * (filled // chunk + 2) + ranks // chunk
     return [Order(*both) for both in zip(order.unbind(2), ranks.unbind(2), strict=True)], codes.int()
+
+
+def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
+    """One softmax over the scores (B, N, H, S, W) of all rounds.
+
+    Shifted by the best score and divided by the sum, not by a log-sum-exp: log R added to SELF_SCORE would be lost.
+    """
+    size = by_round[0].size(-2)
+
+    def of_places(rows: Iterable[Tensor]) -> Tensor:
+        """(R, B, N, K, 1), from one number a row of each round."""
+        return torch.stack([order.undo(each.flatten(2)[..., None]) for order, each in zip(orders, rows, strict=True)])
+
+    with torch.no_grad():
+        best = of_places(scores.amax(-1) for scores in by_round).amax(0)
+    powers = [torch.exp(scores - order.sort(best, size)) for order, scores in zip(orders, by_round, strict=True)]
+    mass = of_places(each.sum(-1) for each in powers).sum(0)
+    return [each / order.sort(mass, size) for order, each in zip(orders, powers, strict=True)]
 
 
 def _masked(

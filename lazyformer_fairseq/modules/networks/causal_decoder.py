@@ -208,32 +208,32 @@ def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:
         )
 
 
-def init_transformer_xl_weights(module: nn.Module) -> None:
-    """Transformer-XL's initialisation, for ``module.apply``.
+def init_transformer_xl_weights(module: nn.Module, std: float = 0.02) -> None:
+    """Transformer-XL's initialisation, for ``module.apply``; its large model's `std` is 0.005.
 
     | parameter | value |
     |---|---|
-    | weights of linear maps, embeddings, bands in the head of the softmax, u and v | N(0, 0.02) |
+    | weights of linear maps, embeddings, bands in the head of the softmax, u and v | N(0, std) |
     | projections of bands | N(0, 0.01) |
     | biases of linear maps, words and bands | 0 |
-    | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, 0.02)) |
+    | LayerNorm | weight 1, bias 0 (torch's own; Transformer-XL draws the weight from N(1, std)) |
     | projections of global tokens | copies of the others |
     """
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     if isinstance(module, WordBand):
-        nn.init.normal_(module.table, std=0.02)
+        nn.init.normal_(module.table, std=std)
         if module.projection is not None:
             nn.init.normal_(module.projection, std=0.01)
     if isinstance(module, AdaptiveSoftmax):
         nn.init.zeros_(module.bias)
         if module.band_weight is not None:
-            nn.init.normal_(module.band_weight, std=0.02)
+            nn.init.normal_(module.band_weight, std=std)
             nn.init.zeros_(module.band_bias)
     if isinstance(module, CausalDecoder):
-        nn.init.normal_(module.content_bias, std=0.02)
-        nn.init.normal_(module.position_bias, std=0.02)
+        nn.init.normal_(module.content_bias, std=std)
+        nn.init.normal_(module.position_bias, std=std)
     if isinstance(module, AttentionSublayer):
         module.start_copies()

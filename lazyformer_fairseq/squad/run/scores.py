@@ -9,7 +9,8 @@ from lazyformer_fairseq.data.squad.baselines import baselines
 from lazyformer_fairseq.data.squad.metrics import score
 from lazyformer_fairseq.finetuning.run.best_epoch import load_best
 from lazyformer_fairseq.finetuning.run.grid import Run
-from lazyformer_fairseq.squad.answering import answer_all, best_texts
+from lazyformer_fairseq.models.spans import find_answers
+from lazyformer_fairseq.squad.best_texts import best_texts
 
 
 def scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
@@ -18,12 +19,12 @@ def scores(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "valid"):
         task.load_dataset(split)
     dataset = task.dataset("valid")
-    answers = answer_all(model, task.head_name, dataset)
+    answers = find_answers(model, task.head_name, dataset, n_best=1)
     heuristics = baselines(dataset.file, task.dataset("train").file)
     strongest = max(heuristics.values(), key=lambda marks: marks[run.task.selecting_metric])
     file = Path(run.task.splits["valid"].file).stem
     return {
-        "metrics": {file: score(dataset.file, best_texts(dataset, answers))},
+        "metrics": {file: score(dataset.file, best_texts(dataset.file, answers))},
         "baseline": {file: strongest},
         "baselines": {name: {file: marks} for name, marks in heuristics.items()},
     }

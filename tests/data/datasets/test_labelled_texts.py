@@ -46,6 +46,14 @@ def test_models_with_token_types_get_them():
     assert token_types_of(robertas, eos=2, pad=PAD).tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
+def test_models_that_ask_for_global_tokens_get_the_first_text_of_a_pair_and_else_the_first_token():
+    pair, single = np.array([0, 7, 8, 2, 2, 9, 2]), np.array([0, 7, 8, 2])
+    data = LabelledTextsDataset([pair, single], None, pad=PAD, shuffle=False, marks_before=2)
+    marked = data.collater([data[0], data[1]])["net_input"]["global_positions"]
+    assert marked.dtype == torch.bool
+    assert marked.int().tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]
+
+
 def test_without_labels_there_is_no_target():
     data = dataset(count=3, targets=False)
     batch = data.collater([data[0], data[0]])

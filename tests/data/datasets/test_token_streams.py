@@ -5,7 +5,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetB
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenStreams, open_tokens, random_lengths
 from lazyformer_fairseq.errors import UserError
 
 EOS, PAD = 2, 1
@@ -82,6 +82,48 @@ def test_of_a_text_that_does_not_divide():
     evaluation = streams(11, rows=3, tgt_len=2, keeps_rest=True)
     assert evaluation[0]["target"].tolist() == [[10, 11], [14, 15], [18, 19]]
     assert evaluation[1]["target"].tolist() == [[12, 13], [16, 17], [20, PAD]]
+
+
+cuts = st.builds(Cut, st.booleans(), st.booleans(), st.integers(1, 9), st.integers(1, 9))
+
+
+@given(st.integers(180, 400), st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), cuts)
+def test_a_cut_changes_where_streams_and_segments_begin_and_nothing_else(count, rows_of_shard, shards, tgt_len, cut):
+    rows = rows_of_shard * shards
+    each = count // rows
+    shifts, tokens = cut.shifts(rows, each), np.arange(10, 10 + count)
+    for shard in range(shards):
+        own = TokenStreams(tokens, rows, tgt_len, EOS, PAD, shards, shard, cut=cut)
+        batches = [own[segment] for segment in range(len(own))]
+        targets = torch.cat([batch["target"] for batch in batches], dim=1)
+        for row, found in zip(range(shard * rows_of_shard, rows), targets.tolist(), strict=False):
+            stream = list(range(10 + row * each, 10 + (row + 1) * each))
+            assert found == stream[shifts[row] :] + stream[: shifts[row]]
+        sources = torch.cat([batch["net_input"]["src_tokens"] for batch in batches], dim=1)
+        assert torch.equal(sources, torch.where(targets == 10, EOS, targets - 1)), "the text's token before it"
+        sizes = [batch["target"].size(1) for batch in batches]
+        if cut.varlen:
+            assert all(5 <= size <= tgt_len + 15 for size in sizes[:-1]) and 1 <= sizes[-1] <= tgt_len + 15
+        else:
+            assert set(sizes[:-1]) <= {tgt_len} and sizes[-1] <= tgt_len
+
+
+def test_each_epoch_and_seed_cuts_anew_and_the_same_one_alike():
+    found = [Cut(True, True, *drawn) for drawn in ((1, 1), (1, 2), (2, 1), (1, 1))]
+    for drawn in ([cut.shifts(4, 1000).tolist() for cut in found], [cut.borders(1000, 50).tolist() for cut in found]):
+        assert drawn[0] == drawn[3] and drawn[0] != drawn[1] != drawn[2] != drawn[0]
+
+
+def test_segments_have_the_lengths_of_the_published_code():
+    """19 of 20 about T, one about T / 2, with a deviation of 5, rounded down; at most three deviations above T."""
+    lengths = random_lengths(np.random.default_rng(1), 5 * 40_000, 150)
+    short = lengths < 110
+    assert short.mean() == pytest.approx(0.05, abs=0.005)
+    assert lengths[~short].mean() == pytest.approx(149.5, abs=0.2) and lengths[short].mean() == pytest.approx(
+        74.5, abs=1
+    )
+    assert lengths[~short].std() == pytest.approx(5, abs=0.2) and lengths.max() == 165
+    assert random_lengths(np.random.default_rng(1), 500, 6).min() == 5
 
 
 @pytest.mark.parametrize(("rows", "tgt_len"), [(0, 5), (2, 0), (2, -3)])

@@ -89,6 +89,16 @@ def test_it_is_one_softmax_over_what_the_rounds_show(places, buckets, rounds, ch
     assert_same_gradients(*both, [vectors, v, above])
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_token_that_meets_no_other_keeps_its_value_in_single_precision(rounds):
+    """Each in a bucket of its own: all that it sees, in each round, is itself."""
+    places = 12
+    buckets = torch.arange(places).expand(1, 1, rounds, -1)
+    vectors, v = torch.randn(1, 1, places, SIZE), torch.randn(1, 1, places, 2)
+    output, _ = hashed.attend(vectors, v, buckets, places, 4, places, False, None, dropout=0.0)
+    torch.testing.assert_close(output, v)
+
+
 class HuggingFace(reformer.LSHSelfAttention):
     """Theirs lets a query look at other buckets in its chunks, and from the first one at the last. The paper does not.
 

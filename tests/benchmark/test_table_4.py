@@ -73,4 +73,4 @@ def test_an_unknown_arch_is_named(tmp_path):
 def test_an_earlier_measurement_is_not_written_over(tmp_path):
     (tmp_path / "table4.json").write_text("{}")
     result = bench_table4("--output", str(tmp_path))
-    assert result.exit_code != 0 and "not empty" in str(result.exception or result.output)
+    assert result.exit_code != 0 and "exists already" in str(result.exception or result.output)

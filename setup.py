@@ -33,6 +33,7 @@ EXTRAS_REQUIRE = {
         "pytest>=8.3,<10",
         "pytest-timeout>=2.3,<3",
         "pytest-xdist>=3.6,<4",
+        "pytorch_optimizer>=4.1,<5",  # its Lamb is what ours is compared with
         # The formatter's output changes between minor versions: keep in step with .pre-commit-config.yaml.
         "ruff>=0.17,<0.18",
         "x-transformers>=2.31,<3",  # its memory keys are what persistent keys are compared with
@@ -47,8 +48,6 @@ EXTRAS_REQUIRE = {
         "xxhash>=3.4,<4",  # datatrove's MinHash breaks with 4
         "zstandard>=0.22,<1",
     ],
-    # `lazyformer search`: LAMB, which torch has not; fairseq's needs NVIDIA apex.
-    "search": ["pytorch_optimizer>=4.1,<5"],
     # --tensorboard-logdir and --wandb-project.
     "logging": ["tensorboard>=2.18,<3", "wandb>=0.19,<1"],
     # `lazyformer bench`: Hugging Face's BertModel, a baseline; without it the others are measured. Tried with 5.23.

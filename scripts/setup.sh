@@ -118,7 +118,7 @@ install_torch
 step "Installing fairseq (3 minutes where it has to be compiled)" "$build_advice" \
   pip_install --no-build-isolation --constraint "$constraints" fairseq-fixed==0.12.3.1
 step "Installing the other packages (1 minute)" "$network_advice" \
-  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,search,bench,huggingface]'
+  pip_install --no-build-isolation --constraint "$constraints" --editable '.[test,corpus,cluster,bench,huggingface]'
 # A CPU build of torch brings no triton, whose interpreter runs a GPU's kernels in tests.
 "$python" -c 'import triton' 2>/dev/null ||
   step "Installing triton's interpreter (15 s)" "$network_advice" \

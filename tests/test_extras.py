@@ -15,7 +15,7 @@ REQUIRED = [
     'not-there<2,>=1; extra == "corpus"',
     'not_there.too; extra == "corpus"',
     'click; extra == "corpus"',
-    "not-there-either; platform_system == 'Linux' and extra == 'search'",
+    "not-there-either; platform_system == 'Linux' and extra == 'huggingface'",
     "nor-this; extra == 'cluster'",
 ]
 
@@ -31,7 +31,7 @@ def metadata_of_a_package(monkeypatch):
         ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
         ("corpus bench .", r"pip install 'lazyformer_fairseq\[corpus\]'"),
         ("demo", "lazyformer demo needs not-there, not_there.too"),
-        ("search . out --task masked-lm --arch bert_base", r"needs not-there-either.*lazyformer_fairseq\[search\]"),
+        ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
     ],
 )
 def test_a_command_says_what_it_lacks(command, missing):

@@ -13,6 +13,7 @@ no bias correction, bound 10; it also adds eps to \\|u\\|, which is of the size 
 Clipping the gradients by their global norm is the caller's: ``FusedLAMB`` clips to ``max_grad_norm`` itself.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
@@ -24,6 +25,7 @@ from torch import Tensor
 PIECE = 2**18
 # Elements of which a GPU has the updates in memory at once; more only where one tensor has more.
 BUCKET = 2**25
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Lamb(torch.optim.Optimizer):
@@ -69,11 +71,12 @@ class Lamb(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
             group["step"] = group.get("step", 0) + 1
+            weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
             on_gpu, on_cpu = ([w for w in weights if _is_on_gpu(w) == place] for place in (True, False))
+            time = _time_of(group, torch.device("cpu"))
             for weight in on_cpu:
-                self._step_on_processor(group, self._tensors_of(weight))
+                self._step_on_processor(group, time, self._tensors_of(weight))
             for bucket in _buckets(on_gpu):
                 _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
         return loss
@@ -81,22 +84,21 @@ class Lamb(torch.optim.Optimizer):
     def _tensors_of(self, weight: Tensor) -> "_Tensors":
         state = self.state[weight]
         if not state:
-            for name in ("exp_avg", "exp_avg_sq"):
+            for name in MOMENTS:
                 state[name] = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-        return _Tensors(weight, weight.grad.contiguous(), state["exp_avg"], state["exp_avg_sq"])
+        return _Tensors(weight, weight.grad.contiguous(), *(state[name] for name in MOMENTS))
 
-    def _step_on_processor(self, group: dict[str, Any], tensors: "_Tensors") -> None:
+    def _step_on_processor(self, group: dict[str, Any], time: Tensor, tensors: "_Tensors") -> None:
         weight = tensors.weight.contiguous()
         update = self._scratch_like(weight)
         flat = [tensor.view(-1) for tensor in (weight, update, *tensors[1:])]
-        time = _time_of(group, weight.device)
-        squares = []
+        squares = [0.0, 0.0]
         for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
             _subtract_adams_update([u], [g], [m], [v], [time], group)
-            squares.append((torch.dot(w, w), torch.dot(u, u)))
-        norms = torch.tensor(squares, dtype=torch.float64).sum(dim=0).sqrt()
-        flat[0].add_(update, alpha=group["lr"] * _ratios(norms[0], norms[1], group).item())
+            squares[0] += torch.dot(w, w).item()
+            squares[1] += torch.dot(u, u).item()
+        flat[0].add_(update, alpha=group["lr"] * _ratio(*map(math.sqrt, squares), group))
         if weight is not tensors.weight:
             tensors.weight.copy_(weight)
 
@@ -123,8 +125,9 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[_Tensors]) -> None:
     updates = torch._foreach_mul(weights, -group["weight_decay"])
     times = [_time_of(group, weights[0].device)] * len(weights)
     _subtract_adams_update(updates, *map(list, list(zip(*tensors, strict=True))[1:]), times, group)
-    norms = [torch.stack(torch._foreach_norm(some)).double() for some in (weights, updates)]
-    torch._foreach_mul_(updates, (group["lr"] * _ratios(*norms, group)).tolist())
+    norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
+    pairs = zip(norms[: len(weights)], norms[len(weights) :], strict=True)
+    torch._foreach_mul_(updates, [group["lr"] * _ratio(*pair, group) for pair in pairs])
     torch._foreach_add_(weights, updates)
     for each, weight in zip(tensors, weights, strict=True):
         if weight is not each.weight:
@@ -169,9 +172,24 @@ def _subtract_adams_update(
     )  # fmt: skip
 
 
-def _ratios(weight_norms: Tensor, update_norms: Tensor, group: dict[str, Any]) -> Tensor:
-    """For each tensor, in double precision."""
+def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> float:
     if not group["weight_decay"] and not group["ratio_without_decay"]:
-        return torch.ones_like(weight_norms)
-    bounded = weight_norms.clamp(max=group["max_weight_norm"] or torch.inf)
-    return torch.where((weight_norms > 0) & (update_norms > 0), bounded / update_norms, 1.0)
+        return 1.0
+    if not (weight_norm > 0 and update_norm > 0):
+        return 1.0
+    return min(weight_norm, group["max_weight_norm"] or math.inf) / update_norm
+
+
+def fitted(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A state that another LAMB saved, for `own` to load: it keeps its settings that the other does not know.
+
+    Ours, apex's ``FusedLAMB`` and pytorch_optimizer's ``Lamb`` count updates in the same place and have moments of the
+    same names.
+    """
+    groups = []
+    for group, own_group in zip(saved["param_groups"], own.param_groups, strict=True):
+        known = {name: value for name, value in own_group.items() if name not in ("params", "step")}
+        shared = {name: value for name, value in group.items() if name in known or name in ("params", "step")}
+        groups.append({**known, **shared})
+    moments = {number: {name: each[name] for name in MOMENTS} for number, each in saved["state"].items() if each}
+    return {**saved, "state": moments, "param_groups": groups}

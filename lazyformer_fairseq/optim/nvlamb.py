@@ -13,8 +13,8 @@ from fairseq.optim import register_optimizer
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.optim import lamb
 from lazyformer_fairseq.optim.adam_like import AdamLikeOptimizer, are_on_gpu, betas_of
-from lazyformer_fairseq.optim.lamb import Lamb
 from lazyformer_fairseq.reliability.options import option
 
 logger = logging.getLogger(__name__)
@@ -65,13 +65,8 @@ class NvLamb(AdamLikeOptimizer):
         }
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """apex's ``FusedLAMB`` and our own name some settings differently: each keeps its own of these."""
-        groups = []
-        for group, own_group in zip(saved["param_groups"], self.param_groups, strict=True):
-            shared = {name: value for name, value in group.items() if name in own_group or name == "step"}
-            own = {name: value for name, value in own_group.items() if name != "step"}
-            groups.append({**own, **shared, "params": group["params"]})
-        return {**saved, "param_groups": groups}
+        """apex's and ours differ in their settings."""
+        return lamb.fitted(saved, self._optimizer)
 
     @property
     def supports_flat_params(self) -> bool:
@@ -100,7 +95,7 @@ def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
         except (ImportError, RuntimeError) as error:  # RuntimeError: apex was built without its kernels
             logger.info("optimizer: no apex.optimizers.FusedLAMB (%s)", error)
     logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
-    return Lamb(groups, **options)
+    return lamb.Lamb(groups, **options)
 
 
 def keeping_tensors_apart(build_optimizer, cls, cfg, params, **kwargs):

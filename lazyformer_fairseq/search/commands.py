@@ -8,7 +8,6 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import refuse_missing_folders
-from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import describe_letters
 from lazyformer_fairseq.search.settings import Schedule, SearchSettings, choose_baseline, read_candidates
@@ -74,7 +73,6 @@ def search(**given: Any) -> None:
       --candidates s,f,l,identity --latency-price 0.5 --latency-budget 0.7
     """
     refuse_missing_folders(given["data"])
-    refuse_without_extra("search", "lazyformer search")
     from lazyformer_fairseq.search.measure import time_updates
     from lazyformer_fairseq.search.run import run_search
 

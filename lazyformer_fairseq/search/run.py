@@ -72,7 +72,13 @@ def open_search(fairseq: FairseqSearch, path: Path) -> Search:
     training = SupernetTraining(fairseq.build_supernet(settings.candidates), settings, fairseq.loss_of, prices)
     search = Search(training, fairseq.parts(), settings.schedule, prices, settings.log_interval)
     if (path / STATE).exists():
-        search.load_state_dict(load_state(path / STATE))
+        state = load_state(path / STATE)
+        search.load_state_dict(state)
+        if "max_weight_norm" not in state["training"]["weights"]["param_groups"][0]:
+            print(
+                f"{path}: began with pytorch_optimizer's LAMB; it goes on with the package's own, which does not "
+                "divide the rate by 1 - 0.9^update and rounds differently."
+            )
         print(f"{path}: resumes at update {search.update}.")
     return search
 

@@ -103,7 +103,7 @@ def _predict(checkpoint: Path, file: Path, folder: Path, wanted: Prediction) -> 
     read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
     model, task = load_squad_model(checkpoint, wanted)
     dataset = task.dataset_of(PreparedSplit(read, make_windows(task.tokenizer, read, task.settings)), "valid")
-    answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens)
+    answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
     texts = best_texts(read, answers)
     write_json(folder / PREDICTIONS, texts)
     write_json(folder / N_BEST, _n_best(read, answers))

@@ -26,7 +26,7 @@ def gradient_of(weight: torch.Tensor, number: int, update: int) -> torch.Tensor:
     return torch.randn(weight.shape, generator=torch.Generator().manual_seed(100 * update + number))
 
 
-def train(optimizer: Lamb, weights: list[torch.nn.Parameter], updates) -> None:
+def train(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], updates) -> None:
     for update in updates:
         for number, weight in enumerate(weights):
             weight.grad = gradient_of(weight, number, update)
@@ -90,6 +90,23 @@ def test_updates_are_those_of_the_equations(settings, ratio_without_decay):
 def test_updates_are_those_of_the_equations_whatever_the_settings(scale, seed, **settings):
     weights = make_weights(((2, 3), (4,)), seed)
     assert_follows(weights, settings, lambda *of: scale * gradient_of(*of), updates=3)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_updates_are_those_of_another_library(weight_decay):
+    """pytorch_optimizer's has Transformer-XL's recipe, but for a rate that it divides by 1 - b1^t."""
+    library = pytest.importorskip("pytorch_optimizer", reason="pytorch_optimizer is not installed")
+    ours, theirs = make_weights(((40, 30), (7,))), make_weights(((40, 30), (7,)))
+    assert theirs[0].norm() > 10 > theirs[1].norm()
+    settings = {**TRANSFORMER_XL, "max_weight_norm": 10.0, "weight_decay": weight_decay}
+    train(Lamb(ours, **settings), ours, range(5))
+    others = {name: settings[name] for name in ("betas", "eps", "weight_decay")}
+    optimizer = library.Lamb(theirs, weight_decouple=False, **others)
+    for update in range(5):
+        optimizer.param_groups[0]["lr"] = settings["lr"] * (1 - settings["betas"][0] ** (update + 1))
+        train(optimizer, theirs, [update])
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_tensor_of_several_pieces_has_one_ratio(monkeypatch):

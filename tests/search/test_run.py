@@ -127,6 +127,32 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, tmp_path, mon
     assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "killed"))
 
 
+def test_a_search_that_began_with_pytorch_optimizers_lamb_goes_on(masked_lm, tmp_path, monkeypatch, capsys):
+    """Its layout of state: settings of its own in a group, norms with each weight."""
+    save = a_run.save_state
+
+    def save_theirs_and_die(path, state):
+        weights = state["training"]["weights"]
+        for group in weights["param_groups"]:
+            for name in ("bias_correction", "max_weight_norm", "ratio_without_decay"):
+                del group[name]
+            group |= {"weight_decouple": False, "fixed_decay": False, "rectify": False, "adam": False, "foreach": None}
+            group |= {"grad_averaging": True, "max_grad_norm": 1.0}
+        for each in weights["state"].values():
+            each |= dict.fromkeys(("weight_norm", "adam_norm", "trust_ratio"), torch.tensor(1.0))
+        save(path, state)
+        raise Killed
+
+    searched(masked_lm, tmp_path / "whole")
+    monkeypatch.setattr(a_run, "save_state", save_theirs_and_die)
+    with pytest.raises(Killed):
+        searched(masked_lm, tmp_path / "begun", save_interval=5)
+    monkeypatch.setattr(a_run, "save_state", save)
+    searched(masked_lm, tmp_path / "begun")
+    assert "began with pytorch_optimizer's LAMB" in capsys.readouterr().out
+    assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "begun"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
 def test_every_update_can_be_resumed(either, tmp_path, monkeypatch):

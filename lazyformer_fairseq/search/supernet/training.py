@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.optim.lamb import Lamb, fitted
 from lazyformer_fairseq.search.price import Prices, expected_latency, latency_of
 from lazyformer_fairseq.search.settings import SearchSettings
 from lazyformer_fairseq.search.supernet.mixture import Supernet
@@ -17,16 +17,11 @@ Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
 
 
 def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
-    """LAMB as in its paper (version 3): weight decay within the trust ratio, no bias correction.
-
-    Raises:
-        UserError: the package that provides it is not installed.
-    """
-    try:
-        from pytorch_optimizer import Lamb
-    except ImportError:
-        raise UserError("the search needs LAMB; install it: pip install 'lazyformer_fairseq[search]'") from None
-    return Lamb(model.parameters(), lr=settings.weights_lr, weight_decay=settings.weights_decay, weight_decouple=False)
+    """LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction."""
+    return Lamb(
+        model.parameters(), lr=settings.weights_lr, weight_decay=settings.weights_decay, bias_correction=False,
+        max_weight_norm=10.0,
+    )  # fmt: skip
 
 
 def update_weights(
@@ -83,7 +78,7 @@ class SupernetTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.supernet.load_state_dict(state["supernet"])
-        self.weights.load_state_dict(state["weights"])
+        self.weights.load_state_dict(fitted(state["weights"], self.weights))
         self.architecture.load_state_dict(state["architecture"])
 
 

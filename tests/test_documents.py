@@ -38,6 +38,7 @@ from lazyformer_fairseq.patterns.sizes import EncoderSizes
 from lazyformer_fairseq.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.tasks.glue import GlueConfig
+from lazyformer_fairseq.tasks.squad import SquadConfig
 from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingConfig
 
 PAGES = {
@@ -325,6 +326,7 @@ CONFIGS = {
     "Every task": ReliabilityConfig,
     "`--task full_sentences_masked_lm`": FullSentencesMaskedLMConfig,
     "`--task glue`": GlueConfig,
+    "`--task squad`": SquadConfig,
     "`--task stream_language_modeling`": StreamLanguageModelingConfig,
     "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
     "`--optimizer fused_adam`": FusedAdamConfig,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 from language_model_data import write_toy_wikitext
+from language_model_recipes import assert_recipe
 from test_corpus_scripts import Mirror
 from test_pretrain_script import eight_gpus, parsed, with_gpus
 
@@ -153,10 +154,23 @@ def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams
     assert (cfg.task._name, cfg.task.data, cfg.task.tgt_len) == ("stream_language_modeling", "some data", tgt_len)
     assert cfg.model.mem_len == tgt_len and gpus * streams * update_freq * tgt_len == 49_152
     assert (cfg.dataset.batch_size, list(cfg.optimization.update_freq)) == (streams, [update_freq])
-    assert (cfg.criterion._name, cfg.optimizer._name, cfg.lr_scheduler._name) == ("causal_lm", "fused_adam", "cosine")
-    assert (cfg.optimization.lr, cfg.lr_scheduler.warmup_updates) == ([2.5e-4], 1000)
-    assert (cfg.optimization.clip_norm, cfg.optimization.max_update) == (0.25, 40_000)
+    assert cfg.criterion._name == "causal_lm"
+    assert_recipe(cfg, CAUSAL_ARCHITECTURES[arch].recipe)
+    assert cfg.optimization.max_update == (100_000 if arch.endswith("large") else 40_000)
     assert (cfg.common.cpu, cfg.common.bf16) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "recipe", "trained_by"),
+    [
+        ("par_transformer_large", "transformer-xl", "transformer_xl"),
+        ("par_transformer_large", "nvidia", "nvidia_large"),
+        ("longformer_small", None, "transformer_xl"),
+        ("longformer_small", "nvidia", "nvidia"),
+    ],
+)
+def test_the_recipe_may_be_chosen(script, arch, recipe, trained_by):
+    assert_recipe(dry_run(script, arch, "data", *(["--recipe", recipe] if recipe else [])), trained_by)
 
 
 def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
@@ -169,6 +183,7 @@ def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
         "a data --rows-per-gpu": "requires an argument",
         "a data --rows-per-update some": "'some' is not a valid integer",
         "a data --gpus 3": "error: 256 rows an update do not divide among 3 processes",
+        "par_transformer_base.yaml data --recipe nvidia": "error: --recipe nvidia: with a YAML file",
         "par_transformer_bas data": "error: par_transformer_bas: no such arch; did you mean par_transformer_base",
     }.items():
         run = script("train_language_model.sh", *arguments.split())

@@ -220,7 +220,7 @@ def kinds(
 @click.option("--rounds", type=ROUNDS, default=40, show_default=True, help="Samples of each; the median counts.")
 @click.option("--minutes", type=ABOVE_0, help="Begin no round after it; one of each always runs.  [default: no limit]")
 @click.option("--output", type=A_PATH, default=Path("results/table4"), show_default=True,
-              help="Folder for table4.md and table4.json.")  # fmt: skip
+              help="Folder for table4.md and table4.json; must not be there.")  # fmt: skip
 def table4(device: str, precision: Optional[str], output: Path, **given: Any) -> None:
     """Measure what PAR Transformer's Table 4 does: latency of SQuAD's inference at batch 1, encoder and span head.
 

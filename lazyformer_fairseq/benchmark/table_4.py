@@ -17,7 +17,7 @@ from lazyformer_fairseq.costs.latency import measure, spread, with_spread
 from lazyformer_fairseq.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.tables import markdown_table
-from lazyformer_fairseq.files.whole import write_text
+from lazyformer_fairseq.files.whole import refuse_filled_folder, write_text
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
@@ -83,8 +83,9 @@ def table_4_to(folder: Path, archs: Sequence[str], length: int, threads: Optiona
         threads: of torch; None for as many as it has.
 
     Raises:
-        UserError: there is no such arch.
+        UserError: there is no such arch, or the folder is not empty.
     """
+    refuse_filled_folder(folder)
     check_names("--arch", archs, tuple(ARCHITECTURES))
     before = torch.get_num_threads()
     try:

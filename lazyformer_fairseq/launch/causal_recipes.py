@@ -7,7 +7,8 @@ from lazyformer_fairseq.patterns.architectures import CausalArchitecture
 CHOICES = ("nvidia", "transformer-xl")
 _NVIDIA = """
     --optimizer nvlamb --lamb-betas (0.9,0.999) --lamb-eps 1e-6 --weight-decay 0 --max-weight-norm 10
-    --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0"""
+    --no-bias-correction --clip-norm 0.25 --lr-scheduler cosine --lr 0.01 --warmup-init-lr 0
+    --roll"""
 
 # By the names of the YAML files: options of fairseq-train.
 RECIPES = {

@@ -76,7 +76,7 @@ def pretrain(
     sequences = per_update or recipe.sequences
     if arch.endswith(".yaml"):
         if recipe_name:
-            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; leave the option out")
+            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; write recipe={recipe_name} behind it")
         run.refuse_uneven(per_update or 256, "sequences")
         return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
     run.refuse_uneven(sequences, "sequences")
@@ -138,10 +138,11 @@ def train(
     rows of 12,288, the Sparse Transformer's context. Dropout is the arch's, 0.1 for base.
 
     --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
-    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25; *_large 16,000 of warm-up, decay to
-    0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the archs of other papers: Transformer-XL's Adam,
-    peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates of warm-up. Options of fairseq-train may
-    follow and win: --max-update 1000, --save-dir DIR, --sublayer-pattern '(sff)x5 (f)x9'.
+    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
+    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
+    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
+    of warm-up. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
+    --sublayer-pattern '(sff)x5 (f)x9'.
 
     Rows are streams through the text, memory goes with them. On fewer GPUs an update takes several segments of fewer
     streams, one after the other. Run again, it resumes from its last checkpoint, memory and all; with another number

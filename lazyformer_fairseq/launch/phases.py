@@ -35,12 +35,12 @@ FREE = (
     *("save_interval_updates", "keep_interval_updates", "keep_updates_list", "validate_interval_updates"),
 )
 TINY = {
-    "phase1": "--tokens-per-sample 32 --sequences-per-update 64 --max-update 400 --lr 2e-2",
-    "phase2": "--tokens-per-sample 128 --sequences-per-update 32 --max-update 90 --lr 1.3e-2",
+    "phase1": "--tokens-per-sample 32 --sequences-per-update 64 --max-update 300 --lr 1e-2",
+    "phase2": "--tokens-per-sample 128 --sequences-per-update 32 --max-update 66 --lr 6.7e-3",
 }
 TINY_BOTH = (
-    "--encoder-embed-dim 64 --encoder-ffn-embed-dim 256 --encoder-attention-heads 2 --max-positions 128 --dropout 0 "
-    "--attention-dropout 0 --batch-size 64 --num-workers 0 --save-interval-updates 45 --log-interval 15"
+    "--encoder-embed-dim 48 --encoder-ffn-embed-dim 192 --encoder-attention-heads 2 --max-positions 128 --dropout 0 "
+    "--attention-dropout 0 --batch-size 64 --num-workers 0 --save-interval-updates 50 --max-valid-steps 10"
 )
 
 
@@ -108,7 +108,7 @@ def _kept(words: dict[str, list[str]]) -> dict[str, str]:
 
 def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dry: bool) -> None:
     """Runs a phase to its end, unless it is finished. Exits as the training does where it is stopped, or fails."""
-    if (folder / FINISHED).exists() and not is_dry:
+    if not is_dry and _is_finished(phase, folder, words):
         click.echo(f"{phase}: finished already", err=True)
         return
     click.echo(f"{phase}: {folder}", err=True)
@@ -117,17 +117,22 @@ def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dr
     if ended.code:
         click.echo(f"{phase}: ended with exit code {ended.code}; rerun to resume", err=True)
         sys.exit(ended.code if ended.code > 0 else 128 - ended.code)
-    if is_dry:
-        return
-    _refuse_early_end(phase, folder, words)
-    write_json(folder / FINISHED, {"ended": datetime.now().isoformat(timespec="seconds")})
+    if not is_dry and not _is_finished(phase, folder, words):  # --stop-time-hours, say
+        raise UserError(f"{phase} ended before its last update; rerun to resume")
 
 
-def _refuse_early_end(phase: str, folder: Path, words: list[str]) -> None:
-    """Raises a UserError where the training ended well, yet before its last update: --stop-time-hours, say."""
+def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
+    """Whether all updates are made; then a record says so. Started once more, fairseq would make another one."""
+    record, last = folder / FINISHED, folder / LAST
+    if record.exists() or not last.exists():
+        return record.exists()
     from lazyformer_fairseq.reliability.checkpoints.loading import look_into  # imports torch
 
-    updates = int(options_by_name(words).get("max_update", RECIPES[phase].updates))
-    made = look_into(folder / LAST).updates
-    if made < updates:
-        raise UserError(f"{phase} ended after {made:,} of {updates:,} updates; rerun to resume")
+    try:
+        made = look_into(last).updates
+    except UserError:  # damaged: the training finds another one
+        return False
+    if made < int(options_by_name(words).get("max_update", RECIPES[phase].updates)):
+        return False
+    write_json(record, {"updates": made, "seen": datetime.now().isoformat(timespec="seconds")})
+    return True

@@ -198,6 +198,9 @@ HOOKS = (
         ),
         ("fairseq.trainer:Trainer.load_checkpoint", "keep_between_epochs",
          "of an epoch that is over, the schedule does not hear its validation, and averages start anew")),
+    *_hooks(RUN, "reliability.resume.other_optimizer",
+        ("fairseq.trainer:Trainer.load_checkpoint", "name_what_differs",
+         "a checkpoint of another optimizer or criterion ends in a traceback")),
     # Tasks and fairseq_cli.train look both iterators up there.
     *_hooks(RUN, "reliability.resume.data_order",
         ("fairseq.data.iterators:EpochBatchIterator", "ExactEpochBatchIterator",

@@ -68,3 +68,9 @@ def test_par_bert_base_costs_what_its_formula_says():
 def test_an_unknown_arch_is_named(tmp_path):
     result = bench_table4("--arch", "distilbert", "--output", str(tmp_path))
     assert result.exit_code != 0 and "--arch distilbert: there is no such one" in str(result.exception or result.output)
+
+
+def test_an_earlier_measurement_is_not_written_over(tmp_path):
+    (tmp_path / "table4.json").write_text("{}")
+    result = bench_table4("--output", str(tmp_path))
+    assert result.exit_code != 0 and "exists already" in str(result.exception or result.output)

@@ -35,6 +35,16 @@ def test_logits_and_hidden_states_are_exact(kind, right, tmp_path):
         torch.testing.assert_close(one[text], other[text], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("arch", "layers"), [("bert_base_absolute_tiny", 12), ("distilbert_tiny", 6)])
+@torch.no_grad()
+def test_named_berts_are_berts_of_as_many_layers(arch, layers, tmp_path):
+    model = tiny_model(arch=arch)
+    bert = write_bert(source_of(model), tmp_path).from_pretrained(tmp_path)
+    assert bert.config.num_hidden_layers == layers
+    ids = some_ids()
+    torch.testing.assert_close(bert(ids).logits, model(ids)[0], atol=1e-5, rtol=1e-5)
+
+
 @torch.no_grad()
 def test_an_imported_bert_goes_back_with_its_pooler_and_token_types(tmp_path):
     activations = {"activation_fn": "gelu_tanh", "head_activation_fn": "gelu_tanh"}

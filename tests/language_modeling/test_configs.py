@@ -3,10 +3,12 @@
 import pytest
 import torch
 from helpers import ROOT
+from language_model_recipes import assert_recipe
 from omegaconf import OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.planning.job import job_of_yaml
 
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "language_modeling").glob("*.yaml") if path.stem != "paper")
 SETTINGS = {"base": (192, 256), "large": (384, 128), "24b": (512, 96)}  # tokens of a segment, rows of an update
@@ -27,25 +29,40 @@ TINY = (
 
 def test_there_is_one_for_each_setting_of_the_paper():
     models = ("transformer_xl", "par_transformer", "sandwich_transformer")
-    assert sorted([*(f"{model}_{size}" for model in models for size in SETTINGS), *OF_OTHERS]) == NAMES
+    settings = (*SETTINGS, "base_140k")  # Table 7's longer training
+    assert sorted([*(f"{model}_{setting}" for model in models for setting in settings), *OF_OTHERS]) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_the_papers_setting(handed_over, name):  # noqa: F811
     cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere")
-    row = CAUSAL_ARCHITECTURES[name].options()
+    arch = CAUSAL_ARCHITECTURES[name.removesuffix("_140k")]
+    row = arch.options()
     assert {option: cfg.model[option] for option in row} == row
-    tgt_len, rows, mem_len = OF_OTHERS.get(name) or (*SETTINGS[name.rpartition("_")[2]], None)
+    tgt_len, rows, mem_len = OF_OTHERS.get(name) or (*SETTINGS[name.removesuffix("_140k").rpartition("_")[2]], None)
     mem_len = tgt_len if mem_len is None else mem_len
     world_size = cfg.distributed_training.distributed_world_size
     assert world_size * cfg.dataset.batch_size * cfg.optimization.update_freq[0] == rows
     assert (cfg.task.tgt_len, cfg.model.mem_len, cfg.task.data) == (tgt_len, mem_len, "somewhere")
     assert rows * tgt_len == 49_152 or name in OF_OTHERS
     assert (cfg.task._name, cfg.criterion._name) == ("stream_language_modeling", "causal_lm")
-    assert (cfg.optimizer._name, cfg.optimizer.adam_eps, cfg.optimizer.weight_decay) == ("fused_adam", 1e-8, 0.0)
-    assert (cfg.lr_scheduler._name, cfg.lr_scheduler.warmup_updates) == ("cosine", 1000)
-    assert (cfg.optimization.lr, cfg.optimization.clip_norm, cfg.optimization.max_update) == ([2.5e-4], 0.25, 40_000)
+    assert_recipe(cfg, arch.recipe)
+    assert cfg.optimization.max_update == (140_000 if name.endswith("_140k") else arch.updates)
     assert cfg.checkpoint.save_dir == f"checkpoints/{name}"
+
+
+@pytest.mark.parametrize("name", ["par_transformer_base", "par_transformer_large", "par_transformer_base_140k"])
+def test_transformer_xls_adam_is_an_option(handed_over, name):  # noqa: F811
+    cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere", "recipe=transformer_xl")
+    assert_recipe(cfg, "transformer_xl")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_reads_what_fairseq_does(handed_over, name):  # noqa: F811
+    cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere")
+    job = job_of_yaml(ROOT / "configs" / "language_modeling" / f"{name}.yaml")
+    assert (job.max_update, job.time) == (cfg.optimization.max_update, cfg.task.tgt_len)
+    assert (job.per_update, job.memory_length) == (cfg.task.sequences_per_update, cfg.model.mem_len)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +78,4 @@ def test_it_trains(hydra_main, lm_data, tmp_path, name):  # noqa: F811
     state = torch.load(tmp_path / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == 1
     cfg = OmegaConf.create(state["cfg"])
-    assert cfg.model.sublayer_pattern == CAUSAL_ARCHITECTURES[name].sublayer_pattern
+    assert cfg.model.sublayer_pattern == CAUSAL_ARCHITECTURES[name.removesuffix("_140k")].sublayer_pattern

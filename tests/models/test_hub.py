@@ -7,7 +7,7 @@ from helpers import ROOT, assert_equal_state
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
 from lazyformer_fairseq.models.checkpoint_match import match_classification_heads
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, ClassificationHead, LinearHead
+from lazyformer_fairseq.modules.networks.heads import HEADS, ClassificationHead, LinearHead, SpanHead
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
 
@@ -151,24 +151,27 @@ def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
         LazyFormerModel.from_pretrained(tmp_path)
 
 
-def test_a_checkpoint_has_heads_of_either_kind(tmp_path):
+def test_a_checkpoint_has_heads_of_every_kind(tmp_path):
     folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
     shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
     model = LazyFormerModel.from_pretrained(folder).model
     model.register_classification_head("one", 3, "linear")
     model.register_classification_head("two", 3, "dense")
+    model.register_classification_head("three", 2, "span")
     state = torch.load(folder / "checkpoint_last.pt")
     torch.save({**state, "model": model.state_dict()}, tmp_path / "checkpoint_last.pt")
     loaded = LazyFormerModel.from_pretrained(tmp_path).model
     kinds = {name: type(head) for name, head in loaded.classification_heads.items()}
-    assert (kinds["one"], kinds["two"]) == (LinearHead, ClassificationHead)
+    assert (kinds["one"], kinds["two"], kinds["three"]) == (LinearHead, ClassificationHead, SpanHead)
     assert_equal_state(loaded.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("linear", "dense"), ("dense", "linear")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("linear", "dense"), ("dense", "linear"), ("span", "linear"), ("dense", "span")]
+)
 def test_a_head_of_another_kind_starts_anew_as_a_whole(theirs, ours, caplog):
     def heads(kind: str) -> torch.nn.ModuleDict:
-        return torch.nn.ModuleDict({"rte": CLASSIFICATION_HEADS[kind](4, 2)})
+        return torch.nn.ModuleDict({"rte": HEADS[kind](4, 2)})
 
     model, saved = heads(ours), heads(theirs)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

@@ -135,7 +135,8 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
 def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):
     state = fairseq_train(
         folders,
-        "--criterion squad --arch bert_tiny --batch-size 8 --lr 0.005 --max-epoch 10 --seed 1 --save-interval 5 --validate-interval 5 "
+        "--criterion squad --arch bert_tiny --batch-size 8 --lr 0.005 --max-epoch 10 --seed 1 "
+        "--save-interval 5 --validate-interval 5 "
         "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric",
         tmp_path / "run",
         task="squad --tokens-per-sample 32 --max-question-tokens 12",

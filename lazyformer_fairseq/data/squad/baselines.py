@@ -33,7 +33,7 @@ KINDS: Sequence[tuple[re.Pattern, re.Pattern]] = (
     (re.compile(r"\b(when|what year|which year)\b", re.I), re.compile(r"\b(?:[A-Z]\w+ )?(?:\d{1,2},? )?\d{4}s?\b")),
     (
         re.compile(r"\bhow (many|much|old|long|far|large|high|big|tall)\b|\bpercent", re.I),
-        re.compile(r"[$£€]?\d[\d,.]*\d?%?(?: (?:million|billion|percent|years|miles|km|people))?"),
+        re.compile(r"[$£€]?\d(?:[\d,.]*\d)?%?(?: (?:million|billion|percent|years|miles|km|people))?"),
     ),
     (
         re.compile(r"\b(who|whom|whose|where|which|name)\b", re.I),

@@ -5,6 +5,7 @@ Moses' rules insert and delete spaces, and change few characters: quotes, dashes
 quote and the comma behind it), have gone (control characters), or have come (a stop for the space in ``1 000``).
 """
 
+from functools import lru_cache
 from typing import Optional
 
 Span = tuple[int, int]  # the first character, and one past the last
@@ -70,13 +71,15 @@ def spans_of_parts(text: str, spans: list[Span], sizes: list[int]) -> list[Span]
 
 def _units(text: str) -> tuple[str, list[int]]:
     """The text written as its normalised form would be, without spaces, and the place of each unit's character."""
-    units, places = [], []
-    for place, character in enumerate(text):
-        if not character.isspace():
-            written = character.translate(ALIKE).lower().translate(ALIKE)
-            units.append(written)
-            places += [place] * len(written)
-    return "".join(units), places
+    units = list(map(_written, text))
+    written = "".join(units)
+    return written, [place for place, unit in enumerate(units) for _ in unit]
+
+
+@lru_cache(maxsize=1 << 14)  # characters of many scripts
+def _written(character: str) -> str:
+    """One character's units; none for a space."""
+    return "" if character.isspace() else character.translate(ALIKE).lower().translate(ALIKE)
 
 
 def _match(raw: str, normal: str) -> list[Optional[int]]:

@@ -67,10 +67,14 @@ class LazyAttention(AttentionSublayer):
         self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, HandedOn]:
         """Attends with the given distribution, which includes biases and masks already."""
-        x_BKC = with_memory(memory_BMC, x_BTC)
-        values = self.make_values(x_BKC, self.v_proj(x_BKC))
+        x_BKC, distribution = with_memory(memory_BMC, x_BTC), below[DISTRIBUTION]
+        if hasattr(distribution, "project"):  # it has a way that is cheaper
+            v_BKC, distribution = distribution.project(x_BKC, self.v_proj)
+        else:
+            v_BKC = self.v_proj(x_BKC)
+        values = self.make_values(x_BKC, v_BKC)
         dropout = self.dropout if self.training else 0.0
-        return self.out_proj(merge_heads(below[DISTRIBUTION].attend(values, dropout))), {}
+        return self.out_proj(merge_heads(distribution.attend(values, dropout))), {}
 
 
 class CausalLazyAttention(LazyAttention):

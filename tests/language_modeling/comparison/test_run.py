@@ -136,6 +136,33 @@ def test_other_settings_are_refused_by_name(finished, data):
         compare(tiny(data, rate=0.002), finished, [])
 
 
+def test_a_recipe_norms_and_the_same_length_reach_training_and_evaluation(data, tmp_path):
+    command = tiny(data, recipe="nvidia", normalize_before=False, rate=0.02, warmup_ratio=0.05).training_command
+    options = command("lazy", 1, 200)
+    for name, value in {
+        "--optimizer": "nvlamb",
+        "--max-weight-norm": "10",
+        "--lr-scheduler": "cosine",
+        "--lr": "0.02",
+        "--min-lr": "0.002",
+        "--warmup-updates": "10",
+        "--warmup-init-lr": "0",
+    }.items():
+        assert options[options.index(name) + 1] == value
+    assert "--no-bias-correction" in options and "--decoder-normalize-before" not in options
+    settings = tiny(data, recipe="nvidia", seeds=(1,), updates=2, same_length=True)
+    compare(settings, tmp_path / "same", [])
+    compare(tiny(data, recipe="nvidia", seeds=(1,), updates=2), tmp_path / "other", [])
+    same, other = (results_of(tmp_path / name)["models"]["lazy"]["test_perplexity"] for name in ("same", "other"))
+    assert same["median"] != other["median"]
+
+
+def test_folders_from_before_there_were_recipes_go_on(data):
+    kept = tiny(data).as_kept()
+    assert kept.keys().isdisjoint({"recipe", "normalize_before", "same_length", "precision"})
+    assert tiny(data, recipe="nvidia").as_kept()["recipe"] == "nvidia"
+
+
 def test_a_mistake_does_not_claim_the_folder(data, tmp_path):
     with pytest.raises(UserError, match="3 attention heads"):
         compare(tiny(data, heads=3), tmp_path, [])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, SpanHead
 
 
 def build(kind: str, dropout: float = 0.0) -> torch.nn.Module:
@@ -23,6 +23,14 @@ def test_logits_are_of_the_first_token(kind):
     expected = x @ weights.pop("out_proj.weight").T + weights.pop("out_proj.bias")
     assert not weights
     np.testing.assert_allclose(head(features).detach().numpy(), expected, rtol=1e-5)
+
+
+def test_spans_have_two_logits_of_every_token():
+    head = SpanHead(4)
+    features = torch.randn(2, 5, 4)
+    weight, bias = (weight.numpy() for weight in head.state_dict().values())
+    np.testing.assert_allclose(head(features).detach().numpy(), features.numpy() @ weight.T + bias, rtol=1e-5)
+    assert weight.shape == (2, 4)
 
 
 def test_dropout_is_before_a_linear_heads_one_map():

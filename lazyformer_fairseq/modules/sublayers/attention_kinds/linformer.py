@@ -125,9 +125,12 @@ class Linformer(AttentionChoice):
 
     @classmethod
     def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """It projects its values along time first, with as many FLOPs as the weighted sum of what comes of it has."""
+        """It projects along time, with as many FLOPs as the weighted sum of what comes of it has."""
         product = super().count_lazy_flops(sizes, values, time, keys, batch, flops).products
-        return Flops(flops.linear + product, product)
+        projected, saved = values["linformer"], 0
+        if is_first(values["share"] != NONE, projected, time):  # its input; and where the bias goes
+            saved = 2 * batch * ((time - projected) * sizes.embed_dim**2 - time * projected)
+        return Flops(flops.linear + product - saved, product)
 
     @classmethod
     def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
@@ -191,6 +194,21 @@ class ProjectedDistribution(NamedTuple):
     projection: Tensor
     text: Text
 
+    def project(self, x_BTC: Tensor, v_proj: Linear) -> tuple[Tensor, ReusableAttention]:
+        """Values of an ``l`` with this input, and what weighs them: F (X W + b) and P, or X W + b and P F.
+
+        F (X W) is (F X) W, cheaper where heads share F and there are fewer projected positions than positions.
+        """
+        time = x_BTC.size(1)
+        projection = self.projection[..., :time]
+        if not is_first(projection.dim() == 2, projection.size(-2), time):
+            return v_proj(x_BTC), self
+        v_BPC = v_proj.part(torch.matmul(projection, self.text.alone(x_BTC)), 0, v_proj.out_features, has_bias=False)
+        if v_proj.bias is not None:
+            is_text = self.text.alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)))
+            v_BPC = v_BPC + torch.matmul(projection, is_text) * v_proj.bias
+        return v_BPC, self.distribution
+
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
         """P F V (B, N, T, D), after dropout on P."""
         v_BNTD = split_heads(self.text.alone(merge_heads(v_BNTD)), v_BNTD.size(1))
@@ -206,7 +224,7 @@ class ProjectedDistribution(NamedTuple):
 
 
 def is_first(is_shared: bool, projected: int, time: int) -> bool:
-    """Whether an ``s`` projects its input along time before it projects it to keys and values."""
+    """Whether it projects its input along time before it projects it to keys and values."""
     return is_shared and projected < time
 
 

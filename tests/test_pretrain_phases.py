@@ -1,0 +1,251 @@
+"""`lazyformer pretrain-phases`: both recipes, what it starts, and that a stopped pre-training goes on to the bit."""
+
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from click.testing import CliRunner
+from fairseq import checkpoint_utils
+from fairseq.trainer import Trainer
+from fairseq_cli.train import cli_main
+from helpers import ROOT
+from omegaconf import OmegaConf
+
+from lazyformer_fairseq.arguments import options_by_name
+from lazyformer_fairseq.child_process import Ended
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.launch.encoder_recipes import RECIPES
+from lazyformer_fairseq.launch.names import CONFIGS
+from lazyformer_fairseq.launch.start import Launch
+from lazyformer_fairseq.planning.job import job_of_yaml
+
+SIZES = (
+    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --sublayer-pattern sffl "
+    "--max-positions 64 --num-workers 0 --disable-validation --save-interval-updates 2 --dropout 0.1"
+)
+PHASE1 = "--tokens-per-sample 16 --sequences-per-update 4 --max-update 5 --lr 1e-2"
+PHASE2 = "--tokens-per-sample 32 --sequences-per-update 2 --max-update 4 --lr 5e-3"
+
+
+# --- Recipes
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_options_and_yaml_are_the_same_recipe(name):
+    recipe = RECIPES[name]
+    given = options_by_name(shlex.split(recipe.options))
+    given |= {"max_update": recipe.updates, "sequences_per_update": recipe.sequences}
+    given["tokens_per_sample"] = recipe.tokens or 512
+    parts = OmegaConf.to_container(
+        OmegaConf.merge(
+            *map(
+                OmegaConf.load,
+                (CONFIGS / "pretraining" / "shared.yaml", CONFIGS / "pretraining" / "recipe" / f"{name}.yaml"),
+            )
+        )
+    )
+    written = {key: value for part in parts.values() for key, value in part.items() if key != "_name"}
+    written |= {"optimizer": parts["optimizer"]["_name"], "lr_scheduler": parts["lr_scheduler"]["_name"]}
+    of_launch = {"save_interval_updates", "keep_interval_updates", "keep_updates_list"} if name == "table5" else set()
+    for option in given.keys() - of_launch:
+        assert _plain(written[option]) == _plain(given[option]), option
+
+
+def _plain(value: object) -> object:
+    """A setting, as YAML and as a word of a command line have it."""
+    value = value[0] if isinstance(value, list) else value
+    if value in ("", True):  # of a flag
+        return True
+    try:
+        return float(value)
+    except ValueError:
+        return value.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "sizes"), [("phase1", (128, 65_536, 7_038, 59.0)), ("phase2", (512, 32_768, 1_563, 26.2))]
+)
+def test_the_papers_sizes(phase, sizes):
+    job = job_of_yaml(CONFIGS / "pretraining" / "par_bert_base.yaml", groups={"recipe": phase})
+    assert (job.time, job.per_update, job.max_update, round(job.tokens / 1e9, 1)) == sizes
+    assert job.checkpoints == 5
+
+
+def test_a_yaml_file_is_a_recipe_itself(tmp_path):
+    with pytest.raises(UserError, match="--recipe phase1: bert_base.yaml is a recipe itself; write recipe=phase1"):
+        main(["pretrain", "bert_base.yaml", str(tmp_path), "--recipe", "phase1"], standalone_mode=False)
+
+
+# --- The command
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """``start(data, ...)``: the command, which trains in this process. Its update number ``.kill_at`` kills it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lazyformer_fairseq.launch.start.count_gpus", lambda: 0)
+
+    def train_here(launch: Launch, module: str, words: list[str]) -> None:
+        assert module == "fairseq_cli.train"
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):
+            del checkpoint_utils.save_checkpoint.best
+        with monkeypatch.context() as patch, mock.patch("fairseq_cli.train.logger.info"):
+            patch.setattr("sys.argv", ["fairseq-train", *words])
+            cli_main()
+
+    def as_a_process(command: list[str]) -> Ended:
+        assert command[1:4] == ["-m", "lazyformer_fairseq.cli", "pretrain"]
+        started.append(Path(options_by_name(command)["save_dir"]).name)
+        try:
+            main(command[3:], standalone_mode=False)
+        except _Killed:
+            return Ended(-signal.SIGKILL, False)
+        return Ended(0, False)
+
+    train_step, started, updates = Trainer.train_step, [], []
+
+    def train_step_or_die(trainer, samples, *more):
+        updates.append(trainer.get_num_updates())
+        if len(updates) == run.kill_at:
+            raise _Killed
+        return train_step(trainer, samples, *more)
+
+    monkeypatch.setattr(Trainer, "train_step", train_step_or_die)
+    monkeypatch.setattr(Launch, "_become", train_here)
+    monkeypatch.setattr("lazyformer_fairseq.launch.phases.run_to_its_end", as_a_process)
+
+    def run(data: Path, *more: str, phase1: str = PHASE1, phase2: str = PHASE2, out: str = "out"):
+        started.clear()
+        updates.clear()
+        words = ["lazyformer_m2x6_s", str(data), "--save-dir", out, *SIZES.split(), "--phase1", phase1]
+        return CliRunner().invoke(main, ["pretrain-phases", *words, "--phase2", phase2, *more])
+
+    run.kill_at, run.started, run.updates = None, started, updates
+    return run
+
+
+class _Killed(BaseException):
+    """In place of a SIGKILL: nothing is saved any more."""
+
+
+def weights(folder: str) -> dict[str, torch.Tensor]:
+    return torch.load(Path(folder) / "checkpoint_last.pt")["model"]
+
+
+def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, weight in one.items():
+        assert torch.equal(weight, other[name]), name
+
+
+def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
+    done = start(data_folder)
+    assert (done.exit_code, start.started) == (0, ["phase1", "phase2"]), done.output
+    assert start.updates == [0, 1, 2, 3, 4, 0, 1, 2, 3], "phase 2 counts from 0"
+    state = torch.load("out/phase2/checkpoint_last.pt")
+    assert (state["optimizer_history"][-1]["num_updates"], state["cfg"]["task"]["tokens_per_sample"]) == (4, 32)
+    assert state["cfg"]["optimizer"]["_name"] == "nvlamb"
+
+    for kill_at, before, redone in ((4, ["phase1"], ["phase1", "phase2"]), (9, ["phase1", "phase2"], ["phase2"])):
+        out, start.kill_at = f"killed_{kill_at}", kill_at
+        killed = start(data_folder, out=out)
+        assert (killed.exit_code, start.started) == (137, before)
+        assert f"{before[-1]}: ended with exit code -9; rerun to resume" in killed.output
+        start.kill_at = None
+        again = start(data_folder, out=out)
+        assert (again.exit_code, start.started) == (0, redone), again.output
+        assert start.updates[0] == 2, "it resumes from what it saved at update 2"
+        assert_same_weights(weights("out/phase2"), weights(f"{out}/phase2"))
+
+    (Path("out") / "phase1" / "finished.json").unlink()  # killed between the phases
+    assert start(data_folder).exit_code == 0 and start.updates == []
+    assert start(data_folder).exit_code == 0 and start.started == []
+
+
+def test_phase_2_starts_from_phase_1_weights(start, data_folder):
+    with_no_update = PHASE2.replace("--lr 5e-3", "--lr 1e-30")
+    assert start(data_folder, phase2=with_no_update).exit_code == 0
+    before, after = weights("out/phase1"), weights("out/phase2")
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-20)
+
+
+def test_other_settings_are_refused_and_free_ones_are_not(start, data_folder):
+    start.kill_at = 4
+    assert start(data_folder).exit_code == 137
+    start.kill_at = None
+    other = start(data_folder, phase1=PHASE1.replace("1e-2", "2e-2"))
+    assert isinstance(other.exception, UserError)
+    assert "out: holds a pre-training of other settings (phase1 --lr is '1e-2' there, '2e-2' here)" in str(
+        other.exception
+    )
+    assert start(data_folder, "--log-interval", "3", "--batch-size", "2").exit_code == 0
+
+
+def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
+    early = start(data_folder, "--stop-min-lr", "1")
+    assert "phase1 ended before its last update; rerun to resume" in str(early.exception)
+    assert not Path("out/phase1/finished.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--recipe phase1", "--recipe: each phase has its own"),
+        ("--finetune-from-model x.pt", "--finetune-from-model: phase 2 starts from phase 1; give it in --phase1"),
+        ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: phase 2 starts from phase 1"),
+        ("--phase1 '--save-dir x'", "--save-dir: give it once"),
+        ("""--phase1 "--lr '3" """, "--phase1 --lr '3: No closing quotation"),
+    ],
+)
+def test_what_cannot_be_is_said(data_folder, words, message):
+    with pytest.raises(UserError) as refused:
+        main(["pretrain-phases", "bert_base", str(data_folder), *shlex.split(words)], standalone_mode=False)
+    assert message in str(refused.value)
+
+
+def test_an_unknown_arch_is_said(data_folder):
+    with pytest.raises(UserError, match="par_bert_bse: no such arch; did you mean par_bert_base"):
+        main(["pretrain-phases", "par_bert_bse", str(data_folder)], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_the_script_in_miniature_with_real_signals(data_folder, tmp_path):
+    small = "--phase1 '--max-update 6' --phase2 '--max-update 2' --save-interval-updates 2 --disable-validation"
+    command = ["bash", str(ROOT / "scripts" / "pretrain_par_bert.sh"), str(data_folder), "--tiny", *shlex.split(small)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert any("Saved checkpoint" in line and "@ 2 updates" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 75
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
+    assert (tmp_path / "checkpoints" / "par_bert_base_phases" / "phase2" / "finished.json").is_file()
+
+
+def test_a_killed_parent_ends_its_command(tmp_path):
+    """Else the training would go on, unseen, and its folder stay locked."""
+    if sys.platform != "linux":
+        pytest.skip("elsewhere a process does not hear of its parent's end")
+    child = (
+        "import signal, sys; print('ready', flush=True); signal.sigwait({signal.SIGTERM}); print('heard', flush=True)"
+    )
+    child = child.replace(
+        "print('ready'", "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('ready'", 1
+    )
+    program = (
+        "import sys; from lazyformer_fairseq.child_process import run_to_its_end\n"
+        f"run_to_its_end([sys.executable, '-c', {child!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.readline() == "heard\n"

@@ -81,6 +81,19 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit_with_workers_or_without(docum
         assert_equal_state(resumed[part], whole[part], part)
 
 
+def test_a_second_phase_of_longer_pairs_takes_the_head_over(documents, tmp_path, fairseq_train):
+    options = f"{TINY} --batch-size 64 --disable-validation"
+    first = fairseq_train(documents, f"{options} --max-update 2", tmp_path / "first", task=TASK)
+    last = tmp_path / "first" / "checkpoint_last.pt"
+    second = fairseq_train(
+        documents,
+        f"{options} --max-update 1 --lr 0 --weight-decay 0 --finetune-from-model {last}",
+        tmp_path / "second",
+        task="full_sentences_masked_lm --tokens-per-sample 60",
+    )
+    assert_equal_state(second["model"], first["model"])
+
+
 @pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
 def test_half_precision_trains_close_to_full(documents, tmp_path, fairseq_train, precision):
     options = f"{TINY} --lr 4e-3 --batch-size 64 --max-epoch 1"

@@ -26,7 +26,8 @@ class UpdateMemory(NamedTuple):
     Attributes:
         weights: in the precision of the model.
         gradients: of all weights, in it.
-        optimizer: Adam's two moments; in half precision the weights in single precision and their gradients too.
+        optimizer: two moments, Adam's or LAMB's; in half precision the weights in single precision and their gradients
+            too.
         carried: what streams remember from one update to the next.
         activations: all else, at the peak of the update: what autograd keeps, and what is there for a moment. Gradients
             that are there by then are not among these.
@@ -57,7 +58,7 @@ class Update:
 
 
 def count_update_memory(pattern: str, sizes: Sizes, run: Pass, update: Update = Update()) -> UpdateMemory:
-    """Counts one update: forward pass, loss, backward pass, a step of fused Adam.
+    """Counts one update: forward pass, loss, backward pass, a step of fused Adam or LAMB.
 
     Raises:
         UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.

@@ -98,7 +98,7 @@ class PreparedSquad:
         try:
             file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"], needs_answers=False)
             windows = _read_windows(self.folder / f"{split}.npz")
-            _check(windows, file, wanted)
+            _check(windows, file, wanted, len(load_tokenizer(self.tokenizer_folder).symbols))
         except Exception as error:  # numpy may raise anything for a damaged file
             raise UserError(
                 f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `lazyformer squad prepare` "
@@ -192,12 +192,17 @@ def _write(
 def _read_windows(path: Path) -> Windows:
     with np.load(path, allow_pickle=False) as arrays:
         values = {each.name: arrays[each.name] for each in fields(Windows)}
+    for name, array in values.items():
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"its {name} are no whole numbers")
+        if name not in ("ids", "offsets"):  # small; sums of damaged ones shall not wrap round
+            values[name] = array.astype(np.int64)
     values["cut_questions"] = int(values["cut_questions"])
     values["targets"] = values["targets"] if len(values["targets"]) else None
     return Windows(**values)
 
 
-def _check(windows: Windows, file: SquadFile, wanted: Mapping[str, int]) -> None:
+def _check(windows: Windows, file: SquadFile, wanted: Mapping[str, int], symbols: int) -> None:
     """Raises a ValueError where arrays do not belong together, or to the manifest; whatever is read lies within."""
     number, sizes = len(windows), windows.sizes
     found = {"rows": len(file.questions), "windows": number, "kept_tokens": int(sizes.sum())}
@@ -211,6 +216,7 @@ def _check(windows: Windows, file: SquadFile, wanted: Mapping[str, int]) -> None
     lengths = np.diff(windows.context_starts)
     is_within = (
         len(windows.ids) == found["kept_tokens"]
+        and ((windows.ids >= 0) & (windows.ids < symbols)).all()
         and (sizes > 0).all()
         and ((windows.question >= 0) & (windows.question < found["rows"])).all()
         and ((windows.place >= 0) & (windows.first >= 0) & (windows.count >= 0)).all()

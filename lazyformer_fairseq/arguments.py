@@ -92,6 +92,19 @@ def words_of(text: str, option: str) -> list[str]:
         raise UserError(f"{option} {text}: {error}") from None
 
 
+class GroupOfCommands(click.Group):
+    """A group that lists its commands with the whole first sentence of each, where click cuts it to one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, self.commands[name].get_short_help_str(limit=1000).removesuffix(".") + ".")
+            for name in self.list_commands(ctx)
+            if not self.commands[name].hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 class CommandWithSeveralValues(click.Command):
     """A command without positional arguments, whose options with ``multiple=True`` take all values that follow."""
 

@@ -7,7 +7,7 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq import registration
-from lazyformer_fairseq.arguments import ExistingPath
+from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
 from lazyformer_fairseq.benchmark.commands import bench
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
 from lazyformer_fairseq.curves.commands import curves
@@ -30,7 +30,7 @@ from lazyformer_fairseq.search.commands import search
 from lazyformer_fairseq.squad.commands import squad
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(cls=GroupOfCommands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
@@ -151,7 +151,7 @@ def _run_grid(ctx: click.Context, group: click.Group, words: list[str]) -> None:
 def export(
     checkpoints: Path, out: Path, checkpoint_file: Optional[str], target: str, form: Optional[str], head: Optional[str]
 ) -> None:
-    """Write a pre-trained or fine-tuned encoder as safetensors, which run no code whoever loads them.
+    """Write a pre-trained or fine-tuned encoder as safetensors, which run no code when they are loaded.
 
     CHECKPOINT is a file, or a folder of checkpoints.
     OUT gets model.safetensors, config.json and the tokenizer. LazyFormerModel.from_pretrained reads it, and

@@ -21,6 +21,13 @@ def test_help_names_commands_and_defaults():
     assert "[default: 32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
 
 
+@pytest.mark.parametrize("group", ["", "bench", "corpus", "glue", "lm", "pattern", "squad"])
+def test_a_group_lists_whole_sentences(group):
+    listed = help_of(*group.split()).split("Commands: ")[1]
+    assert "..." not in listed.replace(", ...", "") and listed.endswith(".")
+    assert group != "lm" or "Measure perplexity per word, or bits per character, of CHECKPOINT over every" in listed
+
+
 def test_corpus_writes_what_fairseq_train_reads(tmp_path):
     text = tmp_path / "text"
     text.mkdir()

@@ -147,6 +147,7 @@ def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
 def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     done = start(data_folder)
     assert (done.exit_code, start.started) == (0, ["phase1", "phase2"]), done.output
+    assert "lazyformer finetune out/phase2/checkpoint_last.pt GLUE_DATA RESULTS" in done.output
     assert start.updates == [0, 1, 2, 3, 4, 0, 1, 2, 3], "phase 2 counts from 0"
     state = torch.load("out/phase2/checkpoint_last.pt")
     assert (state["optimizer_history"][-1]["num_updates"], state["cfg"]["task"]["tokens_per_sample"]) == (4, 32)

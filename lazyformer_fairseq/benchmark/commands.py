@@ -1,5 +1,6 @@
 """``lazyformer bench``: models side by side; back ends of lazy attention; the loader of batches; the start of a run."""
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import click
 
 from lazyformer_fairseq.arguments import (
     ExistingPath,
+    GroupOfCommands,
     divided,
     named_patterns,
     numbers,
@@ -31,7 +33,8 @@ A_RESULT = ExistingPath("no such file; give a folder that lazyformer bench wrote
 
 def several(*names: str, default: str, help: str, convert: Callable = divided, metavar: str = "A,B,...") -> Callable:
     """An option that takes comma-separated values, or may be given several times."""
-    return click.option(*names, multiple=True, default=[default], callback=convert, metavar=metavar, help=help)
+    apart = re.split(r",(?![^\[]*\])", default)  # help can break lines between them
+    return click.option(*names, multiple=True, default=apart, callback=convert, metavar=metavar, help=help)
 
 
 def whole_numbers(name: str, default: str, help: str, variable: str = "") -> Callable:
@@ -64,7 +67,7 @@ def stopped_plainly() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=GroupOfCommands, invoke_without_command=True)
 @several("--arch", "archs", default="lazyformer_m2x6_s", help="Encoders, and causal models, to measure.")
 @click.option("--pattern", "patterns", multiple=True, callback=named_patterns, metavar="NAME=PATTERN",
               help="A further encoder, in the sizes of --baseline-arch and without attention dropout.")  # fmt: skip
@@ -224,8 +227,8 @@ def kinds(
 def table4(device: str, precision: Optional[str], output: Path, **given: Any) -> None:
     """Measure what PAR Transformer's Table 4 does: latency of SQuAD's inference at batch 1, encoder and span head.
 
-    Each model has its arch's own relative bias or none. Parameters and FLOPs stand beside, the paper's A100 too; on a
-    processor also the time that it computed, which other work on the machine lengthens less.
+    Each model has the relative bias of its arch, or none. The table has parameters, FLOPs and the paper's latency on
+    an A100 too; on a processor also CPU time, which other work on the machine lengthens less.
 
     \b
     lazyformer bench table4 --threads 1

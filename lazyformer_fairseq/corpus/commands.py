@@ -5,13 +5,14 @@ from typing import Any, Optional
 
 import click
 
+from lazyformer_fairseq.arguments import GroupOfCommands
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 
 STOPPED_BY_INTERRUPT = 130  # exit code of shells
 
 
-class BuildByDefault(click.Group):
+class BuildByDefault(GroupOfCommands):
     """``lazyformer corpus INPUT... OUT`` is ``lazyformer corpus build INPUT... OUT``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, divided, numbers
+from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, GroupOfCommands, divided, numbers
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
 from lazyformer_fairseq.glue.protocols import LAZYFORMER, PROTOCOLS
@@ -15,9 +15,9 @@ A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()
 
 
-@click.group()
+@click.group(cls=GroupOfCommands)
 def glue() -> None:
-    """From pre-trained checkpoints to the paper's GLUE table. `run` does all of it but the submission files."""
+    """Fine-tune encoders on GLUE, up to the paper's table. `run` does all of it but the submission files."""
 
 
 @glue.command(cls=CommandWithSeveralValues)

@@ -5,7 +5,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath
+from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 
@@ -14,7 +14,7 @@ PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare
 CORPORA = ("wikitext", "enwik8", "text8")
 
 
-@click.group()
+@click.group(cls=GroupOfCommands)
 def lm() -> None:
     """Language models: prepare their data, train them, evaluate them, compare them.
 
@@ -79,7 +79,7 @@ def evaluate(
     json_file: Optional[Path],
     **lengths: Optional[int],
 ) -> None:
-    """Perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
+    """Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
 
     Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
 

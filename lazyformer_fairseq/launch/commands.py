@@ -144,11 +144,11 @@ def train(
     of warm-up. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
     --sublayer-pattern '(sff)x5 (f)x9'.
 
-    Rows are streams through the text, memory goes with them. On fewer GPUs an update takes several segments of fewer
-    streams, one after the other. Run again, it resumes from its last checkpoint, memory and all; with another number
-    of streams the memory starts empty. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with
-    exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640 --clamp-len 400
-    --same-length
+    Rows are streams through the text, each with its memory. On fewer GPUs an update takes several segments of fewer
+    streams, one after the other. Stop it at any time; rerun to resume from the last checkpoint, memory included, which
+    starts empty if the number of streams has changed. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and
+    ends it with exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
+    --clamp-len 400 --same-length
 
     ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or

@@ -50,9 +50,10 @@ TINY_BOTH = (
 @GIVEN
 @click.option("--save-dir", type=click.Path(path_type=Path, file_okay=False),
               help="Folder OUT of both phases.  [default: checkpoints/ARCH_phases]")  # fmt: skip
-@click.option("--phase1", default="", metavar="'OPTIONS'", help="For phase 1 alone, as '--max-update 100 --lr 1e-3'.")
-@click.option("--phase2", default="", metavar="'OPTIONS'", help="For phase 2 alone.")
-@click.option("--tiny", is_flag=True, help="Both phases in miniature, a few minutes on two cores.")
+@click.option("--phase1", default="", metavar="'OPTIONS'", show_default=False,
+              help="For phase 1 alone, as '--max-update 100 --lr 1e-3'.")  # fmt: skip
+@click.option("--phase2", default="", metavar="'OPTIONS'", show_default=False, help="For phase 2 alone.")
+@click.option("--tiny", is_flag=True, help="Both phases in miniature: some 95 seconds on one core.")
 def pretrain_phases(
     arch: str, data: str, given: tuple[str, ...], save_dir: Optional[Path], phase1: str, phase2: str, tiny: bool
 ) -> None:
@@ -66,8 +67,8 @@ def pretrain_phases(
     left. Phase 2 starts from phase 1's weights, with a fresh optimizer and schedule, and packs the text anew. Options
     of `lazyformer pretrain` and of fairseq-train may follow, for both phases, and win: --gpus 4, --seed 2.
 
-    Stop it at any time, as `lazyformer pretrain`; rerun to resume. A phase that is finished is not repeated. The model
-    is OUT/phase2. See docs/par_bert.md.
+    Stop it at any time; rerun to resume. A phase that is finished is not repeated. The model is OUT/phase2. See
+    docs/par_bert.md.
     """
     refuse_unknown_arch(arch, ARCHITECTURES)
     out = save_dir or Path(f"checkpoints/{arch}_phases")
@@ -81,7 +82,13 @@ def pretrain_phases(
     for phase in PHASES:
         _run(phase, arch, data, out / phase, words[phase], is_dry)
     if not is_dry:
-        click.echo(f"both phases are finished: {out / PHASES[-1] / LAST}")
+        click.echo(_what_next(out / PHASES[-1] / LAST))
+
+
+def _what_next(model: Path) -> str:
+    return f"""both phases are finished; the model is {model}. To fine-tune it:
+  lazyformer finetune {model} GLUE_DATA RESULTS
+  lazyformer finetune-squad {model} SQUAD_DATA RESULTS"""
 
 
 def _words(phase: str, options: str, given: tuple[str, ...], tiny: bool) -> list[str]:
@@ -115,7 +122,8 @@ def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dr
     command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
     ended = run_to_its_end([*command, "--recipe", phase, "--save-dir", str(folder), *words])
     if ended.code:
-        click.echo(f"{phase}: ended with exit code {ended.code}; rerun to resume", err=True)
+        how = "stopped" if ended.was_stopped else f"ended with exit code {ended.code}"
+        click.echo(f"{phase}: {how}; rerun to resume", err=True)
         sys.exit(ended.code if ended.code > 0 else 128 - ended.code)
     if not is_dry and not _is_finished(phase, folder, words):  # --stop-time-hours, say
         raise UserError(f"{phase} ended before its last update; rerun to resume")

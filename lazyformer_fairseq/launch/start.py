@@ -40,8 +40,8 @@ def launch_options(command: Callable) -> Callable:
             click.option("--max-restarts", type=number,
                          help="Times that all processes start again, from the last checkpoint, when one dies.  "
                               "[default: 3; 0 where there is only one process]"),
-            precision("--fp16", flag_value="fp16", help="[default: bf16 where the GPUs have it, else fp16]"),
-            precision("--bf16", flag_value="bf16"),
+            precision("--fp16", flag_value="fp16", help="[default on GPUs without bf16]"),
+            precision("--bf16", flag_value="bf16", help="[default on GPUs that have it]"),
             precision("--fp32", flag_value="fp32", help="[default on a CPU]"),
             click.option("--fit/--no-fit", "fits", default=True,
                          help="Take as large a batch as fits the GPUs' memory by formula, unless you give one."),

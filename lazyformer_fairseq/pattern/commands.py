@@ -6,6 +6,7 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.arguments import GroupOfCommands
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
@@ -18,7 +19,7 @@ PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
 MOST_DRAWN = 256
 
 
-@click.group()
+@click.group(cls=GroupOfCommands)
 def pattern() -> None:
     """Look into a pattern before you train it."""
 

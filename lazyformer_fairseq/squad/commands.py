@@ -6,7 +6,13 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, checkpoint_at, numbers
+from lazyformer_fairseq.arguments import (
+    CommandWithSeveralValues,
+    ExistingPath,
+    GroupOfCommands,
+    checkpoint_at,
+    numbers,
+)
 from lazyformer_fairseq.files.whole import refuse_filled_folder
 from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
 from lazyformer_fairseq.squad.protocol import EPOCHS, LEARNING_RATES, SEEDS
@@ -41,21 +47,23 @@ _DATA_OPTIONS = (
 )
 
 
-@click.group()
+@click.group(cls=GroupOfCommands)
 def squad() -> None:
-    """From pre-trained checkpoints to answers on SQuAD v1.1. `run` does all of it but the predictions."""
+    """Fine-tune encoders on SQuAD v1.1, and let them answer questions. `run` does all of it but the predictions."""
 
 
 @squad.command(cls=CommandWithSeveralValues)
 @click.option("--data", type=THERE, required=True, help="Folder of the official train-v1.1.json and dev-v1.1.json.")
-@click.option("--tokenizer", type=THERE, required=True, help="The pre-training's: its folder, or a checkpoint's.")
+@click.option(
+    "--tokenizer", type=THERE, required=True, help="Tokenizer of the pre-training: its folder, or a checkpoint's."
+)
 @click.option("--output", type=A_PATH, required=True, help="Windows go to OUTPUT/data.")
 @data_options
 def prepare(data: Path, tokenizer: Path, output: Path, **given: Any) -> None:
     """Turn the official files into what is trained on, with the tokenizer of pre-training.
 
-    OUTPUT/data/manifest.json has the counts, what was left out, and the hashes of the files. A second time, what is
-    there and unchanged is reused.
+    OUTPUT/data/manifest.json has the counts, what was left out, and the hashes of the files. What is there already, of
+    the same files and settings, is kept.
     """
     from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.squad import prepare as steps
@@ -72,15 +80,22 @@ def prepare(data: Path, tokenizer: Path, output: Path, **given: Any) -> None:
 @click.option("--tokenizer", type=THERE, help="For --data.  [default: beside the first checkpoint]")
 @data_options
 @click.option("--lrs", multiple=True, type=str, callback=numbers(float), default=LEARNING_RATES, help="Learning rates.")
-@click.option("--seeds", multiple=True, type=str, callback=numbers(int), default=SEEDS, help="Each at each rate.")
+@click.option(
+    "--seeds",
+    multiple=True,
+    type=str,
+    callback=numbers(int),
+    default=SEEDS,
+    help="Random seeds; each runs at each rate.",
+)
 @click.option("--epochs", type=click.IntRange(1), default=EPOCHS, help="Of each run.")
 @where_runs_go
 def run(**given: Any) -> None:
     """Fine-tune every model at every rate with every seed (PAR's Table 4: one rate, five seeds), and report.
 
-    What is missing of the data is prepared first. One run a GPU, or several on the CPU's cores, each with a folder of
-    its own and a result.json in it. At the end comes the table, printed and, with pictures, in OUTPUT/report.
-    Stop it at any time; rerun to resume: finished runs are not repeated.
+    It first prepares the data that is missing. Each GPU takes one run at a time; without a GPU the CPU's cores share
+    them. A run has a folder of its own, with its result.json. At the end the command prints the table, and writes it
+    with pictures to OUTPUT/report. Stop it at any time; rerun to resume: finished runs are not repeated.
     """
     from lazyformer_fairseq.finetuning.run.door import run_to_the_end
     from lazyformer_fairseq.squad.report.grid_report import write_report
@@ -93,7 +108,7 @@ def run(**given: Any) -> None:
 @click.argument("out", type=THERE)
 @click.option("--output", type=A_PATH, help="Folder of tables and pictures.  [default: OUT/report]")
 def report(out: Path, output: Optional[Path]) -> None:
-    """Bring the runs in OUT to a table: F1 and exact match, beside heuristics and the paper; Markdown, CSV, LaTeX.
+    """Bring the runs in OUT to a table: F1 and exact match, beside baselines and the paper; Markdown, CSV, LaTeX.
 
     OUT is the folder that `lazyformer squad run` wrote; an unfinished grid is reported as such.
     """
@@ -118,10 +133,10 @@ def report(out: Path, output: Optional[Path]) -> None:
 @click.option("--max-tokens", type=click.IntRange(1), default=8192, help="Tokens of a batch, padding included.")
 @click.option("--skip-mistakes", is_flag=True, help="Leave out questions that are wrong in the file.")
 def predict(output: Optional[Path], checkpoint: Optional[Path], target: Path, **given: Any) -> None:
-    """Answer the questions of a file: predictions.json, as the official evaluation takes it, nbest_predictions.json.
+    """Answer the questions of a file: write predictions.json for the official evaluation, and nbest_predictions.json.
 
-    Give either --output or --checkpoint; with the former each model has a folder of its own. Where the file has
-    answers, exact match and F1 are printed.
+    Give either --output or --checkpoint; with --output each model gets a folder of its own. Where the file has
+    answers, the command prints exact match and F1.
     """
     if (output is None) == (checkpoint is None):
         raise click.UsageError("give either --output or --checkpoint")

@@ -309,5 +309,5 @@ def test_pictures_can_be_drawn_again(finished, tmp_path):
 
 def test_help_has_defaults():
     text = " ".join(run("--help").output.split())
-    assert "[default: 128,512]" in text and "[default: results/bench]" in text
+    assert "[default: 128, 512]" in text and "[default: results/bench]" in text
     assert {"backends", "loader"} <= set(text.split())

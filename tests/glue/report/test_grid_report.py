@@ -120,7 +120,7 @@ def test_what_is_not_the_paper_s_protocol_is_said(tmp_path):
     assert "The paper has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds" in markdown
     assert "Epochs: MNLI 3, RTE 3; the paper has 10." in markdown
     assert "RTE: all runs started from the MNLI checkpoint" in markdown
-    assert "12 runs took 0.12 hours" in markdown
+    assert "Hours of all runs (12) together: 0.12." in markdown
     assert "Training rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490)." in markdown
 
 

@@ -1,12 +1,14 @@
 """Task ``squad`` on small files of the official layout: what it loads, what it refuses, and a run that learns."""
 
 import shutil
+from unittest import mock
 
 import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer
 from helpers import toy_texts, train_tokenizer
 from toy_squad import write_toy_squad
 
@@ -153,3 +155,32 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)
+
+
+def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fairseq_train, tmp_path):
+    options = "--criterion squad --arch bert_tiny --sublayer-pattern '(s[window=2,global=given]fl)x2' --batch-size 16 "
+    options += "--dropout 0.1 --max-epoch 2 --save-interval-updates 5 --disable-validation"
+    task = (
+        "squad --tokens-per-sample 15 --doc-stride 2 --max-question-tokens 6"  # so that contexts have several windows
+    )
+    whole = fairseq_train(folders, options, tmp_path / "whole", task=task)
+    train_step = Trainer.train_step
+
+    def killed(trainer, *args, **kwargs):
+        if trainer.get_num_updates() == 7:
+            raise KeyboardInterrupt
+        return train_step(trainer, *args, **kwargs)
+
+    with mock.patch.object(Trainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
+        fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert torch.load(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 5
+    resumed = fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert resumed["optimizer_history"] == whole["optimizer_history"]
+    for name, weight in whole["model"].items():
+        assert torch.equal(resumed["model"][name], weight), name
+
+    hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
+    assert hub.model.encoder.sentence_encoder.asking
+    context = "Anna sees the house! " * 4
+    (answer,) = hub.answer("Sees what?", context)
+    assert answer.text and answer.text == context[answer.start : answer.end]

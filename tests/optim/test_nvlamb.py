@@ -278,13 +278,15 @@ def test_an_update_with_a_bad_gradient_leaves_weights_and_moments_as_they_were(
 
 
 def test_several_batches_an_update_are_one_large_batch(fairseq_train, data_folder, tmp_path):
-    options = f"{SMALL} --dropout 0 --optimizer nvlamb --lr 0.01 --clip-norm 1.0 --disable-validation --max-update 3"
+    """Each update sees all of the data: fairseq shuffles batches."""
+    options = f"{SMALL} --dropout 0 --optimizer nvlamb --lr 0.01 --clip-norm 1.0 --disable-validation --max-update 2"
     one, several = (
-        fairseq_train(data_folder, f"{options} {sizes}", tmp_path / sizes[-1])
-        for sizes in ("--batch-size 12 --update-freq 1", "--batch-size 4 --update-freq 3")
+        fairseq_train(data_folder, f"{options} --batch-size {batch} --update-freq {batches}", tmp_path / str(batch))
+        for batch, batches in ((400, 1), (100, 4))
     )
+    assert one["extra_state"]["train_iterator"]["epoch"] == several["extra_state"]["train_iterator"]["epoch"] == 3
     for name, weight in one["model"].items():
-        torch.testing.assert_close(several["model"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(several["model"][name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_in_words(fairseq_train, data_folder, tmp_path):

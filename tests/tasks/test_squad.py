@@ -1,5 +1,6 @@
 """Task ``squad`` on small files of the official layout: what it loads, what it refuses, and a run that learns."""
 
+import json
 import shutil
 from unittest import mock
 
@@ -12,8 +13,9 @@ from fairseq.trainer import Trainer
 from helpers import toy_texts, train_tokenizer
 from toy_squad import write_toy_squad
 
-from lazyformer_fairseq.data.squad.prepared_data import PreparedSquad, prepare_squad
-from lazyformer_fairseq.data.squad.windows import WindowSettings
+from lazyformer_fairseq.data.squad.official import read_squad
+from lazyformer_fairseq.data.squad.prepared_data import PreparedSplit, PreparedSquad, prepare_squad
+from lazyformer_fairseq.data.squad.windows import WindowSettings, make_windows
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
@@ -111,6 +113,7 @@ def test_models_with_token_types_get_them(config):
         (["--best-checkpoint-metric", "f1"], "add --maximize-best-checkpoint-metric"),
         (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
         (["--tokens-per-sample", "64"], "no room for a context"),
+        (["--doc-stride", "0"], "stride 0: must be 1 token at least"),
         (["--max-answer-tokens", "0"], "--max-answer-tokens 0: must be 1 at least"),
     ],
 )
@@ -132,6 +135,18 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
     shutil.copytree(folders / "tokenizer", tmp_path / "tokenizer")
     with pytest.raises(UserError, match="mine.json: cannot be read as JSON"):
         load(config("--train-file", "mine.json", data=tmp_path), "train")
+
+
+def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path):
+    content = json.loads((folders / "dev-v1.1.json").read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (tmp_path / "open.json").write_text(json.dumps(content))
+    task, model = load(config())
+    file = read_squad(tmp_path / "open.json", needs_answers=False)
+    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
+    with pytest.raises(UserError, match="open.json: has questions without an answer"):
+        task.build_criterion(config().criterion)(model, batch)
 
 
 def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):

@@ -67,7 +67,8 @@ class SquadCriterion(FairseqCriterion):
                 "--squad-head-name"
             )
         if "target" not in sample:
-            raise UserError("the file has questions without an answer to validate with")
+            path = self.task.dataset(sample["split"]).file.path
+            raise UserError(f"{path}: has questions without an answer; they can be predicted, not trained on or marked")
 
     def _answers(self, sample: dict, logits_BT2: Tensor) -> np.ndarray:
         """A row of :data:`COLUMNS` for each window, float64 (B, 5)."""

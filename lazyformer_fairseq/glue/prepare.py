@@ -10,18 +10,10 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.data.glue.encode import encode_split
-from lazyformer_fairseq.data.glue.prepared_data import (
-    FORMAT,
-    FORMAT_VERSION,
-    MANIFEST,
-    SETTINGS,
-    EncodedExamples,
-    PreparedTask,
-    targets_of,
-    write_split,
-)
+from lazyformer_fairseq.data.glue.prepared_data import EncodedExamples, PreparedTask, targets_of, write_split
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import ODDITIES, SplitFile, describe_oddities, read_split
+from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
@@ -125,8 +117,8 @@ def _settings(wanted: Preparation, task: TaskDescription) -> dict[str, Any]:
     hashes = {name: sha256_of(path) for name, path in files.items() if path.is_file()}
     if not hashes:
         raise UserError(f"{folder}: holds none of {', '.join(files)}; put {task.name}'s official files there")
-    values = (FORMAT_VERSION, task.name, wanted.max_length, tokenizer_hashes(wanted.tokenizer), hashes)
-    return dict(zip(SETTINGS, values, strict=True))
+    values = (PreparedTask.FORMAT_VERSION, task.name, wanted.max_length, tokenizer_hashes(wanted.tokenizer), hashes)
+    return dict(zip(PreparedTask.SETTINGS, values, strict=True))
 
 
 def _reuse(wanted: Preparation, task: TaskDescription, settings: dict[str, Any]) -> Optional[PreparedTask]:
@@ -134,7 +126,7 @@ def _reuse(wanted: Preparation, task: TaskDescription, settings: dict[str, Any])
     if not folder.exists():
         return None
     prepared = PreparedTask.load(folder)
-    different = [name for name in SETTINGS if prepared.manifest[name] != settings[name]]
+    different = [name for name in PreparedTask.SETTINGS if prepared.manifest[name] != settings[name]]
     if different:
         raise UserError(
             f"{folder}: was prepared before with other {' and '.join(name.replace('_', ' ') for name in different)} "
@@ -153,7 +145,7 @@ def _prepare(
     files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
     with whole_folder(folder) as unfinished:
         manifest = {
-            "format": FORMAT,
+            "format": PreparedTask.FORMAT,
             **settings,
             "data": str(source),
             "missing_files": missing,

@@ -4,7 +4,7 @@ From the official files, or from the folder that ``lazyformer squad prepare`` ma
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -154,11 +154,10 @@ class SquadTask(FineTuningTask):
 def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
     """The sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
     usual = prepared.settings if prepared else USUAL
-    wanted = WindowSettings(
-        cfg.tokens_per_sample or usual.longest,
-        cfg.doc_stride or usual.stride,
-        cfg.max_question_tokens or usual.longest_question,
-    )
+    given = {
+        "longest": cfg.tokens_per_sample, "stride": cfg.doc_stride, "longest_question": cfg.max_question_tokens,
+    }  # fmt: skip
+    wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
     if prepared and wanted != usual:
         raise UserError(
             f"{cfg.data}: was prepared with {usual}, the options ask for {wanted}; leave --tokens-per-sample, "

@@ -9,6 +9,8 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from helpers import assert_equal_state
+from reliability.damage import WEIGHT, DamagedRun
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.optim.fused_adam import FusedAdam
@@ -258,6 +260,33 @@ def test_a_resumed_run_of_fairseq_ends_where_one_without_a_break_does(precision,
     assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
     groups = found["last_optimizer_state"]["param_groups"]
     assert [(group["step"], group["lr"]) for group in groups] == [(4, 0.0)]
+
+
+@pytest.mark.parametrize("precision", ["", "--bf16"])
+def test_an_update_with_a_bad_gradient_leaves_weights_and_moments_as_they_were(
+    precision, fairseq_train, data_folder, tmp_path
+):
+    options = f"{SMALL} --optimizer nvlamb --lr 0.01 --clip-norm 1.0 --disable-validation --max-update 4 {precision}"
+    with DamagedRun(lambda call: "nan gradient" if call == 2 else None) as run:
+        found = fairseq_train(data_folder, options, tmp_path)
+    assert found["extra_state"]["bad_updates"]["skipped"] == 1
+    for call, update in enumerate(run.updates):
+        assert torch.equal(update.after["model"][WEIGHT], update.before["model"][WEIGHT]) == (call == 2)
+    for part in ("model", "optimizer"):
+        assert_equal_state(run.updates[2].after[part], run.updates[2].before[part], part)
+    assert [group["step"] for group in found["last_optimizer_state"]["param_groups"]] == [3]
+
+
+def test_several_batches_an_update_are_one_large_batch(fairseq_train, data_folder, tmp_path):
+    """Each update sees all of the data: fairseq shuffles batches."""
+    options = f"{SMALL} --dropout 0 --optimizer nvlamb --lr 0.01 --clip-norm 1.0 --disable-validation --max-update 2"
+    one, several = (
+        fairseq_train(data_folder, f"{options} --batch-size {batch} --update-freq {batches}", tmp_path / str(batch))
+        for batch, batches in ((400, 1), (100, 4))
+    )
+    assert one["extra_state"]["train_iterator"]["epoch"] == several["extra_state"]["train_iterator"]["epoch"] == 3
+    for name, weight in one["model"].items():
+        torch.testing.assert_close(several["model"][name], weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_in_words(fairseq_train, data_folder, tmp_path):

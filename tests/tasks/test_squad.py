@@ -1,17 +1,21 @@
 """Task ``squad`` on small files of the official layout: what it loads, what it refuses, and a run that learns."""
 
+import json
 import shutil
+from unittest import mock
 
 import pytest
 import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer
 from helpers import toy_texts, train_tokenizer
 from toy_squad import write_toy_squad
 
-from lazyformer_fairseq.data.squad.prepared_data import PreparedSquad, prepare_squad
-from lazyformer_fairseq.data.squad.windows import WindowSettings
+from lazyformer_fairseq.data.squad.official import read_squad
+from lazyformer_fairseq.data.squad.prepared_data import PreparedSplit, PreparedSquad, prepare_squad
+from lazyformer_fairseq.data.squad.windows import WindowSettings, make_windows
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.models import LazyFormerModel
@@ -109,6 +113,7 @@ def test_models_with_token_types_get_them(config):
         (["--best-checkpoint-metric", "f1"], "add --maximize-best-checkpoint-metric"),
         (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
         (["--tokens-per-sample", "64"], "no room for a context"),
+        (["--doc-stride", "0"], "stride 0: must be 1 token at least"),
         (["--max-answer-tokens", "0"], "--max-answer-tokens 0: must be 1 at least"),
     ],
 )
@@ -132,6 +137,18 @@ def test_what_is_not_there_is_refused(config, folders, tmp_path):
         load(config("--train-file", "mine.json", data=tmp_path), "train")
 
 
+def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path):
+    content = json.loads((folders / "dev-v1.1.json").read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (tmp_path / "open.json").write_text(json.dumps(content))
+    task, model = load(config())
+    file = read_squad(tmp_path / "open.json", needs_answers=False)
+    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
+    with pytest.raises(UserError, match="open.json: has questions without an answer"):
+        task.build_criterion(config().criterion)(model, batch)
+
+
 def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):
     state = fairseq_train(
         folders,
@@ -153,3 +170,32 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)
+
+
+def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fairseq_train, tmp_path):
+    options = "--criterion squad --arch bert_tiny --sublayer-pattern '(s[window=2,global=given]fl)x2' --batch-size 32 "
+    options += "--dropout 0.1 --max-epoch 1 --save-interval-updates 5 --disable-validation"
+    task = (
+        "squad --tokens-per-sample 15 --doc-stride 2 --max-question-tokens 6"  # so that contexts have several windows
+    )
+    whole = fairseq_train(folders, options, tmp_path / "whole", task=task)
+    train_step = Trainer.train_step
+
+    def killed(trainer, *args, **kwargs):
+        if trainer.get_num_updates() == 7:
+            raise KeyboardInterrupt
+        return train_step(trainer, *args, **kwargs)
+
+    with mock.patch.object(Trainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
+        fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert torch.load(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 5
+    resumed = fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert resumed["optimizer_history"][-1] == whole["optimizer_history"][-1]
+    for name, weight in whole["model"].items():
+        assert torch.equal(resumed["model"][name], weight), name
+
+    hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
+    assert hub.model.encoder.sentence_encoder.asking
+    context = "Anna sees the house! " * 4
+    (answer,) = hub.answer("Sees what?", context)
+    assert answer.text and answer.text == context[answer.start : answer.end]

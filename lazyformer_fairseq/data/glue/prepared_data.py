@@ -6,27 +6,21 @@ TASK/manifest.json                 where it comes from, and what was counted
 TASK/tokenizer/                    a copy of the tokenizer
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.data.glue.tsv import Example
+from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
 from lazyformer_fairseq.data.text.interface import cut_input
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import MappedItems, type_of_ids, write_items
 from lazyformer_fairseq.files.items_check import check_items
-from lazyformer_fairseq.files.json_files import read_json
 
-FORMAT = "lazyformer glue task"
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")  # fields of a manifest that decide the data
 SUBSET_SEED = 1
 
 
@@ -61,46 +55,31 @@ class MappedInputs(Sequence):
         return ids if self._longest is None else cut_input(ids, self._longest, self._eos)
 
 
-@dataclass(frozen=True)
-class PreparedTask:
-    """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts."""
+class PreparedTask(PreparedFolder):
+    """The folder of a task."""
 
-    folder: Path
-    manifest: dict[str, Any]
-
-    @classmethod
-    def load(cls, folder: Union[str, Path]) -> "PreparedTask":
-        """Raises a UserError where prepare did not write the folder, or wrote it in another version."""
-        folder = Path(folder)
-        path = folder / MANIFEST
-        manifest = read_json(path, "run `lazyformer glue prepare`")
-        if manifest.get("format") != FORMAT:
-            raise UserError(f"{path}: is not the manifest of a GLUE task; run `lazyformer glue prepare`")
-        if manifest.get("format_version") != FORMAT_VERSION:
-            raise UserError(
-                f"{path}: format version {manifest.get('format_version')!r}, but this program reads {FORMAT_VERSION}; "
-                f"remove {folder} and run `lazyformer glue prepare` again"
-            )
-        if not _is_whole(manifest):
-            raise UserError(f"{path}: damaged; remove {folder} and run `lazyformer glue prepare` again")
-        return cls(folder, manifest)
+    FORMAT, FORMAT_VERSION = "lazyformer glue task", 1
+    SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
+    CONTENT, COMMAND = "a GLUE task", "lazyformer glue prepare"
 
     @staticmethod
-    def is_at(folder: Union[str, Path]) -> bool:
-        return (Path(folder) / MANIFEST).is_file()
+    def is_whole(manifest: dict[str, Any]) -> bool:
+        name, splits = manifest["task"], manifest.get("splits")
+        return (
+            isinstance(name, str)
+            and name in TASKS
+            and isinstance(splits, dict)
+            and all(
+                split in TASKS[name].splits  # it becomes a file's name
+                and isinstance(counts, dict)
+                and all(type(counts.get(count)) is int for count in ("rows", "bytes"))
+                for split, counts in splits.items()
+            )
+        )
 
     @property
     def task(self) -> TaskDescription:
         return TASKS[self.manifest["task"]]
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what decides the data: files, tokenizer, longest input."""
-        return hashlib.sha256(json.dumps([self.manifest[name] for name in SETTINGS]).encode()).hexdigest()
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self.folder / "tokenizer"
 
     def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
         """A split, still on disk.
@@ -115,7 +94,7 @@ class PreparedTask:
             file = self.task.splits[split].file if split in self.task.splits else f"split {split!r}"
             raise UserError(
                 f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
-                f"files, remove {self.folder} and run `lazyformer glue prepare` again"
+                f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
         gone = [path for path in (self.folder / f"{split}.bin", self.folder / f"{split}.idx") if not path.is_file()]
         if gone:
@@ -136,25 +115,8 @@ class PreparedTask:
 
     def _damaged(self, split: str, reason: str) -> UserError:
         return UserError(
-            f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `lazyformer glue prepare` again"
+            f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `{self.COMMAND}` again"
         )
-
-
-def _is_whole(manifest: dict[str, Any]) -> bool:
-    """Whether the manifest has every field that is read."""
-    splits = manifest.get("splits")
-    return (
-        all(name in manifest for name in SETTINGS)
-        and isinstance(manifest["task"], str)
-        and manifest["task"] in TASKS
-        and isinstance(splits, dict)
-        and all(
-            name in TASKS[manifest["task"]].splits  # it becomes a file's name
-            and isinstance(split, dict)
-            and all(type(split.get(count)) is int for count in ("rows", "bytes"))
-            for name, split in splits.items()
-        )
-    )
 
 
 def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:

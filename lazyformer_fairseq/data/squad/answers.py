@@ -54,6 +54,8 @@ class SpanCollector:
 
     def spans(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> list[list[FoundAnswer]]:
         """The best spans of each of the windows `index` (B,), the best first, without probabilities (nan)."""
+        if not len(self.windows.offsets):  # control characters alone, say: there is nothing to point at
+            return [[] for _ in index]
         is_start, is_end = allowed(self.windows, index, starts_BT.shape[1])
         best = best_spans(starts_BT, ends_BT, is_start, is_end, self.longest, self.n_best)
         firsts, lasts = characters(self.windows, index, best)

@@ -6,16 +6,15 @@ FOLDER/manifest.json    where it comes from, and what was counted
 FOLDER/tokenizer/       a copy of the tokenizer
 """
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
 from lazyformer_fairseq.data.squad.official import SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.squad.windows import USUAL, Windows, WindowSettings, make_windows
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -24,14 +23,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.files.hashes import sha256_of
 from lazyformer_fairseq.files.indexed_format import type_of_ids
-from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.files.whole import whole_folder
 
-FORMAT = "lazyformer squad"
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
-# Fields of a manifest that decide the data.
-SETTINGS = ("format_version", "max_length", "stride", "max_question_length", "skip_mistakes", "tokenizer", "files")
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 
 
@@ -42,46 +36,26 @@ class PreparedSplit(NamedTuple):
     windows: Windows
 
 
-@dataclass(frozen=True)
-class PreparedSquad:
-    """A folder, whole and of this version. `manifest` is what prepare wrote; it holds all counts."""
+class PreparedSquad(PreparedFolder):
+    """The folder of SQuAD's windows."""
 
-    folder: Path
-    manifest: dict[str, Any]
-
-    @classmethod
-    def load(cls, folder: Union[str, Path]) -> "PreparedSquad":
-        """Raises a UserError where prepare did not write the folder, or wrote it in another version."""
-        folder = Path(folder)
-        path = folder / MANIFEST
-        manifest = read_json(path, "run `lazyformer squad prepare`")
-        if manifest.get("format") != FORMAT:
-            raise UserError(f"{path}: is not the manifest of prepared SQuAD; run `lazyformer squad prepare`")
-        if manifest.get("format_version") != FORMAT_VERSION:
-            raise UserError(
-                f"{path}: format version {manifest.get('format_version')!r}, but this program reads {FORMAT_VERSION}; "
-                f"remove {folder} and run `lazyformer squad prepare` again"
-            )
-        if not all(name in manifest for name in SETTINGS) or not _is_whole(manifest.get("splits")):
-            raise UserError(f"{path}: damaged; remove {folder} and run `lazyformer squad prepare` again")
-        return cls(folder, manifest)
+    FORMAT, FORMAT_VERSION = "lazyformer squad", 1
+    SETTINGS = ("format_version", "max_length", "stride", "max_question_length", "skip_mistakes", "tokenizer", "files")
+    CONTENT, COMMAND = "prepared SQuAD", "lazyformer squad prepare"
 
     @staticmethod
-    def is_at(folder: Union[str, Path]) -> bool:
-        return (Path(folder) / MANIFEST).is_file()
+    def is_whole(manifest: dict[str, Any]) -> bool:
+        splits = manifest.get("splits")
+        return isinstance(splits, dict) and all(
+            name in SPLITS  # it becomes a file's name
+            and isinstance(counts, dict)
+            and all(type(counts.get(count)) is int for count in ("rows", "windows", "kept_tokens"))
+            for name, counts in splits.items()
+        )
 
     @property
     def settings(self) -> WindowSettings:
         return WindowSettings(*(self.manifest[name] for name in ("max_length", "stride", "max_question_length")))
-
-    @property
-    def sha256(self) -> str:
-        """Hash of what decides the data: files, tokenizer, sizes."""
-        return hashlib.sha256(json.dumps([self.manifest[name] for name in SETTINGS]).encode()).hexdigest()
-
-    @property
-    def tokenizer_folder(self) -> Path:
-        return self.folder / "tokenizer"
 
     def read(self, split: str) -> PreparedSplit:
         """Reads a split.
@@ -101,19 +75,9 @@ class PreparedSquad:
             _check(windows, file, wanted, len(load_tokenizer(self.tokenizer_folder).symbols))
         except Exception as error:  # numpy may raise anything for a damaged file
             raise UserError(
-                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `lazyformer squad prepare` "
-                "again"
+                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
             ) from error
         return PreparedSplit(file, windows)
-
-
-def _is_whole(splits: Any) -> bool:
-    return isinstance(splits, dict) and all(
-        name in SPLITS  # it becomes a file's name
-        and isinstance(split, dict)
-        and all(type(split.get(count)) is int for count in ("rows", "windows", "kept_tokens"))
-        for name, split in splits.items()
-    )
 
 
 def prepare_squad(
@@ -139,7 +103,7 @@ def prepare_squad(
             raise UserError(f"{path}: no such file; put SQuAD's official files there, {' and '.join(SPLITS.values())}")
     sizes = dict(zip(("max_length", "stride", "max_question_length"), asdict(settings).values(), strict=True))
     hashes = {split: sha256_of(path) for split, path in files.items()}
-    wanted = {"format_version": FORMAT_VERSION, **sizes, "skip_mistakes": skip_mistakes}
+    wanted = {"format_version": PreparedSquad.FORMAT_VERSION, **sizes, "skip_mistakes": skip_mistakes}
     wanted |= {"tokenizer": tokenizer_hashes(tokenizer), "files": hashes}
     if folder.exists():
         return _reuse(folder, wanted)
@@ -148,14 +112,14 @@ def prepare_squad(
     with whole_folder(folder) as unfinished:
         splits = {split: _write(file, split, own, settings, unfinished) for split, file in read.items()}
         own.save(unfinished / "tokenizer")
-        manifest = {"format": FORMAT, **wanted, "splits": splits, "versions": versions(PACKAGES)}
+        manifest = {"format": PreparedSquad.FORMAT, **wanted, "splits": splits, "versions": versions(PACKAGES)}
         write_json(unfinished / MANIFEST, manifest, durable=False)
     return PreparedSquad(folder, manifest)
 
 
 def _reuse(folder: Path, wanted: Mapping[str, Any]) -> PreparedSquad:
     prepared = PreparedSquad.load(folder)
-    different = [name.replace("_", " ") for name in SETTINGS if prepared.manifest[name] != wanted[name]]
+    different = [name.replace("_", " ") for name in PreparedSquad.SETTINGS if prepared.manifest[name] != wanted[name]]
     if different:
         raise UserError(
             f"{folder}: was prepared before with other {' and '.join(different)} (see {MANIFEST} there); remove it, or "

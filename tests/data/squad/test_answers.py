@@ -55,6 +55,18 @@ def test_odd_answers_come_back_as_they_stand_there(kind, longest, tmp_path):
     assert {lost.wanted: (lost.found, lost.cause) for lost in found.lost} == {}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_without_a_token_has_no_answer(kind, tmp_path):
+    tokenizer = train(kind, (ODD,) * 3, tmp_path, {"ours": 80, "word piece": 120, "byte-level BPE": 330}[kind])
+    content = {"data": [{"paragraphs": [{"context": "\x00", "qas": [{"id": "1", "question": "\x00?"}]}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    file = read_squad(tmp_path / "dev.json", needs_answers=False)
+    windows = make_windows(tokenizer, file)
+    collector = SpanCollector(windows, file.contexts)
+    collector.add(np.arange(1), *np.zeros((2, 1, int(windows.sizes[0])), np.float32))
+    assert [answer.text for answer in collector.answers()[0]] == (["\x00"] if kind == "byte-level BPE" else [])
+
+
 def test_an_answer_inside_a_piece_is_lost_and_told(tmp_path):
     context = "Anna has fourteen cats."
     tokenizer = train("ours", (context,) * 5, tmp_path, 40)

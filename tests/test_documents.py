@@ -99,6 +99,10 @@ ADDED_OPTIONS = {
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
     "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
+    "lazyformer pretrain-phases": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
+    "lazyformer pretrain par_bert_base.yaml": (
+        f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
+    ),
     "lazyformer pretrain lazyformer_m2x6_s.yaml": (
         f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
     ),

@@ -260,6 +260,13 @@ def test_a_resumed_run_of_fairseq_ends_where_one_without_a_break_does(precision,
     assert [(group["step"], group["lr"]) for group in groups] == [(4, 0.0)]
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused_in_words(fairseq_train, data_folder, tmp_path):
+    options = f"{SMALL} --disable-validation --max-update"
+    fairseq_train(data_folder, f"{options} 1", tmp_path)
+    with pytest.raises(UserError, match="checkpoint_last.pt: Optimizer does not match.*FusedAdam vs NvLamb.*--reset-o"):
+        fairseq_train(data_folder, f"{options} 2 --optimizer nvlamb", tmp_path)
+
+
 @pytest.mark.slow
 def test_a_small_masked_lm_learns(fairseq_train, data_folder, tmp_path):
     """From the uniform distribution over 160 pieces, 7.3 bits."""

@@ -210,6 +210,7 @@ def users_folder(tmp_path) -> Path:
 def add_what_pages_begin_with(folder: Path) -> None:
     """Pre-training data, checkpoints of several names and a text for language models."""
     shutil.copytree(BEFORE / "data", folder / "data")
+    shutil.copytree(BEFORE / "tokenizer", folder / "data" / "tokenizer")
     for name in ("lazyformer_m2x6_s", "bert_base", "lazyformer_m2x2", "par_bert_base", "bert_base_absolute"):
         shutil.copytree(BEFORE / "tokenizer", folder / "checkpoints" / name / "tokenizer")
         shutil.copy(BEFORE / "checkpoint_last.pt", folder / "checkpoints" / name)

@@ -8,8 +8,6 @@ from fairseq import trainer
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 
-from lazyformer_fairseq.errors import UserError
-
 
 def training_on_cpu_under_torchrun(infer_init_method, cfg, *args, **kwargs):
     """``infer_init_method(cfg)``: follows torchrun where there is no GPU."""
@@ -71,13 +69,3 @@ def averaging_numbers_alone(init, self, model, config, device=None, skip_keys=No
     """``EMA.__init__``: takes the newest of what is not floating-point, such as ``dictionary_sha256``."""
     integers = {name for name, value in model.state_dict().items() if not value.is_floating_point()}
     init(self, model, config, device, integers | set(skip_keys or ()))
-
-
-def naming_another_optimizer(load_checkpoint, self, filename, *args, **kwargs):
-    """For ``Trainer.load_checkpoint``. Raises a UserError where optimizer or criterion are not the checkpoint's."""
-    try:
-        return load_checkpoint(self, filename, *args, **kwargs)
-    except AssertionError as error:
-        if "does not match; please reset the optimizer" not in str(error):
-            raise
-        raise UserError(f"{filename}: {error}; give the one it was trained with, or --reset-optimizer") from error

@@ -134,8 +134,6 @@ HOOKS = (
          "to join all weights to one vector fairseq asks for the current GPU"),
         ("fairseq.trainer:_catalog_shared_params", "seeing_no_shared_parameter_where_there_is_none",
          "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each"),
-        ("fairseq.trainer:Trainer.load_checkpoint", "naming_another_optimizer",
-         "a checkpoint of another optimizer or criterion ends in a traceback"),
         ("fairseq.trainer:Trainer._reduce_and_log_stats", "forget_ended_contexts",
          "meters remember something of each update for ever"),
         ("fairseq.models.ema.ema:EMA.__init__", "averaging_numbers_alone",

@@ -1,4 +1,4 @@
-"""The pages: every command runs in miniature, every table and link is held to what it describes."""
+"""Every command of the pages runs in miniature."""
 
 import os
 import re
@@ -7,46 +7,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
 
 import pytest
-from fairseq.dataclass import FairseqDataclass
-from helpers import ROOT, count_causal_parameters, count_parameters, toy_texts, write_toy_glue
+from helpers import ROOT, toy_texts, write_toy_glue
 from language_model_data import write_toy_wikitext
-from omegaconf import MISSING as REQUIRED
+from pages import PAGES
 from squad_grids import write_articles
 from tiny_berts import save_tiny
 from training_logs import write_run
 
-from lazyformer_fairseq.costs.flops import count_flops
-from lazyformer_fairseq.costs.flops import count_parameters as count_parameters_by_formula
-from lazyformer_fairseq.criterions.continued_masked_lm import ContinuedMaskedLMConfig
 from lazyformer_fairseq.language_modeling.text.prepare import prepare
-from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
-from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
-from lazyformer_fairseq.optim.nvlamb import NvLambConfig
-from lazyformer_fairseq.optim.polynomial_warmup import PolynomialWarmupConfig
-from lazyformer_fairseq.patterns import attention_kinds
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.patterns.settings import Setting
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
-from lazyformer_fairseq.reliability.options import ReliabilityConfig
-from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
-from lazyformer_fairseq.tasks.glue import GlueConfig
-from lazyformer_fairseq.tasks.squad import SquadConfig
-from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingConfig
-
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-}
-
-# --- Commands
 
 BEFORE = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"  # what a user has where a page begins
 PATTERN = "--sublayer-pattern M2x2"
@@ -277,180 +248,3 @@ def test_what_is_tested_elsewhere_is_in_a_page_and_in_that_test(start, file):
     commands = [code for page in PAGES for _, block in blocks_of(page) for code in commands_of(block)]
     assert any(command.startswith(start) for command in commands)
     assert start.split()[-1].split("/")[-1] in (ROOT / "tests" / file).read_text()
-
-
-# --- Tables
-
-
-def rows_of(page: str, columns: int) -> list[list[str]]:
-    """The cells of a page's table rows of so many columns."""
-    rows = (re.split(r"(?<!\\)\|", line.strip("|")) for line in PAGES[page].splitlines() if line.startswith("|"))
-    return [[cell.strip(" `") for cell in row] for row in rows if len(row) == columns]
-
-
-def test_the_estimates_for_one_gpu_follow_their_formulas():
-    rows = {name: ARCHITECTURES[name] for name in ("bert_small", "lazyformer_small")}
-    forward, memory = [], []
-    for row in rows.values():
-        sizes = EncoderSizes(32_768, row.encoder_embed_dim, row.encoder_ffn_embed_dim, 8, 512, 32)
-        forward.append(count_flops(row.sublayer_pattern, sizes, 512, predicted=77))
-        attending = expand(row.sublayer_pattern).count("s")
-        bytes_a_token = 34 * 512 * 8 + 5 * 8 * 512 * attending + 1.5 * 32_768
-        memory.append((16 * count_parameters_by_formula(row.sublayer_pattern, sizes), 512 * bytes_a_token))
-    assert "32.7 GFLOP for `bert_small`, 31.6 GFLOP for `lazyformer_small`" in PAGES["docs/one_gpu.md"]
-    assert [f"{flops / 1e9:.1f}" for flops in forward] == ["32.7", "31.6"]
-    hours = [row for row in rows_of("docs/one_gpu.md", columns=4) if row[1].isdigit()]
-    assert len(hours) == 5
-    for _, peak, *written in hours:
-        assert written == [f"{3 * flops * 256 * 100_000 / (float(peak) * 1e12 * 0.3) / 3600:.1f}" for flops in forward]
-    gigabytes = [row for row in rows_of("docs/one_gpu.md", columns=3) if row[0].isdigit()]
-    assert len(gigabytes) == 3
-    for batch, *written in gigabytes:
-        assert written == [f"{(fixed + int(batch) * each) / 1e9:.1f}" for fixed, each in memory]
-
-
-def test_the_table_of_architectures_is_the_one_in_the_code():
-    named = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}
-    written = {cells[0]: cells[1:] for cells in rows_of("docs/architectures.md", columns=5) if cells[0] in named}
-    assert written.keys() == {name for name in named if not name.endswith("_tiny")}
-    for name, cells in written.items():
-        row = named[name]
-        if name in ARCHITECTURES:
-            sizes = (row.encoder_ffn_embed_dim, row.encoder_embed_dim, row.encoder_attention_heads)
-            parameters = count_parameters(name)
-        else:
-            sizes = (row.decoder_ffn_embed_dim, row.decoder_embed_dim, row.decoder_attention_heads)
-            parameters = count_causal_parameters(name, 267_735 if row.adaptive_softmax_cutoff else 204)
-        counted = f"{parameters / 1e6:.1f}M"
-        assert cells == [row.sublayer_pattern, ", ".join(map(str, sizes)), counted, row.source], name
-
-
-CONFIGS = {
-    "Encoders": LazyFormerConfig,
-    "Language models": CausalLMConfig,
-    "Every task": ReliabilityConfig,
-    "`--task full_sentences_masked_lm`": FullSentencesMaskedLMConfig,
-    "`--task glue`": GlueConfig,
-    "`--task squad`": SquadConfig,
-    "`--task stream_language_modeling`": StreamLanguageModelingConfig,
-    "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
-    "`--optimizer fused_adam`": FusedAdamConfig,
-    "`--optimizer nvlamb`": NvLambConfig,
-    "`--lr-scheduler linear_warmup`": LinearWarmupConfig,
-    "`--lr-scheduler polynomial_warmup`": PolynomialWarmupConfig,
-}
-SET_BY_ARCH = {
-    LazyFormerConfig: ARCHITECTURES["bert_base"].options(),
-    CausalLMConfig: CAUSAL_ARCHITECTURES["transformer_xl_base"].options(),
-}
-
-
-def own_options(config: type[FairseqDataclass]) -> list[Field]:
-    """Those that become flags and are not inherited from another section."""
-    inherited = () if config is ReliabilityConfig else {field.name for field in fields(ReliabilityConfig)}
-    return [
-        field
-        for field in fields(config)
-        if "help" in field.metadata and field.default not in (MISSING, REQUIRED) and field.name not in inherited
-    ]
-
-
-def table_of_options(config: type[FairseqDataclass]) -> str:
-    """As Markdown: docs/options.md holds it to the letter."""
-    lines = []
-    for field in own_options(config):
-        default = "off" if field.default is False else "" if field.default is None else str(field.default)
-        default = "the arch's" if field.name in SET_BY_ARCH.get(config, ()) else default
-        text = field.metadata["help"].replace("<", r"\<")
-        lines.append(f"| `--{field.name.replace('_', '-')}` | {default} | {text} |")
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(("section", "config"), CONFIGS.items(), ids=[config.__name__ for config in CONFIGS.values()])
-def test_the_table_of_options_is_that_of_the_code(section, config):
-    text = PAGES["docs/options.md"].split(f"## {section}\n")[1].split("\n## ")[0]
-    written = "\n".join(line for line in text.splitlines() if line.startswith("| `--"))
-    assert written == table_of_options(config)
-
-
-def test_the_table_of_letters_is_the_one_in_the_code():
-    lines = PAGES["docs/patterns.md"].splitlines()
-    rows = [f"| `{kind.letter}` | {kind.name} | {kind.help} | {kind.source} |" for kind in kinds()]
-    assert [line for line in lines if re.match(r"\| `.` \|", line)] == rows
-    settings = [
-        f"| `{kind.letter}[{setting.name}={setting.default}]` | {setting.unit} | {setting.help} |"
-        for kind in kinds()
-        for setting in kind.settings
-        if setting not in attention_kinds.SETTINGS
-    ]
-    assert [line for line in lines if re.match(r"\| `.\[", line)] == settings
-
-
-def test_the_table_of_settings_is_the_one_in_the_code():
-    def values(setting: Setting) -> str:
-        return ", ".join(filter(None, [setting.unit, *setting.choices]))
-
-    rows = [
-        f"| {each.name} | {values(each)} | {each.default or 'none'} | {each.help} |"
-        for each in attention_kinds.SETTINGS
-    ]
-    lines = PAGES["docs/attention_kinds.md"].splitlines()
-    start = lines.index("| setting | values | default | |")
-    assert lines[start + 2 : start + 2 + len(rows)] == rows
-
-
-def test_patterns_become_what_the_page_says():
-    text = PAGES["docs/patterns.md"].split("| you write |")[1].split("\n\n")[0]
-    patterns = [re.findall("`(.*?)`", line) for line in text.splitlines() if line.startswith("| `")]
-    assert len(patterns) >= 6
-    for first, *others in patterns:
-        assert {expand(first)} >= {expand(other) for other in others}
-
-
-# --- Links and names
-
-# docs/add_a_kind.md walks through the one, a command writes the other.
-MADE_BY_READERS = {"lazyformer_fairseq/modules/sublayers/local_mean.py", "modeling_lazyformer.py"}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)]+)\)", PAGES[page]):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (ROOT / page).parent / path if path else ROOT / page
-        assert file.exists(), target
-        if anchor:
-            heads = re.findall(r"^#+ (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}, target
-
-
-def test_the_index_has_every_page():
-    linked = set(re.findall(r"^\| \[[\w.]+\]\(([\w.]+)\)", PAGES["docs/README.md"], re.MULTILINE))
-    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_python_files_that_a_page_names_are_there(page):
-    there = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
-    for name in set(re.findall(r"\w[\w/]*\.py\b", PAGES[page])) - MADE_BY_READERS:
-        assert any(path.endswith(f"/{name}") for path in there), name
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_files_and_folders_that_a_page_names_are_there(page):
-    named = set(re.findall(r"(?<![\w/.-])(?:scripts|configs|docs|tests|lazyformer_fairseq)/[\w./-]*\w", PAGES[page]))
-    in_package = set(re.findall(r"`((?:patterns|modules|models|data|tasks|reliability)/[\w./]+\w)`", PAGES[page]))
-    for path in named | {f"lazyformer_fairseq/{path}" for path in in_package}:
-        assert (ROOT / path).exists() or path in MADE_BY_READERS, path
-
-
-def test_the_tree_in_contributing_is_the_packages():
-    tree = PAGES["CONTRIBUTING.md"].split("```")[1]
-    named = set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
-    assert named == {path.parent.name for path in (ROOT / "lazyformer_fairseq").glob("*/__init__.py")}
-
-
-def test_the_readme_is_short():
-    assert len(PAGES["README.md"].split()) < 1000

@@ -3,7 +3,6 @@
 import numpy as np
 
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
-from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.datasets.packing import Blocks, kept_blocks
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import read_items
@@ -19,22 +18,11 @@ class FullSentencesDataset(MaskedBlocksDataset):
         UserError: where the items are not sentences.
     """
 
-    def __init__(
-        self,
-        items,
-        item_sizes: np.ndarray,
-        tokens_per_sample: int,
-        bos: int,
-        eos: int,
-        masking: Masking,
-        seed: int = 1,
-        shuffle: bool = True,
-        name: str = "data",
-    ):
-        super().__init__(items, item_sizes, tokens_per_sample, bos, eos, masking, seed, shuffle, name)
-        self.blocks: Blocks = kept_blocks(name, item_sizes, tokens_per_sample)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.blocks: Blocks = kept_blocks(self.name, self.item_sizes, self.tokens_per_sample)
         if not len(self.blocks):
-            raise UserError(f"{name}: holds document boundaries but no sentence; was the corpus empty?")
+            raise UserError(f"{self.name}: holds document boundaries but no sentence; was the corpus empty?")
         self.sizes = self.blocks.sizes
 
     def block(self, index: int) -> np.ndarray:

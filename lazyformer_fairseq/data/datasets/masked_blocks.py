@@ -56,6 +56,7 @@ class MaskedBlocksDataset(SizedDataset):
         self.masking = masking
         self.seed = seed
         self.shuffle = shuffle
+        self.name = name
 
     @abstractmethod
     def block(self, index: int) -> np.ndarray:

@@ -7,7 +7,6 @@ import torch
 
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
-from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.datasets.pairing import Documents, Pairs, Texts, draw_pairs
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.files.indexed_format import read_items
@@ -28,35 +27,22 @@ class SentencePairsDataset(MaskedBlocksDataset):
         UserError: where the items are not sentences of two documents or more, or a pair has no room.
     """
 
-    def __init__(
-        self,
-        items,
-        item_sizes: np.ndarray,
-        tokens_per_sample: int,
-        bos: int,
-        eos: int,
-        masking: Masking,
-        seed: int = 1,
-        shuffle: bool = True,
-        name: str = "data",
-        separators: int = 2,
-        has_token_types: bool = False,
-    ):
-        super().__init__(items, item_sizes, tokens_per_sample, bos, eos, masking, seed, shuffle, name)
+    def __init__(self, *args, separators: int = 2, has_token_types: bool = False, **kwargs):
+        super().__init__(*args, **kwargs)
         self.separators = separators
         self.has_token_types = has_token_types
-        self.room = tokens_per_sample - 2 - separators  # of text
+        self.room = self.tokens_per_sample - 2 - separators  # of text
         if self.room < 2:
             raise UserError(
-                f"tokens_per_sample is {tokens_per_sample}; a pair needs room for <s>, two texts and "
+                f"tokens_per_sample is {self.tokens_per_sample}; a pair needs room for <s>, two texts and "
                 f"{separators + 1} </s>: at least {separators + 4}"
             )
-        self.documents = Documents(item_sizes)
+        self.documents = Documents(self.item_sizes)
         if len(self.documents) < 2:
-            found = "no sentence" if not len(self.documents) else f"{len(items)} items, all of one document"
+            found = "no sentence" if not len(self.documents) else f"{len(self.items)} items, all of one document"
             raise UserError(
-                f"{name}: holds {found}; --next-sentence draws texts of other documents, and needs two or more, with "
-                "an empty line between them where they are binarised (lazyformer corpus leaves one)"
+                f"{self.name}: holds {found}; --next-sentence draws texts of other documents, and needs two or more, "
+                "with an empty line between them where they are binarised (lazyformer corpus leaves one)"
             )
 
     @cached_property

@@ -1,47 +1,29 @@
-"""The tokenizer folder: text to ids and back, and what happens to damaged folders."""
+"""Text to ids and back, and how a tokenizer is trained."""
 
-import hashlib
-import json
 import string
 from itertools import pairwise
 
 import pytest
-import sentencepiece
 import torch
 from fairseq.data import Dictionary
-from helpers import train_tokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from toy_tokenizer import symbols, train
 
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.text.tokenizer import BOS, DICTIONARY_FILE, EOS, FORMAT_VERSION, PAD, UNK, Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import BOS, DICTIONARY_FILE, EOS, PAD, UNK
 from lazyformer_fairseq.errors import UserError
 
-SENTENCES = [
-    "The house of the old king is red, isn't it?",
-    "A cat sat on the mat; it was “good” (so they said)...",
-    "See <url> or write to <email> -- the kings' houses cost $5,300 each.",
-    string.printable,  # every ASCII character gets a piece
-]
-ALL_CHARACTERS = TextSettings(character_coverage=1.0)
 SYMBOLS = ["<url>", "<email>", "<file>", "<mask>"]
 ASCII_TEXT = st.text(string.ascii_letters + string.digits + string.punctuation + " ", max_size=60)
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 MIXED_TEXT = st.lists(st.one_of(st.sampled_from(SYMBOLS), ANY_TEXT), max_size=6).map("".join)
 
 
-def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS):
-    return train_tokenizer(folder, sentences, vocab_size, settings)
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return train(tmp_path_factory.mktemp("trained") / "tokenizer")
-
-
-def symbols(tokenizer, ids):
-    return [tokenizer.dictionary[index] for index in ids]
 
 
 def contents(folder):
@@ -245,162 +227,3 @@ def test_no_file_of_another_is_overwritten(tokenizer, tmp_path):
     with pytest.raises(UserError, match="exists already"):
         train(tmp_path)
     assert contents(tmp_path) == {"mine.txt": b"precious"}
-
-
-# Loading
-
-
-@pytest.fixture
-def copy(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "copy")
-    tokenizer.save(tmp_path / "copy")  # the same again: nothing to do
-    return tmp_path / "copy"
-
-
-def describe(folder, **changes):
-    """Rewrites tokenizer.json, with the true hashes of what lies there."""
-    path = folder / "tokenizer.json"
-    description = json.loads(path.read_text())
-    for name in description["sha256"]:
-        description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    path.write_text(json.dumps({**description, **changes}))
-
-
-def test_a_copy_is_the_same_tokenizer(tokenizer, copy):
-    loaded = Tokenizer.load(copy)
-    assert loaded.settings == tokenizer.settings
-    assert loaded.dictionary == tokenizer.dictionary
-    assert loaded.encode(SENTENCES[2]) == tokenizer.encode(SENTENCES[2])
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "sentencepiece.model", "dict.txt"])
-def test_missing_file(copy, name):
-    (copy / name).unlink()
-    with pytest.raises(UserError, match=f"{name}: cannot be read"):
-        Tokenizer.load(copy)
-
-
-@pytest.mark.parametrize("name", ["sentencepiece.model", "dict.txt"])
-def test_truncated_file(copy, name):
-    (copy / name).write_bytes((copy / name).read_bytes()[:-20])
-    with pytest.raises(UserError, match=f"{name}: is not the file"):
-        Tokenizer.load(copy)
-
-
-def test_not_a_model(copy):
-    (copy / "sentencepiece.model").write_bytes(b"\x80\x04cos\nsystem\n")
-    describe(copy)
-    with pytest.raises(UserError, match=r"sentencepiece\.model: not a sentencepiece model"):
-        Tokenizer.load(copy)
-
-
-def test_dictionary_of_other_symbols(copy):
-    lines = (copy / "dict.txt").read_text().splitlines(keepends=True)
-    (copy / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
-    describe(copy)
-    with pytest.raises(UserError, match=r"dict\.txt: its symbols are not those of"):
-        Tokenizer.load(copy)
-
-
-def test_other_version(copy):
-    describe(copy, format_version=FORMAT_VERSION + 1)
-    with pytest.raises(UserError, match=rf"tokenizer\.json: format version {FORMAT_VERSION + 1}"):
-        Tokenizer.load(copy)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "{}", '{"format_version": 1}', '{"format_version": 1, "sha256": {}}'])
-def test_description_damaged(copy, text):
-    (copy / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError, match=r"tokenizer\.json"):
-        Tokenizer.load(copy)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"stemming": True}, "unknown text setting stemming"),
-        ({"lower_case": "yes"}, "lower_case = 'yes'"),
-        ({"language": "tlh"}, "language = 'tlh'"),
-        ({"special_tokens": ["<mask>"]}, "special_tokens holds '<mask>'"),
-        ({"special_tokens": "<url>"}, "special_tokens = '<url>'"),
-        ({"character_coverage": 1.5}, "character_coverage = 1.5"),
-    ],
-)
-def test_settings_that_are_not_possible(copy, changes, message):
-    settings = json.loads((copy / "tokenizer.json").read_text())["settings"]
-    describe(copy, settings={**settings, **changes})
-    with pytest.raises(UserError, match=rf"tokenizer\.json: .*{message}"):
-        Tokenizer.load(copy)
-
-
-def test_missing_setting(copy):
-    describe(copy, settings={"lower_case": True})
-    with pytest.raises(UserError, match=r"byte_fallback.* is missing"):
-        Tokenizer.load(copy)
-
-
-# A SentencePiece model of the user's own
-
-
-def own_model(folder, **options):
-    text = folder / "text.txt"
-    text.write_text("\n".join(["The house of the old king is red.", "A cat sat on the mat; it was good."] * 20))
-    options = {"model_type": "unigram", "vocab_size": 40, "hard_vocab_limit": False, **options}
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(folder / "own"), minloglevel=2, **options
-    )
-    return folder / "own.model"
-
-
-PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"model_type": "bpe", "vocab_size": 60, "hard_vocab_limit": True},
-        {
-            "unk_id": 2,
-            "pad_id": 0,
-            "eos_id": 1,
-            "bos_id": -1,
-            "unk_piece": "[UNK]",
-            "control_symbols": "<cls>",
-        },  # as T5
-    ],
-)
-def test_a_model_of_ones_own(tmp_path, options):
-    model = sentencepiece.SentencePieceProcessor(str(own_model(tmp_path, **options)))
-    tokenizer = Tokenizer.from_model(tmp_path / "own.model", tmp_path / "own", PLAIN)
-    text = "The cat <url> sat on the red house."
-    pieces = [*model.encode("The cat", out_type=str), "<url>", *model.encode("sat on the red house.", out_type=str)]
-    assert symbols(tokenizer, tokenizer.encode(text)) == pieces
-    assert tokenizer.decode([0, *tokenizer.encode(text), 2]) == text
-    assert tokenizer.encode("猫").count(tokenizer.dictionary.unk()) == 1
-    ids, lengths = tokenizer.encode_words(text.split())
-    assert ids.tolist() == tokenizer.encode(text) and len(lengths) == 8
-    names = tokenizer.dictionary.symbols
-    assert len(names) == len(set(names)) and names[-1] == "<mask>" and "[UNK]" not in names and "<cls>" not in names
-    Tokenizer.load(tmp_path / "own").save(tmp_path / "copy")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split_by_whitespace": False, "model_type": "bpe", "vocab_size": 80}, "own.model: its piece .* over a space"),
-        ({"add_dummy_prefix": False}, "own.model: a word has other pieces where a text begins"),
-        ({"user_defined_symbols": "<mask>"}, "'<mask>' would be twice"),
-    ],
-)
-def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
-    with pytest.raises(UserError, match=message):
-        Tokenizer.from_model(own_model(tmp_path, **options), tmp_path / "own", PLAIN)
-    assert not (tmp_path / "own").exists()
-
-
-def test_a_file_that_is_no_model(tmp_path):
-    (tmp_path / "own.model").write_text("no model")
-    for name, message in (("own.model", "not a sentencepiece model"), ("missing", "cannot be read")):
-        with pytest.raises(UserError, match=f"{name}: {message}"):
-            Tokenizer.from_model(tmp_path / name, tmp_path / "own", PLAIN)

@@ -15,6 +15,12 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.block_kernels import empty_heads, missing_gradients
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.triton.backward_passes import (
+    key_side_kernel,
+    query_side_kernel,
+    value_gradient_kernel,
+)
+from lazyformer_fairseq.modules.attention.triton.forward_pass import forward_kernel
 from lazyformer_fairseq.modules.attention.triton.launch import (
     FEWEST_KEYS,
     MOST_LAYERS,
@@ -23,12 +29,6 @@ from lazyformer_fairseq.modules.attention.triton.launch import (
     tiles_for_a_sight,
 )
 from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
-from lazyformer_fairseq.modules.attention.triton.passes import (
-    forward_kernel,
-    key_side_kernel,
-    query_side_kernel,
-    value_gradient_kernel,
-)
 from lazyformer_fairseq.modules.attention.triton.sight import sight_arguments
 
 

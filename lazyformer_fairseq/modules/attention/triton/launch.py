@@ -93,7 +93,7 @@ def launch(
     set_to_zero: tuple[str, ...] = (),
     **others: Any,
 ) -> None:
-    """Runs a kernel of ``passes``, one program for each tile of each head.
+    """Runs a kernel, one program for each tile of each head.
 
     Args:
         kernel: which.

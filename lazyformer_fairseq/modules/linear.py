@@ -26,7 +26,8 @@ from lazyformer_fairseq.modules.processor import device_kind
 logger = logging.getLogger(__name__)
 
 WORTH_IT = 2**24  # multiply-adds of a product; below, oneDNN's 10 to 20 microseconds a call are more than it saves
-ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this, not every number of rows
+ROWS = 128  # oneDNN keeps about 1 MB per shape it meets: so only multiples of this, zeros filling up the last one
+MOST_ZEROS = 1 / 8  # of the rows; more would cost what oneDNN saves
 CLEARLY = 0.95  # share of MKL's time: oneDNN wins a turn below it
 WINS, LOSSES = 5, 3  # turns after which it has won, or lost, whichever comes first
 FILE = "matrix_products.json"  # in the cache folder: a resumed run must round as before
@@ -35,7 +36,8 @@ FILE = "matrix_products.json"  # in the cache folder: a resumed run must round a
 class Linear(nn.Linear):
     """torch's ``nn.Linear``: the same parameters and, up to rounding, results; faster where oneDNN beats MKL.
 
-    That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens.
+    That is, in single precision, without autocast or torch.compile, for batches of a multiple of 128 tokens or up to an
+    eighth less.
     ``torch.backends.mkldnn.flags(enabled=False)`` switches to torch's own product there too.
     """
 
@@ -55,7 +57,9 @@ class Linear(nn.Linear):
         if not watched and is_plain and _has_choice(input, weight):
             faster = onednn_wins(self.in_features, weight.size(0), torch.get_num_threads())
             if any(faster):
-                return _Product.apply(input, weight, bias, faster)
+                rows = input.flatten(0, -2)
+                padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)) if len(rows) % ROWS else rows
+                return _Product.apply(padded, weight, bias, faster)[: len(rows)].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
 
 
@@ -140,12 +144,13 @@ def _wins_turns(onednn: Callable, mkl: Callable, first: Tensor, second: Tensor) 
 
 
 def _has_choice(x: Tensor, weight: Tensor) -> bool:
+    rows = x.shape[:-1].numel()
     return (
         type(x) is Tensor
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.size(0) >= WORTH_IT
-        and x.shape[:-1].numel() % ROWS == 0
+        and -rows % ROWS <= MOST_ZEROS * rows
         and weight.is_contiguous()  # oneDNN takes a thousand times the work for part of a matrix
         and has_onednn()
         and not torch.is_autocast_enabled("cpu")

@@ -89,6 +89,25 @@ def test_where_onednn_is_faster_it_multiplies(onednn_is_faster):
 
 
 @needs_onednn
+@pytest.mark.parametrize(("batch", "time"), [(2, 120), (3, 252), (1, 228)])
+def test_tokens_a_little_below_a_multiple_are_filled_up(onednn_is_faster, batch, time):
+    torch.manual_seed(0)
+    module, x = Linear(INPUTS, OUTPUTS), torch.randn(batch, time, INPUTS, requires_grad=True)
+    with KernelNames() as kernels:
+        output = module(x)
+        output.square().sum().backward()
+    assert kernels.names.count("mkldnn::_linear_pointwise") == 3
+    exact, x_exact = nn.Linear(INPUTS, OUTPUTS).double(), x.detach().double().requires_grad_()
+    exact.load_state_dict(module.state_dict())
+    expected = exact(x_exact)
+    expected.square().sum().backward()
+    found = (output, x.grad, *(parameter.grad for parameter in module.parameters()))
+    wanted = (expected, x_exact.grad, *(parameter.grad for parameter in exact.parameters()))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)
+
+
+@needs_onednn
 @pytest.mark.parametrize(
     ("faster", "kernels"),
     [((True, False, False), (1, 0)), ((False, True, False), (0, 1)), ((False, False, True), (0, 1))],
@@ -174,7 +193,7 @@ def test_the_faster_library_is_found(measured_anew, monkeypatch):
     [
         "MKL is faster",
         "few tokens",
-        "an odd number",
+        "far below a multiple",
         "a part of a matrix",
         "a subclass",
         "bf16",
@@ -186,7 +205,7 @@ def test_the_faster_library_is_found(measured_anew, monkeypatch):
 def test_elsewhere_torch_multiplies(onednn_is_faster, monkeypatch, case):
     if case == "MKL is faster":
         monkeypatch.setattr(linear, "onednn_wins", wins(False, False, False))
-    rows = {"few tokens": 8, "an odd number": ROWS + 1}.get(case, ROWS)
+    rows = {"few tokens": 8, "far below a multiple": ROWS + 1}.get(case, ROWS)
     dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(case, torch.float32)
     around = {
         "autocast": torch.autocast("cpu", torch.bfloat16),

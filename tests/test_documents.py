@@ -82,7 +82,7 @@ ADDED_OPTIONS = {
         f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1 "
         "--check-patterns 3"
     ),
-    "lazyformer search data results/tiny": (
+    "lazyformer search footing results/front_1": (
         f"{SIZES} --tokens-per-sample 32 --baseline-pattern sf --batch-size 16 --max-updates 20 --budgets 1.0,2.0 "
         "--evaluations 4 --judged-batches 1 --check-patterns 0 --train-updates 1 --device cpu"
     ),

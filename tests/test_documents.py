@@ -76,6 +76,7 @@ ADDED_OPTIONS = {
     "lazyformer compare wikitext": COMPARE,
     "lazyformer compare report": "",
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
+    "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4 --points 2",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --rates 1e-3 --shares 0.5",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": (

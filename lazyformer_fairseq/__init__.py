@@ -9,15 +9,18 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq import registration
-from lazyformer_fairseq.registration import register
+from lazyformer_fairseq.fairseq_plugin import registration
+from lazyformer_fairseq.fairseq_plugin.registration import register
 
 __version__ = "0.1.0"
 
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
-_PUBLIC = {"CausalLanguageModel": "models.causal_lm", "LazyFormerModel": "models.lazyformer"}
+_PUBLIC = {
+    "CausalLanguageModel": "fairseq_plugin.models.causal_lm",
+    "LazyFormerModel": "fairseq_plugin.models.lazyformer",
+}
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 

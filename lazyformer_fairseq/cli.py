@@ -6,29 +6,29 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq import registration
 from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
-from lazyformer_fairseq.benchmark.commands import bench
-from lazyformer_fairseq.compare.commands import compare
 from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
-from lazyformer_fairseq.curves.commands import curves
-from lazyformer_fairseq.diagnostics.commands import tasks
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.commands import compare
+from lazyformer_fairseq.experiments.curves.commands import curves
+from lazyformer_fairseq.experiments.diagnostics.commands import tasks
+from lazyformer_fairseq.experiments.reproduce.commands import reproduce
+from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.files.whole import refuse_filled_folder
-from lazyformer_fairseq.glue.commands import glue
+from lazyformer_fairseq.fairseq_plugin import registration
+from lazyformer_fairseq.fairseq_plugin.reliability import installing
+from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
+from lazyformer_fairseq.finetuning.glue.commands import glue
+from lazyformer_fairseq.finetuning.squad.commands import squad
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
-from lazyformer_fairseq.launch.commands import pretrain, train
-from lazyformer_fairseq.launch.continuing import continue_pretraining
-from lazyformer_fairseq.launch.phases import pretrain_phases
+from lazyformer_fairseq.measure.bench.commands import bench
+from lazyformer_fairseq.measure.planning.commands import plan
 from lazyformer_fairseq.pattern.commands import pattern
-from lazyformer_fairseq.planning.commands import plan
-from lazyformer_fairseq.reliability import installing
-from lazyformer_fairseq.reliability.hooks import Stage
-from lazyformer_fairseq.reproduce.commands import reproduce
-from lazyformer_fairseq.search.commands import search
-from lazyformer_fairseq.squad.commands import squad
+from lazyformer_fairseq.pretraining.commands import pretrain, train
+from lazyformer_fairseq.pretraining.continuing import continue_pretraining
+from lazyformer_fairseq.pretraining.phases import pretrain_phases
+from lazyformer_fairseq.storage.whole import refuse_filled_folder
 
 
 @click.group(cls=GroupOfCommands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -78,9 +78,9 @@ def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates:
     refuse_without_extra("corpus", "lazyformer demo")
     if corpus is not None:
         refuse_missing_inputs((corpus,))
-    from lazyformer_fairseq.demo.clock import seconds_of_this_process
-    from lazyformer_fairseq.demo.run import run_demo
-    from lazyformer_fairseq.demo.settings import DemoSettings
+    from lazyformer_fairseq.experiments.demo.clock import seconds_of_this_process
+    from lazyformer_fairseq.experiments.demo.run import run_demo
+    from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 
     chosen = {"corpus": corpus, "minutes": minutes, "updates": updates}
     chosen = {name: value for name, value in chosen.items() if value is not None}
@@ -166,7 +166,7 @@ def export(
     if target == "safetensors":
         if form or head:
             raise UserError(f"--{'as' if form else 'head'} is for --to huggingface")
-        from lazyformer_fairseq.models.export import export as write
+        from lazyformer_fairseq.fairseq_plugin.models.export import export as write
 
         write(checkpoints, out, checkpoint_file)
         click.echo(f"written: {out}")

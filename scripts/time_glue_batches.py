@@ -17,9 +17,9 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tabulate import tabulate
 
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.finetuning.glue.run.grid import Grid
 from lazyformer_fairseq.finetuning.run.grid import BATCH_SIZE
 from lazyformer_fairseq.finetuning.run.start_models import load_start_models
-from lazyformer_fairseq.glue.run.grid import Grid
 
 
 def batches(dataset, order: np.ndarray, count: int) -> list[dict]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.optim import fused_adam, nvlamb
+from lazyformer_fairseq.fairseq_plugin.optim import fused_adam, nvlamb
 
 
 class FusedAdam(torch.optim.Optimizer):

@@ -92,5 +92,5 @@ def run(updates: int, milliseconds: float, final: float, rate: float) -> dict[st
 
 
 def spread(middle: float) -> dict[str, float]:
-    """As :func:`lazyformer_fairseq.costs.latency.spread`."""
+    """As :func:`lazyformer_fairseq.measure.costs.latency.spread`."""
     return {"n": 400, "median": middle, "low": 0.9 * middle, "high": 1.2 * middle}

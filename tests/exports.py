@@ -11,13 +11,13 @@ import torch
 from helpers import dictionary_of
 from torch import Tensor
 
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export.custom import custom_config, custom_weights, hash_custom
 from lazyformer_fairseq.huggingface.export.merge import merged_code
 from lazyformer_fairseq.huggingface.export.source import Source, Training, choose_head
 from lazyformer_fairseq.huggingface.export.write import save_weights
 from lazyformer_fairseq.huggingface.modelling.base import CODE_FILE
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 WORDS, POSITIONS = 40, 16

@@ -17,10 +17,10 @@ from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescriptio
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi
-from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parent.parent

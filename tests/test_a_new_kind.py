@@ -13,14 +13,14 @@ from local_mean import LOCAL_MEAN, LocalMean, registered_local_mean, run  # noqa
 from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import (
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import (
     count_encoder_flops,
     count_flops,
     count_parameters,
     count_sublayer_flops,
     count_sublayer_parameters,
 )
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder

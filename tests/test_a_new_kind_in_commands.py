@@ -10,7 +10,7 @@ import torch
 from helpers import assert_equal_state
 from local_mean import LocalMean, registered_local_mean, run  # noqa: F401 (a fixture)
 
-from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 
 TINY_ENCODER = (
     "--arch bert_tiny --sublayer-pattern 'm[width=5] f s m l' --dropout 0.1 --criterion masked_lm_accuracy "

@@ -17,9 +17,9 @@ from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 from helpers import ROOT
 
-from lazyformer_fairseq.models.export import export
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.models.safetensors_files import read_weights
+from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import read_weights
 
 SCRIPT = ROOT / "scripts" / "continue_pretraining.sh"
 TINY = "--encoder-embed-dim 16 --encoder-attention-heads 2 --encoder-ffn-embed-dim 32 --max-positions 32 --dropout 0"

@@ -38,7 +38,12 @@ def test_python_files_that_a_page_names_are_there(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_files_and_folders_that_a_page_names_are_there(page):
     named = set(re.findall(r"(?<![\w/.-])(?:scripts|configs|docs|tests|lazyformer_fairseq)/[\w./-]*\w", PAGES[page]))
-    in_package = set(re.findall(r"`((?:patterns|modules|models|data|tasks|reliability)/[\w./]+\w)`", PAGES[page]))
+    in_package = set(
+        re.findall(
+            r"`((?:patterns|modules|fairseq_plugin|data|finetuning|experiments|measure|storage)/[\w./]+\w)`",
+            PAGES[page],
+        )
+    )
     for path in named | {f"lazyformer_fairseq/{path}" for path in in_package}:
         assert (ROOT / path).exists() or path in MADE_BY_READERS, path
 

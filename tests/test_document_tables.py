@@ -9,26 +9,26 @@ from helpers import count_causal_parameters, count_parameters
 from omegaconf import MISSING as REQUIRED
 from pages import PAGES
 
-from lazyformer_fairseq.costs.flops import count_flops
-from lazyformer_fairseq.costs.flops import count_parameters as count_parameters_by_formula
-from lazyformer_fairseq.criterions.continued_masked_lm import ContinuedMaskedLMConfig
-from lazyformer_fairseq.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.optim.fused_adam import FusedAdamConfig
-from lazyformer_fairseq.optim.linear_warmup import LinearWarmupConfig
-from lazyformer_fairseq.optim.nvlamb import NvLambConfig
-from lazyformer_fairseq.optim.polynomial_warmup import PolynomialWarmupConfig
+from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import ContinuedMaskedLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdamConfig
+from lazyformer_fairseq.fairseq_plugin.optim.linear_warmup import LinearWarmupConfig
+from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLambConfig
+from lazyformer_fairseq.fairseq_plugin.optim.polynomial_warmup import PolynomialWarmupConfig
+from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.squad import SquadConfig
+from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
+from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.measure.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.patterns.kinds import kinds
 from lazyformer_fairseq.patterns.settings import Setting
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
-from lazyformer_fairseq.reliability.options import ReliabilityConfig
-from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
-from lazyformer_fairseq.tasks.glue import GlueConfig
-from lazyformer_fairseq.tasks.squad import SquadConfig
-from lazyformer_fairseq.tasks.stream_language_modeling import StreamLanguageModelingConfig
 
 
 def rows_of(page: str, columns: int) -> list[list[str]]:

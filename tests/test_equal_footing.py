@@ -12,14 +12,14 @@ from example_comparison import example_results
 from helpers import ROOT
 from pages import PAGES
 
-from lazyformer_fairseq.compare.commands import run as compare_run
-from lazyformer_fairseq.compare.contestants import read_models
-from lazyformer_fairseq.compare.report.comparison import Comparison
-from lazyformer_fairseq.compare.report.read_results import comparison_of
-from lazyformer_fairseq.compare.report.times import times_to_target
-from lazyformer_fairseq.files.hashes import sha256_of
-from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.experiments.compare.commands import run as compare_run
+from lazyformer_fairseq.experiments.compare.contestants import read_models
+from lazyformer_fairseq.experiments.compare.report.comparison import Comparison
+from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of
+from lazyformer_fairseq.experiments.compare.report.times import times_to_target
 from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import read_json
 
 PAGE, SCRIPT = PAGES["docs/equal_footing.md"], ROOT / "scripts" / "equal_footing.sh"
 RECORDS = ROOT / "docs" / "records"

@@ -12,7 +12,7 @@ from fairseq.trainer import Trainer
 from helpers import ROOT, build_toy_corpus, write_toy_glue
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.command_line import find_user_error
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 
 FINETUNING = "--criterion glue --batch-size 16 --best-checkpoint-metric matthews --maximize-best-checkpoint-metric"
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"

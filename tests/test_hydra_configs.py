@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lazyformer_fairseq.data.glue.task_table import find_task
-from lazyformer_fairseq.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 PRETRAINING = sorted(name for name in ARCHITECTURES if not name.endswith("_tiny"))
@@ -58,7 +58,7 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
     """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
 
     def run(config: str, *overrides: object) -> DictConfig:
-        our_runs = "lazyformer_fairseq.reliability.our_runs"
+        our_runs = "lazyformer_fairseq.fairseq_plugin.reliability.our_runs"
         no_folder = mock.patch.multiple(our_runs, claim=mock.DEFAULT, log_to=mock.DEFAULT)  # the config's --save-dir
         with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_folder:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)

@@ -15,19 +15,14 @@ import lazyformer_fairseq
 # A folder imports from rows below its own, and from itself; neighbours in a row do not know each other.
 LAYERS = (
     ("cli",),
-    ("reproduce",),
-    ("demo", "diagnostics"),
-    ("compare",),
-    ("corpus", "curves", "glue", "huggingface", "language_modeling", "launch", "pattern", "search", "squad"),
-    ("benchmark", "finetuning", "planning", "warm_start"),
-    ("training",),
-    ("costs",),
+    ("experiments",),
+    ("corpus", "finetuning", "huggingface", "language_modeling", "pattern", "pretraining"),
+    ("warm_start",),
+    ("measure",),
     ("lazyformer_fairseq",),  # its __init__.py
-    ("registration",),
-    ("criterions", "models", "optim", "tasks"),
-    ("reliability",),
+    ("fairseq_plugin",),
     ("data", "modules"),
-    ("arguments", "child_process", "devices", "extras", "files", "patterns"),
+    ("arguments", "child_process", "devices", "extras", "patterns", "storage"),
     ("errors",),
 )
 
@@ -88,18 +83,18 @@ def arrows_that_run_up(imports: Imports) -> list[str]:
     )
 
 
-def subfolders(imports: Imports) -> dict[str, set[str]]:
-    """The same graph between subfolders; what lies beside them may import from all of them, and they from it."""
+def subfolders(imports: Imports, depth: int) -> dict[str, set[str]]:
+    """The same graph between folders at a depth (the package's is 1); what lies beside them may import from all of them, and they from it."""
     folders: dict[str, set[str]] = {}
     for module, others in imports.items():
-        if own := subfolder_of(module):
-            folders.setdefault(own, set()).update(set(map(subfolder_of, others)) - {own, ""})
+        if own := subfolder_of(module, depth):
+            folders.setdefault(own, set()).update({subfolder_of(other, depth) for other in others} - {own, ""})
     return folders
 
 
-def subfolder_of(module: str) -> str:
+def subfolder_of(module: str, depth: int) -> str:
     parts = module.split(".")
-    return ".".join(parts[:3]) if len(parts) > 3 else ""
+    return ".".join(parts[:depth]) if len(parts) > depth else ""
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +111,9 @@ def test_no_modules_import_each_other_in_a_circle(imports):
     assert circle(imports) == []
 
 
-def test_no_subfolders_import_each_other_in_a_circle(imports):
-    assert circle(subfolders(imports)) == []
+@pytest.mark.parametrize("depth", [3, 4])
+def test_no_subfolders_import_each_other_in_a_circle(imports, depth):
+    assert circle(subfolders(imports, depth)) == []
 
 
 def test_no_import_leads_to_a_layer_above(imports):
@@ -126,14 +122,14 @@ def test_no_import_leads_to_a_layer_above(imports):
 
 BAD_TREE = {
     "__init__": "",
-    "cli": "from lazyformer_fairseq.costs import flops",
+    "cli": "from lazyformer_fairseq.measure.costs import flops",
     "errors": "",
-    "costs/__init__": "",
-    "costs/flops": "from lazyformer_fairseq.files.whole import write\nimport lazyformer_fairseq.errors",
-    "files/__init__": "",
-    "files/whole": "def write():\n    from lazyformer_fairseq.files import json_files",
-    "files/json_files": (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .whole import write\nfrom ..costs import flops"
+    "measure/__init__": "",
+    "measure/costs/flops": "from lazyformer_fairseq.storage.whole import write\nimport lazyformer_fairseq.errors",
+    "storage/__init__": "",
+    "storage/whole": "def write():\n    from lazyformer_fairseq.storage import json_files",
+    "storage/json_files": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .whole import write\nfrom ..measure.costs import flops"
     ),
 }
 
@@ -149,28 +145,36 @@ def write_tree(folder: Path, files: Mapping[str, str]) -> Path:
 
 def test_a_bad_tree_is_found_out(tmp_path):
     imports = imports_of_package(write_tree(tmp_path, BAD_TREE))
-    assert imports["lazyformer_fairseq.cli"] == {"lazyformer_fairseq.costs.flops"}
-    found = circle({name: others for name, others in imports.items() if ".files" in name})
-    assert set(found) == {"lazyformer_fairseq.files.whole", "lazyformer_fairseq.files.json_files"}
-    assert arrows_that_run_up(imports) == ["lazyformer_fairseq.files.json_files -> lazyformer_fairseq.costs.flops"]
+    assert imports["lazyformer_fairseq.cli"] == {"lazyformer_fairseq.measure.costs.flops"}
+    found = circle({name: others for name, others in imports.items() if ".storage" in name})
+    assert set(found) == {"lazyformer_fairseq.storage.whole", "lazyformer_fairseq.storage.json_files"}
+    assert arrows_that_run_up(imports) == [
+        "lazyformer_fairseq.storage.json_files -> lazyformer_fairseq.measure.costs.flops"
+    ]
 
 
 def test_circles_between_subfolders_are_found(tmp_path):
     files = {
-        "glue/run/grid": "import lazyformer_fairseq.glue.report.rows",
-        "glue/run/queue": "",
-        "glue/report/rows": "",
+        "finetuning/glue/run/grid": "import lazyformer_fairseq.finetuning.glue.report.rows",
+        "finetuning/glue/run/queue": "",
+        "finetuning/glue/report/rows": "",
     }
-    files["glue/report/tables"] = "from lazyformer_fairseq.glue.run.queue import RunQueue"
+    files["finetuning/glue/report/tables"] = "from lazyformer_fairseq.finetuning.glue.run.queue import RunQueue"
     imports = imports_of_package(write_tree(tmp_path, files))
     assert circle(imports) == []
-    assert set(circle(subfolders(imports))) == {"lazyformer_fairseq.glue.run", "lazyformer_fairseq.glue.report"}
+    assert set(circle(subfolders(imports, 4))) == {
+        "lazyformer_fairseq.finetuning.glue.run",
+        "lazyformer_fairseq.finetuning.glue.report",
+    }
 
 
 def test_neighbours_in_a_row_do_not_know_each_other(tmp_path):
-    files = {"glue/grid": "import lazyformer_fairseq.search.loop", "search/loop": "", "new/thing": ""}
+    files = {"finetuning/grid": "import lazyformer_fairseq.experiments.search.loop"}
+    files |= {"experiments/search/loop": "", "new/thing": ""}
     imports = imports_of_package(write_tree(tmp_path, files))
     with pytest.raises(AssertionError, match=r"\['new'\] a place"):
         arrows_that_run_up(imports)
     del imports["lazyformer_fairseq.new.thing"]
-    assert arrows_that_run_up(imports) == ["lazyformer_fairseq.glue.grid -> lazyformer_fairseq.search.loop"]
+    assert arrows_that_run_up(imports) == [
+        "lazyformer_fairseq.finetuning.grid -> lazyformer_fairseq.experiments.search.loop"
+    ]

@@ -12,11 +12,11 @@ from fairseq.logging import metrics
 from helpers import assert_equal_state, dictionary_of
 from torch.nn import functional as F
 
-from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import write_items
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.storage.indexed_format import write_items
 
 EOS, FIRST_WORD = 2, 5
 TOPICS, WORDS_OF_TOPIC = 8, 6

@@ -22,12 +22,15 @@ from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import MappedItems
-from lazyformer_fairseq.glue.prepare import Preparation, prepare_tasks
-from lazyformer_fairseq.models import LazyFormerModel
-from lazyformer_fairseq.models.export import export
-from lazyformer_fairseq.reliability.data_check import check_dictionaries
-from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig, FullSentencesMaskedLMTask
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_dictionaries
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
+    FullSentencesMaskedLMConfig,
+    FullSentencesMaskedLMTask,
+)
+from lazyformer_fairseq.finetuning.glue.prepare import Preparation, prepare_tasks
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 KINDS = ("bert", "roberta")
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2"

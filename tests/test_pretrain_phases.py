@@ -20,10 +20,10 @@ from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.launch.encoder_recipes import RECIPES
-from lazyformer_fairseq.launch.names import CONFIGS
-from lazyformer_fairseq.launch.start import Launch
-from lazyformer_fairseq.planning.job import job_of_yaml
+from lazyformer_fairseq.measure.planning.job import job_of_yaml
+from lazyformer_fairseq.pretraining.encoder_recipes import RECIPES
+from lazyformer_fairseq.pretraining.names import CONFIGS
+from lazyformer_fairseq.pretraining.start import Launch
 
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --sublayer-pattern sffl "
@@ -89,7 +89,7 @@ def test_a_yaml_file_is_a_recipe_itself(tmp_path):
 def start(tmp_path, monkeypatch):
     """``start(data, ...)``: the command, which trains in this process. Its update number ``.kill_at`` kills it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lazyformer_fairseq.launch.start.count_gpus", lambda: 0)
+    monkeypatch.setattr("lazyformer_fairseq.pretraining.start.count_gpus", lambda: 0)
 
     def train_here(launch: Launch, module: str, words: list[str]) -> None:
         assert module == "fairseq_cli.train"
@@ -118,7 +118,7 @@ def start(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "train_step", train_step_or_die)
     monkeypatch.setattr(Launch, "_become", train_here)
-    monkeypatch.setattr("lazyformer_fairseq.launch.phases.run_to_its_end", as_a_process)
+    monkeypatch.setattr("lazyformer_fairseq.pretraining.phases.run_to_its_end", as_a_process)
 
     def run(data: Path, *more: str, phase1: str = PHASE1, phase2: str = PHASE2, out: str = "out"):
         started.clear()

@@ -19,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.launch.names import CONFIGS
+from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
+from lazyformer_fairseq.fairseq_plugin.reliability.update_size import settle
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.reliability.options import listed_updates
-from lazyformer_fairseq.reliability.update_size import settle
+from lazyformer_fairseq.pretraining.names import CONFIGS
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"
 ASK = nvidia_smi._ask.__wrapped__  # it keeps its answers else
@@ -88,7 +88,9 @@ def dry_run(pretrain, *arguments: object) -> tuple[list[str], list[str]]:
     assert run.returncode == 0, run.stderr
     command = shlex.split(run.stdout)
     at = next(
-        at for at, word in enumerate(command) if word in ("fairseq_cli.train", "lazyformer_fairseq.launch.hydra_train")
+        at
+        for at, word in enumerate(command)
+        if word in ("fairseq_cli.train", "lazyformer_fairseq.pretraining.hydra_train")
     )
     return command[:at], command[at + 1 :]
 
@@ -144,7 +146,7 @@ def test_an_update_has_256_sequences(pretrain, tmp_path, arguments, world, batch
     cfg = parsed(train)
     assert cfg.distributed_training.distributed_world_size == world
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (batch, [update_freq])
-    assert ("lazyformer_fairseq.reliability.signals.torchrun" in launcher) == (world > 1)
+    assert ("lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun" in launcher) == (world > 1)
     if world == 16:
         assert "--nnodes 2 --nproc-per-node 8 " in " ".join(launcher)
         assert "--rdzv-endpoint other:1234 --rdzv-id lazyformer --rdzv-conf is_host=0 " in " ".join(launcher)
@@ -209,7 +211,7 @@ def test_options_of_fairseq_train_win(pretrain):
 
 def test_a_yaml_file_gets_the_sizes_of_this_machine(pretrain, tmp_path):
     launcher, settings = dry_run(pretrain, "bert_base.yaml", "my 'data'", "--gpus", 2, "optimization.max_update=9")
-    assert "lazyformer_fairseq.reliability.signals.torchrun" in launcher
+    assert "lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun" in launcher
     assert settings[:4] == ["--config-dir", str(CONFIGS / "pretraining"), "--config-name", "bert_base"]
     assert r"task.data='my \'data\''" in settings and settings[-1] == "optimization.max_update=9"
     assert {"distributed_training.distributed_world_size=2", "common.cpu=true", "common.fp16=false"} <= set(settings)

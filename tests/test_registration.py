@@ -20,12 +20,22 @@ print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
 }))
 """
 OURS = [
-    *("lazyformer", "lazyformer_fairseq.models.causal_lm", "lazyformer_fairseq.models.huggingface_bert"),
-    "lazyformer_fairseq.models.lazyformer",
-    *("lazyformer_fairseq.optim.fused_adam", "lazyformer_fairseq.optim.nvlamb"),
-    *("lazyformer_fairseq.tasks.full_sentences_masked_lm", "lazyformer_fairseq.tasks.glue"),
-    "lazyformer_fairseq.tasks.inputs_masked_lm",
-    *("lazyformer_fairseq.tasks.squad", "lazyformer_fairseq.tasks.stream_language_modeling"),
+    *(
+        "lazyformer",
+        "lazyformer_fairseq.fairseq_plugin.models.causal_lm",
+        "lazyformer_fairseq.fairseq_plugin.models.huggingface_bert",
+    ),
+    "lazyformer_fairseq.fairseq_plugin.models.lazyformer",
+    *("lazyformer_fairseq.fairseq_plugin.optim.fused_adam", "lazyformer_fairseq.fairseq_plugin.optim.nvlamb"),
+    *(
+        "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
+        "lazyformer_fairseq.fairseq_plugin.tasks.glue",
+    ),
+    "lazyformer_fairseq.fairseq_plugin.tasks.inputs_masked_lm",
+    *(
+        "lazyformer_fairseq.fairseq_plugin.tasks.squad",
+        "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
+    ),
 ]
 
 
@@ -48,7 +58,7 @@ def output_of(code: str, python: str | Path = sys.executable) -> str:
         "import lazyformer_fairseq; lazyformer_fairseq.register(); lazyformer_fairseq.register()",
         "from lazyformer_fairseq import LazyFormerModel; assert LazyFormerModel.from_pretrained",
         # Imports fairseq itself, and is imported by what is registered: half loaded when fairseq is.
-        "import lazyformer_fairseq.tasks.encoder_task",
+        "import lazyformer_fairseq.fairseq_plugin.tasks.encoder_task",
     ],
 )
 def test_registered_whatever_comes_first(code, warm_python):

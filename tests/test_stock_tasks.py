@@ -47,7 +47,7 @@ def test_a_mistake_of_a_stock_task_is_what_it_was(tmp_path):
     code = (
         "import sys; from fairseq import options\n"
         f"parsed = options.parse_args_and_arch(options.get_training_parser(), {[str(DATA), *OPTIONS, *command]!r})\n"
-        "from lazyformer_fairseq.reliability import installing\n"
+        "from lazyformer_fairseq.fairseq_plugin.reliability import installing\n"
         "print(parsed.tpu, sys.excepthook is sys.__excepthook__, {hook.stage.name for hook in installing._before})"
     )
     run = subprocess.run(

@@ -19,10 +19,10 @@ from helpers import ROOT, build_toy_corpus
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models import LazyFormerModel
-from lazyformer_fairseq.reliability import options as options_of_reliability
-from lazyformer_fairseq.reliability.command_line import find_user_error, printing_user_errors
-from lazyformer_fairseq.reliability.options import LOGS_NEED, refuse_long_temporary_folder
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.reliability import options as options_of_reliability
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error, printing_user_errors
+from lazyformer_fairseq.fairseq_plugin.reliability.options import LOGS_NEED, refuse_long_temporary_folder
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --max-update 1"

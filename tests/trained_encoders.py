@@ -7,8 +7,8 @@ from helpers import dictionary_of
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, WarmStart
 
 WORDS, WIDTH, HEADS, POSITIONS = 43, 16, 4, 12

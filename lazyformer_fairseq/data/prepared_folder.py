@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, Union
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json
 
 MANIFEST = "manifest.json"
 

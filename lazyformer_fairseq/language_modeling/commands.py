@@ -7,7 +7,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.whole import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")
@@ -98,9 +98,9 @@ def evaluate(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder is not there; make it first")
     from lazyformer_fairseq.data.datasets.token_streams import open_tokens
-    from lazyformer_fairseq.files.json_files import write_json
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+    from lazyformer_fairseq.storage.json_files import write_json
 
     manifest = read_manifest(data)
     if split not in manifest["splits"]:

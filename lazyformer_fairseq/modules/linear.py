@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from lazyformer_fairseq.files.cache import remembered
 from lazyformer_fairseq.modules.processor import device_kind
+from lazyformer_fairseq.storage.cache import remembered
 
 logger = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from lazyformer_fairseq.costs.flops import (
+from lazyformer_fairseq.measure.costs.flops import (
     count_flops,
     count_parameters,
     count_sublayer_flops,
     count_sublayer_parameters,
 )
-from lazyformer_fairseq.files.tables import markdown_table
 from lazyformer_fairseq.pattern.seen import Seen
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.storage.tables import markdown_table
 
 SEEN, FAINT, UNSEEN = "■", "□", "·"
 LEGEND = (

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.checkpoint_match import PER_POSITION
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
@@ -34,7 +34,7 @@ class Trained:
     """A trained encoder.
 
     Attributes:
-        weights: by the names of :class:`~lazyformer_fairseq.models.lazyformer.LazyFormerModel`.
+        weights: by the names of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.LazyFormerModel`.
     """
 
     cfg: LazyFormerConfig

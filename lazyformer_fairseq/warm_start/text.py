@@ -11,8 +11,11 @@ from fairseq.data import Dictionary
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
-from lazyformer_fairseq.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig, FullSentencesMaskedLMTask
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
+    FullSentencesMaskedLMConfig,
+    FullSentencesMaskedLMTask,
+)
 
 SPLIT = "valid"
 MOST_BYTES = 16 << 20  # of raw text; far more than is looked at

@@ -25,7 +25,7 @@ from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.claims import claimed
+from lazyformer_fairseq.storage.claims import claimed
 
 SETTINGS = CorpusSettings(
     vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01

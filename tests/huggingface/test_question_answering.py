@@ -13,13 +13,13 @@ from tiny_berts import save_tiny
 from lazyformer_fairseq.data.squad.official import Paragraph, SquadFile, read_squad
 from lazyformer_fairseq.data.squad.windows import WindowSettings
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export.write import BERT, CUSTOM, export_to_huggingface
 from lazyformer_fairseq.huggingface.modelling import heads
 from lazyformer_fairseq.huggingface.reading.importing import import_to
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.export import write_model
-from lazyformer_fairseq.models.hub import LazyFormerHub
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
 TOKENIZER = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "encoder" / "tokenizer"
 LONGEST = 500  # tokens of an input

@@ -6,11 +6,11 @@ from helpers import ROOT, write_toy_glue
 from transformers import Trainer, TrainingArguments
 
 from lazyformer_fairseq import LazyFormerModel
-from lazyformer_fairseq.criterions.glue import GlueCriterion
 from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.fairseq_plugin.criterions.glue import GlueCriterion
+from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig, GlueTask
 from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
 from lazyformer_fairseq.huggingface.modelling import heads
-from lazyformer_fairseq.tasks.glue import GlueConfig, GlueTask
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned"
 UPDATES, BATCH = 50, 8

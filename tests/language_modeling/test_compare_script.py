@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-from lazyformer_fairseq.compare.commands import run as compare_run
+from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 
 
 @pytest.fixture(autouse=True)

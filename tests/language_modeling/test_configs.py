@@ -7,8 +7,8 @@ from language_model_recipes import assert_recipe
 from omegaconf import DictConfig, OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
 
+from lazyformer_fairseq.measure.planning.job import job_of_yaml
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.planning.job import job_of_yaml
 
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "language_modeling").glob("*.yaml") if path.stem != "paper")
 SETTINGS = {"base": (192, 256), "large": (384, 128), "24b": (512, 96)}  # tokens of a segment, rows of an update

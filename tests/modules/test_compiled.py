@@ -8,10 +8,10 @@ from fairseq.data import Dictionary
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from lazyformer_fairseq.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias

@@ -7,8 +7,8 @@ import torch
 from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm, layer_norm, layer_norm_class
 
 

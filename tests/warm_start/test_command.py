@@ -14,9 +14,9 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.export import write_model
-from lazyformer_fairseq.models.hub import LazyFormerHub
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.warm_start.record import read_record
 
 TEXTS = ("Anna sees Ben near the house.", "The garden.")

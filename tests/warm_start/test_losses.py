@@ -13,8 +13,8 @@ from trained_encoders import HEADS, WIDTH, changed, trained
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.grammar import expand, plan
 from lazyformer_fairseq.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, start_from

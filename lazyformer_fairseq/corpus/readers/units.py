@@ -12,7 +12,7 @@ from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch, read_blocks
 from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, BadInput, compression
 from lazyformer_fairseq.corpus.readers.documents import READERS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.storage.whole import whole_folder
 
 DAMAGE_FILE = "damage.txt"
 EXTENSIONS = {"mediawiki": "xml", "jsonl": "jsonl"}

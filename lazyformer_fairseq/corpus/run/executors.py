@@ -27,8 +27,8 @@ from datatrove.utils.stats import PipelineStats
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.claims import held, hold
-from lazyformer_fairseq.files.whole import OUT_OF_SPACE
+from lazyformer_fairseq.storage.claims import held, hold
+from lazyformer_fairseq.storage.whole import OUT_OF_SPACE
 
 # In every process: the one that the user started reports an error, once.
 loguru.logger.disable("datatrove")

@@ -44,9 +44,9 @@ from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.files.indexed_format import join_parts
-from lazyformer_fairseq.files.json_files import write_json
-from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.storage.indexed_format import join_parts
+from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.whole import whole_file
 
 
 class WorkPaths:

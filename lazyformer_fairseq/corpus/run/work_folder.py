@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.claims import claimed, differences
-from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.whole import sync_content
+from lazyformer_fairseq.storage.claims import claimed, differences
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.whole import sync_content
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"

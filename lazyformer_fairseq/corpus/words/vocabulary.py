@@ -19,7 +19,7 @@ import xxhash
 
 from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStore, join_words, split_words
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import whole_file, whole_folder
+from lazyformer_fairseq.storage.whole import whole_file, whole_folder
 
 MOST_WORDS_FOR_BPE = 1_000_000
 ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged

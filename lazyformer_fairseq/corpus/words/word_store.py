@@ -25,7 +25,7 @@ import numpy as np
 from datatrove.data import Document, DocumentsPipeline
 
 from lazyformer_fairseq.corpus.step import DocumentStep
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.storage.whole import whole_folder
 
 VOCABULARY_FILE = "vocabulary.bin"
 NOTES_FILE = "notes.json"

@@ -5,7 +5,7 @@ import numpy as np
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
 from lazyformer_fairseq.data.datasets.packing import Blocks, kept_blocks
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import read_items
+from lazyformer_fairseq.storage.indexed_format import read_items
 
 
 class FullSentencesDataset(MaskedBlocksDataset):

@@ -17,7 +17,7 @@ from typing import Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import remove_leftovers, whole_file
+from lazyformer_fairseq.storage.whole import remove_leftovers, whole_file
 
 logger = logging.getLogger(__name__)
 

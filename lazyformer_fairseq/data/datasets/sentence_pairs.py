@@ -9,7 +9,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
 from lazyformer_fairseq.data.datasets.pairing import Documents, Pairs, Texts, draw_pairs
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import read_items
+from lazyformer_fairseq.storage.indexed_format import read_items
 
 
 class SentencePairsDataset(MaskedBlocksDataset):

@@ -10,7 +10,7 @@ from fairseq.data import FairseqDataset
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import read_index
+from lazyformer_fairseq.storage.indexed_format import read_index
 
 
 def open_tokens(prefix: Union[str, Path]) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json
 
 SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
 VERSIONS = ("1.1", "v1.1", None)  # None: a part of the official file often has no version

@@ -21,10 +21,10 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
-from lazyformer_fairseq.files.hashes import sha256_of
-from lazyformer_fairseq.files.indexed_format import type_of_ids
-from lazyformer_fairseq.files.json_files import write_json
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.indexed_format import type_of_ids
+from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.whole import whole_folder
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 SIZES = ("max_length", "stride", "max_question_length")  # a manifest's names of the settings of windows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.storage.whole import whole_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -9,8 +9,8 @@ from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, Librar
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.hashes import sha256_of
-from lazyformer_fairseq.files.json_files import read_json
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import read_json
 
 
 def load_tokenizer(folder: FolderName) -> TextTokenizer:

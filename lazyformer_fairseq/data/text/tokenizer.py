@@ -36,8 +36,8 @@ from lazyformer_fairseq.data.text.normalisation import (
 from lazyformer_fairseq.data.text.places import Span, cover, places_of, spans_of_parts
 from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import read_json
-from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
+from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lazyformer_fairseq.files.pictures import looks, write_picture
 from lazyformer_fairseq.finetuning.report.results import Results, TaskResults
+from lazyformer_fairseq.storage.pictures import looks, write_picture
 
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
 FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all

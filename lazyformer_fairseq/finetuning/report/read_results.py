@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.json_files import read_json
 from lazyformer_fairseq.finetuning.report.results import Failure, Grid, Results, Run, RunKey
 from lazyformer_fairseq.finetuning.scored_task import TaskFamily, measured
+from lazyformer_fairseq.storage.json_files import read_json
 
 FORMAT_VERSION = 1
 _NUMBER = (int, float)

@@ -18,11 +18,11 @@ from typing import Any, Optional, Union
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.claims import claimed
-from lazyformer_fairseq.files.json_files import write_json
 from lazyformer_fairseq.finetuning.run.cluster import Cluster, ClusterJob
 from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
 from lazyformer_fairseq.finetuning.run.workers import Job, Workers
+from lazyformer_fairseq.storage.claims import claimed
+from lazyformer_fairseq.storage.json_files import write_json
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds

@@ -10,10 +10,10 @@ import torch
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.hashes import sha256_of
-from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.storage.hashes import sha256_of
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
 

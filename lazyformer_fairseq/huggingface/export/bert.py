@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import BertConfig
 
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 from lazyformer_fairseq.huggingface.export.custom import ACTIVATIONS, ENCODER, labels, special_ids
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.export.source import Source
-from lazyformer_fairseq.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
 
 NORM = "LayerNorm"

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.export.source import Source, head_weights
 from lazyformer_fairseq.huggingface.modelling.base import AUTO_CLASSES, CODE_FILE
@@ -15,7 +16,6 @@ from lazyformer_fairseq.huggingface.modelling.heads import (
     LazyFormerForQuestionAnswering,
     LazyFormerForSequenceClassification,
 )
-from lazyformer_fairseq.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 
 # Ours, by names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_tanh": "gelu_pytorch_tanh", "relu_squared": "relu2"}

@@ -8,10 +8,10 @@ from typing import Any, Optional, Union
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.models.checkpoint_match import PREFIX, heads_in_checkpoint
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
-from lazyformer_fairseq.reliability.checkpoints.loading import load_safely
 
 CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights begin with
 
@@ -83,7 +83,7 @@ def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None,
         head: name of a classification head; None for the only one, if there is one.
 
     Raises:
-        UserError: what :func:`lazyformer_fairseq.models.hub.load` raises; a language model; no such head, or several.
+        UserError: what `load` raises; a language model; no such head, or several.
     """
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = load_safely(path)

@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.huggingface.export.model_card import model_card
 from lazyformer_fairseq.huggingface.export.source import Source, read_source
 from lazyformer_fairseq.huggingface.tokenizer.export import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
+from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
@@ -31,7 +31,7 @@ def export_to_huggingface(
     Before it takes its name, the model is read back from it and compared with the checkpoint's.
 
     Args:
-        folder: of checkpoints; see :func:`lazyformer_fairseq.models.hub.load`.
+        folder: of checkpoints; see :func:`lazyformer_fairseq.fairseq_plugin.models.hub.load`.
         out: must not exist yet, or be empty.
         form: "bert" for a BERT of transformers, "custom" for a model with code of its own, "auto" for the first where
             it is possible.

@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.reliability.checkpoints.files import check
-from lazyformer_fairseq.reliability.checkpoints.loading import SAFETENSORS, named_errors
-from lazyformer_fairseq.reliability.checkpoints.untrusted import forbid_unsafe_loads
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import check
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import SAFETENSORS, named_errors
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import forbid_unsafe_loads
 
 CONFIG_FILE = "config.json"
 SAFE_FILE, PICKLED_FILE = "model.safetensors", "pytorch_model.bin"

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 from typing import Optional
 
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.fairseq_plugin.models import hub
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.reading.convert import AUTO
 from lazyformer_fairseq.huggingface.reading.source import is_ours, read_source
-from lazyformer_fairseq.models import hub
-from lazyformer_fairseq.models.export import write_model
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.storage.whole import whole_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.record import write_record
 from lazyformer_fairseq.warm_start.start import Trained

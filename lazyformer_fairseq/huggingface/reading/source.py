@@ -12,13 +12,13 @@ from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import safetensors_files
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.reading.config import describe
 from lazyformer_fairseq.huggingface.reading.convert import AUTO, Conversion
 from lazyformer_fairseq.huggingface.reading.folder import CONFIG_FILE, Weights, read_json_object
-from lazyformer_fairseq.models import safetensors_files
-from lazyformer_fairseq.models.checkpoint_match import dictionary_hash
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 
 

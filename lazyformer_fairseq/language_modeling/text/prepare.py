@@ -16,10 +16,10 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import type_of_ids, write_items
-from lazyformer_fairseq.files.json_files import read_json, write_json
-from lazyformer_fairseq.files.whole import refuse_filled_folder, whole_folder
 from lazyformer_fairseq.language_modeling.text.sources import END_OF_LINE, SPLITS, Characters, TextSource, WordsOfLines
+from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 MANIFEST = "manifest.json"
 

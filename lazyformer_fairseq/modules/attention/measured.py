@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.cache import cache_file
-from lazyformer_fairseq.files.json_files import read_json, write_json
+from lazyformer_fairseq.storage.cache import cache_file
+from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 SHIPPED = Path(__file__).with_name("measured.json")
 NOTHING_LEARNED = "nothing"

@@ -20,7 +20,7 @@ from lazyformer_fairseq.corpus.words.vocabulary import word_hashes
 from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.files.indexed_format import join_parts
+from lazyformer_fairseq.storage.indexed_format import join_parts
 
 EOS, UNK = 2, 3
 TEXTS = [

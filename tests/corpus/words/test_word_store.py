@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.step import TaskNotes
 from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
-from lazyformer_fairseq.files.whole import whole_file
+from lazyformer_fairseq.storage.whole import whole_file
 
 WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
 TEXT = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=5).map("\n".join)

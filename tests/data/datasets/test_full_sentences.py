@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import MappedItems
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 99
 MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, 99))

@@ -12,7 +12,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.masking import Masking
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.files.indexed_format import MappedItems
+from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 999
 MASKING = Masking(vocab_size=1000, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, MASK))

@@ -20,11 +20,11 @@ import lazyformer_fairseq.huggingface  # noqa: F401 (registers what is exported)
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, PER_WORD
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
 from lazyformer_fairseq.huggingface.reading.importing import import_to
-from lazyformer_fairseq.models.checkpoint_match import PER_POSITION, PER_WORD
-from lazyformer_fairseq.models.hub import LazyFormerHub
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
 
 TYPES = "encoder.sentence_encoder.embed_token_types.weight"
 

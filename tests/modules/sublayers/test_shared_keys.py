@@ -7,8 +7,13 @@ import torch
 from refusals import assert_refused
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops, count_parameters, count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import (
+    count_encoder_flops,
+    count_flops,
+    count_parameters,
+    count_sublayer_parameters,
+)
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder

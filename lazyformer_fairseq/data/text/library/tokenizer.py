@@ -27,8 +27,8 @@ from lazyformer_fairseq.data.text.library.recipe import MOST_IDS, build_library,
 from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.files.json_files import read_json
-from lazyformer_fairseq.files.whole import whole_folder
+from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.whole import whole_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
 from lazyformer_fairseq.modules.attention.scores import Scores

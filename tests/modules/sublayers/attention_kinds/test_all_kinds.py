@@ -27,8 +27,8 @@ from every_kind import (
 from torch.nn.attention import flex_attention as torchs_flex
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead

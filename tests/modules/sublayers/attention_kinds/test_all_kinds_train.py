@@ -13,7 +13,7 @@ from helpers import assert_equal_state
 from torch._dynamo.utils import counters
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 

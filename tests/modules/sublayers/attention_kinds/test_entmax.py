@@ -8,8 +8,8 @@ import torch
 from attention_by_einsum import BATCH, HEADS, WIDTH, Attending, assert_same, padded_and_with_memory
 from torch import Tensor
 
-from lazyformer_fairseq.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 

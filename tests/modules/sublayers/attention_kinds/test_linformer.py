@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_flops, count_parameters, count_sublayer_flops
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, count_sublayer_flops
 from lazyformer_fairseq.modules.attention.choice import choose_with_reason
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead

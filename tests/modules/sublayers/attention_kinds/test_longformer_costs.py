@@ -5,7 +5,7 @@ import torch
 from longformers import C, D, N, in_window, inputs, make_decoder, make_encoder
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_flops, count_parameters
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES

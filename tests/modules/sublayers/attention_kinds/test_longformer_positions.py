@@ -7,9 +7,9 @@ from longformers import inputs, make_decoder, make_encoder
 
 from lazyformer_fairseq.data.text.interface import SpecialIds
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.models.config import LazyFormerConfig
-from lazyformer_fairseq.models.hub import LazyFormerHub
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_sublayer_flops, count_sublayer_parameters
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops, count_sublayer_parameters
 from lazyformer_fairseq.modules.attention import hashed
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder

@@ -5,7 +5,12 @@ import torch
 from synthesizers import SUMS, WIDTH, network
 from torch.utils.flop_counter import FlopCounterMode
 
-from lazyformer_fairseq.costs.flops import count_encoder_flops, count_flops, count_parameters, count_sublayer_parameters
+from lazyformer_fairseq.measure.costs.flops import (
+    count_encoder_flops,
+    count_flops,
+    count_parameters,
+    count_sublayer_parameters,
+)
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of

@@ -1,0 +1,1 @@
+"""Experiments: trainings in turn, kept in a folder, resumed, reported."""

@@ -1,0 +1,214 @@
+"""Pictures of a comparison: curves as LazyFormer's Figure 2, times to the target, fronts, and PAR's two panels."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from lazyformer_fairseq.experiments.compare.report.comparison import Comparison, Model
+from lazyformer_fairseq.experiments.compare.report.fronts import Front
+from lazyformer_fairseq.experiments.compare.report.times import NEVER, TimeToTarget
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
+from lazyformer_fairseq.storage.pictures import looks, write_picture
+
+LABELS = {
+    "updates": "updates",
+    "tokens": "tokens of training",
+    "flops": "FLOPs of training, by formula",
+    "seconds": "seconds of its own training",
+}
+BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest
+IN_COLUMNS = 4  # of a legend
+
+
+def draw_curves(comparison: Comparison, times: Sequence[TimeToTarget], title: str, path: Path) -> None:
+    """The measure against updates, tokens, FLOPs and seconds: medians, bands from lowest to highest over seeds.
+
+    A dashed line is the target, a large mark where a median run first meets it, a hollow one the end of a shorter
+    training of the same model.
+    """
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True)
+    look_of = looks(comparison.families)
+    for cost, axis in zip(("updates", "tokens", "flops", "seconds"), panels.flat, strict=True):
+        for family, models in comparison.families.items():
+            look = look_of[family]
+            spent, values = typical(models[-1], cost, comparison.measure.name)
+            axis.fill_between(
+                spent, values.min(axis=0), values.max(axis=0), color=look["color"], alpha=0.18, linewidth=0
+            )
+            axis.plot(spent, np.median(values, axis=0), color=look["color"], linewidth=1.4)
+            for shorter in models[:-1]:
+                end = np.median(shorter.finals(comparison.measure.name))
+                where = np.median(shorter.wholes(cost))
+                axis.plot(where, end, linestyle="", markersize=6, markerfacecolor="white", zorder=3, **look)
+        for time in (time for time in times if time.clock == "curve" and time.median(cost) < NEVER):
+            axis.plot(time.median(cost), time.target, linestyle="", markersize=9, zorder=4, **look_of[time.model])
+        for target in {time.target for time in times}:
+            axis.axhline(target, color="0.3", linestyle="--", linewidth=0.9)
+        axis.set_xlabel(LABELS[cost])
+        if cost != "seconds":
+            axis.xaxis.set_major_formatter("{x:.2g}" if cost == "flops" else EngFormatter(sep=""))
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+    panels[0, 0].set_ylim(*_limits(comparison, [time.target for time in times]))
+    for axis in panels[:, 0]:
+        axis.set_ylabel(f"{comparison.measure.label}, held out")
+    _finish(figure, title, look_of, path, _mark("first meets the target", 9), *_of_shorter(comparison))
+
+
+def typical(model: Model, cost: str, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """What a run of median speed had spent, (E,), and the measure of each seed then, (seeds, E).
+
+    The points are those at which any seed was evaluated, as far as all seeds came.
+    """
+    curves = [run.curve for run in model.runs.values()]
+    first, last = (pick(curve["updates"][end] for curve in curves) for pick, end in ((max, 0), (min, -1)))
+    updates = np.unique(np.concatenate([curve["updates"] for curve in curves]))
+    updates = updates[(updates >= first) & (updates <= last)]
+    spent = np.median([np.interp(updates, curve["updates"], curve[cost]) for curve in curves], axis=0)
+    return spent, np.array([np.interp(updates, curve["updates"], curve[measure]) for curve in curves])
+
+
+def draw_times(times: Sequence[TimeToTarget], title: str, path: Path) -> None:
+    """The share of the baseline's own seconds that each model needed: medians, bars from lowest to highest seed."""
+    shown = sorted(
+        (time for time in times if "seconds" in time.ratios), key=lambda time: -time.ratios["seconds"].median
+    )
+    look_of = looks(dict.fromkeys(time.model for time in times))
+    figure = Figure(figsize=(8, 1.4 + 0.42 * max(len(shown), 1)), layout="constrained")
+    axis = figure.subplots()
+    ends = [end for time in shown for end in _reached(time.ratios["seconds"].by_seed.values())]
+    widest = 1.12 * max([1.0, *ends])
+    for place, time in enumerate(shown):
+        ratio, colour = time.ratios["seconds"], look_of[time.model]["color"]
+        is_reached = ratio.median < NEVER
+        axis.barh(place, ratio.median if is_reached else widest, height=0.62, color=colour if is_reached else "none",
+                  alpha=0.75 if time.clock == "curve" else 0.4, edgecolor=colour,
+                  hatch=None if is_reached else "//", linewidth=0.8)  # fmt: skip
+        if is_reached:
+            axis.hlines(place, ratio.low, min(ratio.high, widest), color="0.15", linewidth=1.6)
+            axis.plot([ratio.median], [place], marker="|", markersize=12, color="0.15")
+        by_some = f"by {ratio.reached} of {len(ratio.by_seed)} seeds" if 0 < ratio.reached < len(ratio.by_seed) else ""
+        said = f"{ratio.median:.2f} {by_some}" if is_reached else f"reached {by_some}" if by_some else "not reached"
+        axis.text(0.01 * widest, place, said.strip(), va="center", fontsize=9,
+                  bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1})  # fmt: skip
+    axis.axvline(1, color="0.3", linestyle="--", linewidth=0.9)
+    several = len({time.clock for time in shown}) > 1
+    axis.set_yticks(range(len(shown)), [f"{time.model} ({time.clock})" if several else time.model for time in shown])
+    axis.set_xlim(0, widest)
+    axis.set_xlabel("seconds to the target, in units of the baseline's own (bars: lowest to highest seed)")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3, axis="x")
+    write_picture(figure, path)
+
+
+def draw_fronts(comparison: Comparison, fronts: Sequence[Front], title: str, path: Path) -> None:
+    """The final measure against each cost, a panel each; a line joins the models that no other beats in both."""
+    figure = Figure(figsize=(1 + 4.4 * len(fronts), 4.4), layout="constrained")
+    panels = figure.subplots(1, len(fronts), squeeze=False, sharey=True)[0]
+    look_of = looks(comparison.families)
+    for front, axis in zip(fronts, panels, strict=True):
+        for name, (cost, quality) in front.points.items():
+            model = comparison.models[name]
+            filled = {} if model is comparison.longest(model.family) else {"markerfacecolor": "white"}
+            ends = model.finals(comparison.measure.name)
+            axis.vlines(cost, min(ends), max(ends), color=look_of[model.family]["color"], linewidth=1)
+            axis.plot(cost, quality, linestyle="", markersize=8, zorder=3, **look_of[model.family], **filled)
+        line = [front.points[name] for name in front.members]
+        axis.plot(*zip(*line, strict=True), color="0.5", linewidth=1, zorder=1, drawstyle="steps-post")
+        axis.set_xlabel(front.label)
+        axis.grid(alpha=0.3)
+    panels[0].set_ylabel(f"{comparison.measure.label}, held out (range of the seeds)")
+    _finish(figure, title, look_of, path, *_of_shorter(comparison))
+
+
+def draw_attention(comparison: Comparison, title: str, path: Path) -> None:
+    """Test perplexity against latency and against the number of attending sublayers (PAR Transformer, Figure 1).
+
+    A large mark is a median, bars its spread, a small mark one seed.
+    """
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    by_latency, by_attention = figure.subplots(1, 2, sharey=True)
+    models = [model for model in comparison.models.values() if _has_both(model)]
+    attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
+    counts = [sum(model.facts["sublayers"].get(kind.letter, 0) for kind in attention) for model in models]
+    look_of = looks(model.name for model in models)
+    for model, place in zip(models, side_by_side(counts), strict=True):
+        look, latency = look_of[model.name], model.facts["latency_milliseconds"]
+        ends = model.finals(f"test_{comparison.measure.name}")
+        if "low" in latency:
+            by_latency.hlines(np.median(ends), latency["low"], latency["high"], color=look["color"])
+        for axis, where in ((by_latency, latency["median"]), (by_attention, place)):
+            axis.plot([where] * len(ends), ends, linestyle="", markersize=4, alpha=0.6, **look)
+            axis.vlines(where, min(ends), max(ends), color=look["color"])
+            axis.plot(where, np.median(ends), linestyle="", markersize=9, **look)
+    by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
+    by_latency.set_ylabel(f"test {comparison.measure.name} (range of the seeds)")
+    by_latency.set_xlim(left=0)
+    by_attention.set_xlabel(" or ".join(f"{kind.name} sublayers ({kind.letter})" for kind in attention))
+    by_attention.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in (by_latency, by_attention):
+        axis.grid(alpha=0.3)
+    _finish(figure, title, look_of, path)
+
+
+def shows_attention(comparison: Comparison) -> bool:
+    """Whether any model has what :func:`draw_attention` shows."""
+    return f"test_{comparison.measure.name}" in _measures(comparison) and any(
+        _has_both(model) for model in comparison.models.values()
+    )
+
+
+def _has_both(model: Model) -> bool:
+    return bool(model.facts.get("latency_milliseconds")) and bool(model.facts.get("sublayers"))
+
+
+def _measures(comparison: Comparison) -> set[str]:
+    return {name for model in comparison.models.values() for run in model.runs.values() for name in run.final}
+
+
+def side_by_side(counts: Sequence[int]) -> list[float]:
+    """Where each model stands on an axis of counts: those of equal counts side by side."""
+    found = []
+    for number, count in enumerate(counts):
+        same, before = counts.count(count), counts[:number].count(count)
+        found.append(count + 0.15 * (before - (same - 1) / 2))
+    return found
+
+
+def _limits(comparison: Comparison, targets: Sequence[float]) -> tuple[float, float]:
+    """Of the measure's axis: from the best to what the worst model had after its beginning, the targets between."""
+    seen = list(targets)
+    for models in comparison.families.values():
+        seen += [value for model in models for value in model.finals(comparison.measure.name)]
+        updates, values = typical(models[-1], "updates", comparison.measure.name)
+        seen += list(np.median(values, axis=0)[updates >= BEGINNING * updates[-1]])
+    finite = [value for value in seen if np.isfinite(value)]
+    low, high = min(finite), max(finite)
+    margin = 0.05 * (high - low) or 0.1
+    return low - margin, high + margin
+
+
+def _finish(figure: Figure, title: str, look_of: Mapping[str, Mapping[str, str]], path: Path, *more: Line2D) -> None:
+    handles = [*(Line2D([], [], label=name, **look) for name, look in look_of.items()), *more]
+    figure.suptitle(title, fontsize=11)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), IN_COLUMNS), frameon=False)
+    write_picture(figure, path)
+
+
+def _of_shorter(comparison: Comparison) -> list[Line2D]:
+    """What the legend says of hollow marks, where there are any."""
+    has_some = any(len(models) > 1 for models in comparison.families.values())
+    return [_mark("end of a shorter training", 6, markerfacecolor="white")] if has_some else []
+
+
+def _mark(label: str, size: float, **look: str) -> Line2D:
+    return Line2D([], [], label=label, marker="o", linestyle="", color="0.4", markersize=size, **look)
+
+
+def _reached(ratios) -> list[float]:
+    return [ratio for ratio in ratios if ratio < NEVER]

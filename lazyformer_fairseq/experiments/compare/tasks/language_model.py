@@ -1,0 +1,134 @@
+"""Causal language modelling: perplexity over every token, and latency at batch 1."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fairseq.data import Dictionary
+from fairseq.tasks import FairseqTask
+from torch import Tensor, nn
+
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
+from lazyformer_fairseq.experiments.compare.contestants import Contestant
+from lazyformer_fairseq.experiments.compare.jobs import CHECKPOINT, Job
+from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
+from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
+from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.measure.costs.latency import measure, spread
+from lazyformer_fairseq.measure.costs.model_latency import next_segment
+from lazyformer_fairseq.patterns.sizes import CausalSizes
+
+SPLITS = ("valid", "test")
+ROUNDS = 50
+
+
+class Compared(ComparedTask):
+    """Trains on streams of text, with memory."""
+
+    def task_words(self) -> list[str]:
+        words = [self.settings.data, "--task", "stream_language_modeling", "--criterion", "causal_lm"]
+        return [*words, "--tgt-len", str(self.settings.sizes["tgt_len"])]
+
+    def model_words(self, contestant: Contestant) -> list[str]:
+        """Pre-norm by default, as in the PAR paper's equations 1 and 2: post-norm needs far more updates of Adam than a
+        miniature gets to learn more than word frequencies.
+        """
+        sizes = self.settings.sizes
+        return [
+            *("--arch", "lazyformer_lm", *(["--decoder-normalize-before"] if self.settings.normalize_before else [])),
+            *("--sublayer-pattern", contestant.pattern, "--mem-len", str(sizes["mem_len"])),
+            *("--dropout", str(sizes["dropout"]), "--attention-dropout", "0", "--activation-dropout", "0"),
+            *("--decoder-embed-dim", str(contestant.embed_dim)),
+            *("--decoder-ffn-embed-dim", str(contestant.ffn_embed_dim)),
+            *("--decoder-attention-heads", str(contestant.heads)),
+            *("--adaptive-softmax-cutoff", ",".join(map(str, sizes["adaptive_softmax_cutoff"]))),
+        ]
+
+    def sizes(self, contestant: Contestant, vocab_size: int = 0) -> CausalSizes:
+        of_all = (vocab_size, contestant.embed_dim, contestant.ffn_embed_dim, contestant.heads)
+        cutoffs = tuple(self.settings.sizes["adaptive_softmax_cutoff"])
+        return CausalSizes(*of_all, cutoffs=cutoffs, normalize_before=self.settings.normalize_before)
+
+    def flops_of_update(self, contestant: Contestant, vocab_size: int) -> int:
+        """Of segments with a full memory; of the softmax the first band alone."""
+        sizes = self.settings.sizes
+        how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
+        return 3 * count_flops(contestant.pattern, self.sizes(contestant, vocab_size), **how)
+
+    def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+        """`perplexity` and `loss`, bits a token, over the start of the validation split."""
+        found = self._evaluate(model, task, "valid", self.settings.validation_tokens)
+        return {"perplexity": found.perplexity, "loss": found.bits}
+
+    def final(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+        """The same over every token of the validation and test splits."""
+        of_splits = {split: self._evaluate(model, task, split) for split in SPLITS}
+        return {
+            f"{'' if split == 'valid' else f'{split}_'}{name}": value
+            for split, found in of_splits.items()
+            for name, value in (("perplexity", found.perplexity), ("loss", found.bits), ("tokens", found.tokens))
+        }
+
+    def describe_data(self) -> dict[str, Any]:
+        """The data's manifest, and the perplexity of a model that has only a split's own word frequencies."""
+        texts = {split: open_tokens(Path(self.settings.data) / split) for split in SPLITS}
+        bits = {split: _unigram_bits(tokens) for split, tokens in texts.items()}
+        return {
+            "manifest": read_manifest(Path(self.settings.data)),
+            "unigram_bits": bits,
+            "unigram_perplexity": {split: 2**found for split, found in bits.items()},
+            "validation": {"tokens": min(len(texts["valid"]), self.settings.validation_tokens)},
+        }
+
+    def unit(self) -> dict[str, str]:
+        return {"unit": f"per {read_manifest(Path(self.settings.data))['unit']}"}
+
+    def costs_of_use(self, jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
+        """By entry: `flops` of a segment, and `latency_milliseconds` at batch 1, taken in turn.
+
+        Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
+        which FLOPs leave out.
+        """
+        sizes, costs, things = self.settings.sizes, {}, {}
+        tgt_len, mem_len = sizes["evaluation_tgt_len"], sizes["evaluation_mem_len"]
+        for entry, job in jobs.items():
+            where = (self.settings.device, self.settings.precision)
+            model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), *where)
+            model.decoder.mem_len, model.decoder.clamp_len = mem_len, sizes["clamp_len"]
+            model.decoder.same_length = sizes["same_length"]
+            costs[entry] = {"flops": count_flops(job.contestant.pattern, model.decoder.sizes, tgt_len, mem_len)}
+            things[entry] = next_segment(model, *self._a_segment(task.dictionary), mem_len)
+        for entry, timing in measure(things, ROUNDS, device=self.settings.device).items():
+            milliseconds = [1000 * seconds for seconds in timing.samples]
+            costs[entry]["latency_milliseconds"] = spread(milliseconds)
+        return costs
+
+    def _evaluate(self, model: nn.Module, task: FairseqTask, split: str, most: int | None = None) -> Evaluation:
+        sizes = self.settings.sizes
+        return evaluate(
+            model,
+            open_tokens(Path(self.settings.data) / split)[:most],
+            task.source_dictionary.eos(),
+            tgt_len=sizes["evaluation_tgt_len"],
+            mem_len=sizes["evaluation_mem_len"],
+            clamp_len=sizes["clamp_len"],
+            same_length=sizes["same_length"],
+            batch_size=sizes["evaluation_batch_size"],
+        )
+
+    def _a_segment(self, dictionary: Dictionary) -> tuple[Tensor, Tensor]:
+        """Tokens and targets (1, T) in the middle of the test split."""
+        tokens = open_tokens(Path(self.settings.data) / "test")
+        tgt_len = self.settings.sizes["evaluation_tgt_len"]
+        streams = TokenStreams(tokens, 1, tgt_len, dictionary.eos(), dictionary.pad(), keeps_rest=True)
+        segment = streams[len(streams) // 2]
+        device = self.settings.device
+        return segment["net_input"]["src_tokens"].to(device), segment["target"].to(device)
+
+
+def _unigram_bits(tokens: np.ndarray) -> float:
+    shares = np.bincount(tokens) / len(tokens)
+    shares = shares[shares > 0]
+    return float(-(shares * np.log2(shares)).sum())

@@ -1,0 +1,48 @@
+"""The command ``lazyformer curves``."""
+
+from pathlib import Path
+
+import click
+
+from lazyformer_fairseq.arguments import divided
+from lazyformer_fairseq.errors import UserError
+
+AXES = ("updates", "tokens", "hours", "flops")
+
+
+@click.command()
+@click.argument("runs", metavar="[NAME=]RUN...", nargs=-1, required=True)
+@click.option("--against", multiple=True, default=["updates"], callback=divided, metavar="A,B,...",
+              help=f"A panel each: {', '.join(AXES)}.")  # fmt: skip
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("curves.png"),
+              help="PNG to draw to; the numbers go to a .csv beside it.")  # fmt: skip
+@click.option("--training", is_flag=True, help="The training loss too, between the lines of the log.")
+def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, training: bool) -> None:
+    """Draw the validation loss of pre-trainings and language models in one picture, and print where each ended.
+
+    A RUN is a folder of checkpoints, where our runs write train.log, or a log of fairseq-train in either format. Logs
+    of one NAME are one run that was resumed: what it did twice counts once. A folder with phase1, phase2, ... is a run
+    of these phases, joined, with a thin line where one ends. Hours are those that led to the weights,
+    with validation and saving; FLOPs are by formula (three forward passes).
+
+    \b
+    lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours
+    lazyformer curves bert=first.log bert=resumed.log lazy=lazy.log --output results/loss.png
+    """
+    for axis in against:
+        if axis not in AXES:
+            raise UserError(f"--against {axis}: there is no such axis; there are {', '.join(AXES)}")
+    if output.suffix != ".png":
+        raise UserError(f"--output {output}: give a name that ends in .png")
+    from lazyformer_fairseq.experiments.curves import report
+    from lazyformer_fairseq.experiments.curves.runs import histories, labels, logs_of_runs
+    from lazyformer_fairseq.storage.tables import write_csv
+
+    shown, silent = histories(logs_of_runs(runs))
+    names = labels(shown)
+    report.draw(shown, names, against, output, training)
+    write_csv(list(report.csv_rows(shown, training)), output.with_suffix(".csv"))
+    click.echo(report.table(shown, names))
+    for sentence in (*silent, *report.left_out(shown, against)):
+        click.echo(sentence, err=True)
+    click.echo(f"written: {output}, {output.with_suffix('.csv')}")

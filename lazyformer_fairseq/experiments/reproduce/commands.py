@@ -1,0 +1,91 @@
+"""The command ``lazyformer reproduce``."""
+
+import sys
+from pathlib import Path
+from typing import Optional
+
+import click
+
+from lazyformer_fairseq.arguments import ExistingPath, divided
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import refuse_without_extra
+
+
+@click.command()
+@click.argument("raw")
+@click.argument("out", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--tiny", is_flag=True, help="The same way in miniature, for two cores.")
+@click.option("--glue", type=ExistingPath(), help="Folder of GLUE's official download.  [default: RAW/glue]")
+@click.option("--tasks", multiple=True, callback=divided, metavar="A,B,...",
+              help="Of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]")  # fmt: skip
+@click.option("--batch-size", type=click.IntRange(min=1),
+              help="Of pre-training, on a GPU.  [default: that of lazyformer pretrain]")  # fmt: skip
+@click.option("--plan", is_flag=True, help="Print cost and disk of each step, and its state; run nothing.")
+@click.option("--commands", is_flag=True, help="Print each step's command; run nothing.")
+@click.option(
+    "--devices", type=click.IntRange(min=1), help="For --plan.  [default: the GPUs there are, else 8; tiny: 1]"
+)
+@click.option("--teraflops", type=click.FloatRange(min=0, min_open=True),
+              help="For --plan, of a device.  [default: 21.4, the paper's BERT on a V100; tiny: 0.005]")  # fmt: skip
+@click.option("--report", is_flag=True, help="Write the report of what is there, and run nothing.")
+def reproduce(
+    raw: str,
+    out: Path,
+    tiny: bool,
+    glue: Optional[Path],
+    tasks: tuple[str, ...],
+    batch_size: Optional[int],
+    plan: bool,
+    commands: bool,
+    devices: Optional[int],
+    teraflops: Optional[float],
+    report: bool,
+) -> None:
+    """Reproduce LazyFormer's Tables 1 to 4 and Figures 2 and 3: from text in RAW to OUT/report/report.md.
+
+    Corpus, benchmarks, six pre-trainings of a million updates, GLUE at six checkpoints of each model of Table 1, one
+    page with the paper's numbers beside. RAW is a folder: `glue` in it is GLUE's official download, `books` are books,
+    one a file, all else is text of any kind that lazyformer corpus reads. With --tiny RAW may be the word demo: the
+    prose that Python carries.
+
+    Stop it at any time; rerun to resume. Look at --plan first: in full it takes weeks on eight GPUs.
+
+    \b
+    lazyformer reproduce raw results/lazyformer --plan
+    lazyformer reproduce demo results/tiny --tiny
+    """
+    refuse_without_extra("corpus", "lazyformer reproduce")
+    from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+    from lazyformer_fairseq.devices.precision import precision_here
+    from lazyformer_fairseq.experiments.reproduce.plan import plan_table
+    from lazyformer_fairseq.experiments.reproduce.run import STOPPED, Stopped, run_steps
+    from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
+    from lazyformer_fairseq.experiments.reproduce.steps import Places, steps
+
+    size = TINY if tiny else PAPER
+    inputs = find_inputs(raw, glue, tasks, size, Places(out).made)
+    all_steps = steps(size, inputs, out, precision_here(), batch_size)
+    if plan:
+        devices = devices or (1 if tiny else count_gpus() or 8)
+        speed = 1e12 * teraflops if teraflops else size.flops_per_second
+        click.echo(plan_table(all_steps, size, inputs, out, devices, speed))
+        return
+    if commands:
+        import shlex
+
+        for step in all_steps:
+            click.echo(f"{step.name}: python -m {shlex.join(step.command)}")
+        return
+    failures: list[str] = []
+    if not report:
+        try:
+            failures = run_steps(all_steps, out, sizes_as_json(size, inputs))
+        except Stopped:
+            click.echo("stopped; rerun to resume", err=True)
+            sys.exit(STOPPED)
+    from lazyformer_fairseq.experiments.reproduce.report import write_report
+
+    if report or len(failures) < len(all_steps):
+        click.echo(f"written: {write_report(all_steps, size, inputs, out)}")
+    if failures:
+        raise UserError("\n".join([*failures, "the same command tries again what is not done"]))

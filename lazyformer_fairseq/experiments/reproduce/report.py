@@ -1,0 +1,242 @@
+"""The page: the paper's tables and figures, what was measured here beside what is printed there."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.curves.history import AXES
+from lazyformer_fairseq.experiments.curves.report import csv_rows, draw, table
+from lazyformer_fairseq.experiments.curves.runs import histories, labels, logs_of_runs
+from lazyformer_fairseq.experiments.reproduce.paper import PRINTED, SECONDS, TABLE_3_AVERAGES, TABLE_4
+from lazyformer_fairseq.experiments.reproduce.run import record_of
+from lazyformer_fairseq.experiments.reproduce.settings import FIGURE_3, TABLE_1, TABLE_3, Inputs, Size
+from lazyformer_fairseq.experiments.reproduce.steps import Places, Step, model_name
+from lazyformer_fairseq.finetuning.glue.report.grid_report import write_report as write_glue_report
+from lazyformer_fairseq.finetuning.glue.report.paper_table import COLUMNS, PAPER_ROWS
+from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
+from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, own_row
+from lazyformer_fairseq.finetuning.report.results import Results
+from lazyformer_fairseq.measure.bench.models.entries import OURS
+from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
+from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.tables import markdown_table, write_csv
+from lazyformer_fairseq.storage.whole import whole_file, write_text
+
+NOTHING = "-"
+Row = dict[str, str]
+
+
+def write_report(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path) -> Path:
+    """Writes OUT/report: report.md and pictures, of what is there. Returns the page.
+
+    Raises:
+        UserError: nothing is there yet.
+    """
+    places = Places(out)
+    if not any(record_of(out, step) for step in steps):
+        raise UserError(f"{out}: no step is done yet, so there is nothing to report")
+    places.report.mkdir(parents=True, exist_ok=True)
+    glue = _glue_results(places)
+    updates = f"{size.updates:,} updates"
+    parts = [
+        ("# LazyFormer, reproduced" + (" in miniature" if size.is_tiny else ""), _introduction(size, inputs)),
+        (f"## Table 1: GLUE after {updates}", _table_1(glue, size)),
+        ("## Figure 2: validation loss, GLUE", _figure_2(places, glue)),
+        ("## Tables 2 and 3: time of an update", _table_2(places, size, glue)),
+        ("## Table 4: larger models", _table_4(glue, size)),
+        ("## Figure 3: speed-up against length", _figure_3(places, size)),
+        ("## What it took", _costs(steps, out)),
+    ]
+    page = places.report / "report.md"
+    write_text(page, "\n\n".join(f"{title}\n\n{text}" for title, text in parts) + "\n")
+    return page
+
+
+def _introduction(size: Size, inputs: Inputs) -> str:
+    facts = {**describe_machine(device_named("auto")), **describe_versions()}
+    said = [
+        "Rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, one seed of pre-training "
+        f"each. GLUE's tasks: {', '.join(inputs.tasks)}. Written on: "
+        + "; ".join(f"{name} {value}" for name, value in facts.items())
+        + "."
+    ]
+    if size.is_tiny:
+        said.insert(
+            0,
+            f"**This shows that everything runs, not which model is better**: widths of a sixteenth, {size.length} "
+            f"tokens a sequence, {size.sequences} sequences an update, {size.updates:,} updates, {size.rows} rows of "
+            f"each task, {len(size.seeds)} seeds, {size.epochs} epochs. The benchmarks' models all have the same tiny "
+            "widths.",
+        )
+    return "\n\n".join(said)
+
+
+def _glue_results(places: Places) -> Optional[Results]:
+    if not (places.glue / "runs" / "grid.json").exists():
+        return None
+    results = read_results(places.glue)
+    if not results.runs:
+        return None
+    write_glue_report(places.glue, places.report / "glue")
+    return results
+
+
+def _missing(step: str) -> str:
+    return f"Not there yet: `{step}`."
+
+
+# --- GLUE
+
+
+def _own(glue: Optional[Results], arch: str, updates: int) -> Optional[TableRow]:
+    name = model_name(arch, updates)
+    return own_row(glue, name) if glue and name in glue.grid.models else None
+
+
+def _table_1(glue: Optional[Results], size: Size) -> str:
+    """Ours and the paper's in turn; a score of a task that was not run is a dash."""
+    if glue is None:
+        return _missing("glue_*")
+    printed = {row.model: row for row in PAPER_ROWS}
+    wanted = [(arch, size.updates, PRINTED[arch]) for arch in TABLE_1]
+    wanted.append(("lazyformer_m2x6", size.mid, "M2x6 mid"))
+    rows = []
+    for arch, updates, called in wanted:
+        if own := _own(glue, arch, updates):
+            rows.append(own.cells())
+        theirs = printed[called]
+        rows.append(TableRow(f"{called} (paper)", "paper", theirs.updates, dict(theirs.scores)).cells())
+    headers = ("model", "updates", *COLUMNS, "Avg.")
+    text = markdown_table([dict(zip(headers, row, strict=True)) for row in rows])
+    return f"{text}\n\nAll scores, spreads and baselines: [glue/glue.md](glue/glue.md)."
+
+
+def _average(glue: Optional[Results], arch: str, size: Size) -> str:
+    own = _own(glue, arch, size.updates)
+    return f"{own.average:.2f}" if own and own.average is not None else NOTHING
+
+
+def _table_4(glue: Optional[Results], size: Size) -> str:
+    rows = []
+    for arch, printed in TABLE_4.items():
+        own = _own(glue, arch, size.updates)
+        mnli = [f"{own.scores[name]:.2f}" for name in COLUMNS["MNLI-m/mm"] if own and name in own.scores]
+        rows.append(
+            {
+                "model": PRINTED[arch],
+                "(W, H, N)": _widths(arch, size),
+                "MNLI-m/mm": "/".join(mnli) or NOTHING,
+                "Avg.": _average(glue, arch, size),
+                "MNLI-m/mm (paper)": printed.mnli,
+                "Avg. (paper)": f"{printed.average:.2f}",
+            }
+        )
+    return (
+        f"{markdown_table(rows)}\n\nThe paper's 85.72/35.67 is as printed; its Table 1 has 85.69/85.46 for that model."
+    )
+
+
+def _widths(arch: str, size: Size) -> str:
+    embed, inner, heads = size.widths(arch).values()
+    return f"{inner}, {embed}, {heads}"
+
+
+# --- Validation loss
+
+
+def _figure_2(places: Places, glue: Optional[Results]) -> str:
+    folders = [str(places.pretraining(arch)) for arch in PRINTED if (places.pretraining(arch) / "train.log").exists()]
+    try:
+        shown, silent = histories(logs_of_runs(folders))
+    except UserError:
+        return _missing("pretrain_*")
+    names = labels(shown)
+    axes = [axis for axis in AXES if axis != "tokens"]  # all see the same
+    draw(shown, names, axes, places.report / "loss.png")
+    write_csv(list(csv_rows(shown)), places.report / "loss.csv")
+    blocks = [table(shown, names), *silent, "![validation loss against updates, hours and FLOPs](loss.png)"]
+    if glue and (places.report / "glue" / "glue_updates.png").exists():
+        blocks.append("![GLUE's scores against updates of pre-training](glue/glue_updates.png)")
+    return "\n\n".join(blocks)
+
+
+# --- Times
+
+
+def _cells(places: Places, name: str) -> list[dict[str, Any]]:
+    path = places.bench(name) / "results.json"
+    return read_json(path)["cells"] if path.exists() else []
+
+
+def fastest(cell: dict[str, Any], model: str) -> Optional[dict[str, Any]]:
+    """The row of a model's quickest back end; ``bert_base`` is the baseline of that name."""
+    rows = [row for row in cell["rows"] if row["model"] == model or (model == "bert_base" and row["baseline"] == OURS)]
+    return min(rows, key=lambda row: row["seconds"]["median"], default=None)
+
+
+def _table_2(places: Places, size: Size, glue: Optional[Results]) -> str:
+    cells = _cells(places, "tables")
+    if not cells:
+        return _missing("bench_tables")
+    averages = {**TABLE_3_AVERAGES, **{arch: row.average for arch, row in TABLE_4.items()}}
+    rows = []
+    for arch in (*TABLE_1, *TABLE_3, *(arch for arch in TABLE_4 if arch not in TABLE_1)):
+        row = fastest(cells[0], arch if arch == "bert_base" else size.bench_arch(arch))
+        speedup = row and row["against"].get(OURS, {}).get("speedup")
+        seconds = SECONDS.get(arch)
+        rows.append(
+            {
+                "model": PRINTED[arch],
+                "ms": f"{1000 * row['seconds']['median']:.1f}" if row else NOTHING,
+                "speed-up": f"{speedup:.2f}x" if speedup else NOTHING,
+                "back end": row["back_end"] if row else NOTHING,
+                "GLUE Avg.": _average(glue, arch, size),
+                "speed-up (paper)": f"{SECONDS['bert_base'] / seconds:.2f}x" if seconds else NOTHING,
+                "GLUE Avg. (paper)": f"{averages[arch]:.2f}",
+            }
+        )
+    [cell] = cells[:1]
+    said = (
+        f"An update of {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on one "
+        f"{read_json(places.bench('tables') / 'results.json')['machine']['device']}; speed-up against our own BERT on "
+        "its fastest back end. The paper's are seconds of 100 updates on eight V100s, divided. Of Table 3 only "
+        "BERT and M2x6-SD are pre-trained here."
+    )
+    return f"{markdown_table(rows, left=('back end',))}\n\n{said}"
+
+
+def _figure_3(places: Places, size: Size) -> str:
+    cells = _cells(places, "figure_3")
+    if not cells:
+        return _missing("bench_figure_3")
+    rows = []
+    for arch in FIGURE_3:
+        cell_of: Row = {"model": arch}
+        for cell in cells:
+            row = fastest(cell, size.bench_arch(arch))
+            beside = row and row["against"].get(OURS)
+            cell_of[f"n = {cell['time']:,}"] = f"{beside['speedup']:.2f}x" if beside else NOTHING
+        rows.append(cell_of)
+    blocks = [markdown_table(rows), "The paper draws its figure and prints no numbers of it; it says almost 2x."]
+    for picture in sorted(places.bench("figure_3").glob("speedup_training_*.png")):
+        with picture.open("rb") as source, whole_file(places.report / picture.name) as target:
+            shutil.copyfileobj(source, target)
+        blocks.append(f"![speed-up against tokens a sequence]({picture.name})")
+    return "\n\n".join(blocks)
+
+
+# --- Costs
+
+
+def _costs(steps: Sequence[Step], out: Path) -> str:
+    rows = list(_records(steps, out))
+    return markdown_table(rows, left=("what",))
+
+
+def _records(steps: Sequence[Step], out: Path) -> Iterator[Row]:
+    for step in steps:
+        record = record_of(out, step)
+        spent = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
+        yield {"step": step.name, "what": step.what, "hours of its last start": spent}

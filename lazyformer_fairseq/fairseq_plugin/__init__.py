@@ -1,0 +1,1 @@
+"""What is registered with fairseq, and what keeps its trainer safe."""

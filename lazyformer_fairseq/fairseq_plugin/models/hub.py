@@ -1,0 +1,286 @@
+"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+import torch
+from fairseq.data import Dictionary, data_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor, nn
+
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
+from lazyformer_fairseq.data.datasets.question_windows import QuestionWindowsDataset
+from lazyformer_fairseq.data.squad.answers import USUAL_ANSWERS, FoundAnswer
+from lazyformer_fairseq.data.squad.official import Paragraph, Question, SquadFile
+from lazyformer_fairseq.data.squad.windows import USUAL, WindowSettings, make_windows
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
+    PER_WORD,
+    check_same_weights,
+    dictionary_hash,
+    has_pooler,
+    heads_in_checkpoint,
+)
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
+
+logger = logging.getLogger(__name__)
+
+
+class Filling(NamedTuple):
+    """One answer of :meth:`LazyFormerHub.fill_mask`: the text, its probability, and the word that fills the mask."""
+
+    text: str
+    probability: float
+    word: str
+
+
+def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[str] = None) -> "LazyFormerHub":
+    """Loads a model for use, on the CPU and in evaluation mode, with the heads that its checkpoint has.
+
+    Args:
+        model_class: LazyFormerModel, the caller.
+        folder: holds checkpoints and, in ``tokenizer``, the tokenizer they were trained with; training writes both. Or
+            one of the checkpoints in it.
+        checkpoint_file: name in `folder`; by default the best, else the last.
+
+    Raises:
+        UserError: where a file is missing, damaged, unsafe or does not belong to the others.
+    """
+    folder = Path(folder)
+    checkpoint = checkpoint_at(folder, checkpoint_file)
+    tokenizer = load_tokenizer((folder if folder.is_dir() else folder.parent) / "tokenizer")
+    model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    logger.info("loaded %s", checkpoint)
+    return LazyFormerHub(model, tokenizer)
+
+
+def as_hub(
+    model_class: type, cfg: LazyFormerConfig, weights: Mapping[str, Tensor], tokenizer: TextTokenizer, path: Path
+) -> "LazyFormerHub":
+    """A model of these options and weights, ready for text.
+
+    Args:
+        path: for messages.
+
+    Raises:
+        UserError: as :func:`build` does.
+    """
+    options = OmegaConf.to_container(OmegaConf.structured(cfg), enum_to_str=True)
+    state = {"cfg": {"model": options}, "model": dict(weights)}
+    return LazyFormerHub(build(model_class, state, tokenizer.dictionary, path), tokenizer)
+
+
+def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) -> nn.Module:
+    """The model that a checkpoint's settings describe, with its weights.
+
+    Args:
+        state: of the checkpoint: its settings in ``state["cfg"]["model"]``, its weights in ``state["model"]``.
+        path: for messages.
+
+    Raises:
+        UserError: the two do not belong together, or to `dictionary`.
+    """
+    try:
+        options, weights = state["cfg"]["model"], state["model"]
+        _refuse_unknown(state["cfg"], path)
+        cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), dict(options))
+    except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+    if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):
+        raise UserError(f"{path}: not a checkpoint of this package's models: its weights are no tensors")
+    try:
+        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
+        with torch.device("meta"):
+            sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
+        own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
+        check_same_weights(weights, own, PER_WORD)
+        model = assemble(model_class, cfg, dictionary, weights)
+        model.load_state_dict(weights)
+    except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: {error}") from error
+    return model
+
+
+def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
+    """Raises a UserError where a checkpoint names an arch, a task or a setting of the model that nobody knows here."""
+    for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
+        name = (cfg.get(part) or {}).get("_name")
+        if name is not None and name not in registry:
+            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it, if it is yours")
+    if unknown := sorted(set(cfg["model"]) - set(LazyFormerConfig.__dataclass_fields__)):
+        raise UserError(
+            f"{path}: not a checkpoint of this package's models, or of a later version: no setting {', '.join(unknown)}"
+        )
+
+
+def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
+    """A model with fresh weights, and the classification heads that these weights have."""
+    model = model_class(cfg, dictionary)
+    for name, head in heads_in_checkpoint(weights).items():
+        model.register_classification_head(name, head.outputs, head.kind)
+    if has_pooler(weights):
+        model.register_pooler()
+    return model
+
+
+class LazyFormerHub(nn.Module):
+    """A trained model with its tokenizer: raw text in."""
+
+    def __init__(self, model: nn.Module, tokenizer: TextTokenizer):
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.eval()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.dictionary_sha256.device
+
+    def encode(self, *texts: str) -> Tensor:
+        """Ids (B, T) of texts, ``<s> text </s>`` each, padded and cut at the model's longest sequence.
+
+        Texts may also come as one list. Raises a UserError where there is none, or where one is no text.
+        """
+        if len(texts) == 1 and isinstance(texts[0], (list, tuple)):
+            (texts,) = texts
+        if not texts:
+            raise UserError("no text: give one or more, as in extract_features('One text.', 'Another.')")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UserError(f"{text!r} is no text: give strings, as in extract_features('One text.', 'Another.')")
+        longest = self.model.max_positions()
+        rows = [torch.tensor(self.tokenizer.build_input(text, max_length=longest)) for text in texts]
+        return data_utils.collate_tokens(rows, self.tokenizer.special.pad).to(self.device)
+
+    @torch.no_grad()
+    def extract_features(self, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
+        """The encoder's output (B, T, C) for raw texts; rows are padded on the right.
+
+        Args:
+            global_positions: (B, T), True at ids of :meth:`encode` that see and are seen by all; for models with
+                ``global=given``, which need it.
+        """
+        features, _ = self.model(self.encode(*texts), features_only=True, global_positions=global_positions)
+        return features
+
+    @torch.no_grad()
+    def predict(self, head: str, *texts: str, global_positions: Optional[Tensor] = None) -> Tensor:
+        """Logits (B, classes) of a classification head for raw texts; of the head ``pooler``, BERT's, (B, C).
+
+        Args:
+            global_positions: as in :meth:`extract_features`.
+
+        Raises:
+            UserError: where the checkpoint has no such head.
+        """
+        if head not in self.model.classification_heads:
+            known = ", ".join(self.model.classification_heads) or "none"
+            raise UserError(f"no classification head {head!r}; the checkpoint has: {known}")
+        ids = self.encode(*texts)
+        logits, _ = self.model(ids, classification_head_name=head, global_positions=global_positions)
+        return logits
+
+    @torch.no_grad()
+    def follows(self, first: str, second: str) -> float:
+        """The probability that the second text follows the first, by a model that trained with ``--next-sentence``.
+
+        Raises:
+            UserError: where the checkpoint has no such head, or the pair has no room.
+        """
+        if NEXT_SENTENCE not in self.model.classification_heads:
+            raise UserError("this model was not trained to tell what follows what; pre-train it with --next-sentence")
+        special, longest = self.tokenizer.special, self.model.max_positions()
+        ids = torch.tensor([self.tokenizer.build_input(first, second, longest)], device=self.device)
+        types = token_types_of(ids, special.eos, special.pad) if self.model.cfg.token_types > 1 else None
+        logits, _ = self.model(ids, classification_head_name=NEXT_SENTENCE, token_types=types)
+        return float(logits.float().softmax(-1)[0, 0])
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, topk: int = 5) -> list[Filling]:
+        """The `topk` likeliest words for the one ``<mask>`` in a text, the likeliest first.
+
+        A model that calls it otherwise, such as ``[MASK]``, takes that word too.
+
+        Raises:
+            UserError: where there are several texts, or the text has no ``<mask>`` or several.
+        """
+        if not isinstance(text, str):
+            raise UserError(f"fill_mask({text!r}): takes one text at a time")
+        ids = self.encode(text.replace(MASK, self.tokenizer.mask_word))[0]
+        at_mask = ids.eq(self.tokenizer.mask_index)
+        if at_mask.sum() != 1:
+            raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")
+        logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
+        probabilities, words = logits.softmax(dim=-1)[0].topk(topk)
+        fillings = []
+        for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True):
+            filled = torch.where(at_mask, word, ids).tolist()
+            fillings.append(Filling(self.tokenizer.decode(filled), probability, self.tokenizer.decode([word])))
+        return fillings
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        n_best: int = 1,
+        head: Optional[str] = None,
+        settings: WindowSettings = USUAL,
+        longest_answer: int = 30,
+    ) -> list[FoundAnswer]:
+        """The likeliest answers to a question in a text, the likeliest first, as they stand there.
+
+        A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
+        better ones, not whether the text has any. A long text goes through the model in several windows.
+
+        Args:
+            n_best: how many at most.
+            head: name of the head for spans; by default the only one.
+            settings: sizes of the windows; cut to the model's longest sequence.
+            longest_answer: in tokens.
+
+        Raises:
+            UserError: where there is no question or no text, or the checkpoint has no such head.
+        """
+        for name, text in (("question", question), ("context", context)):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{name} {text!r}: give some text, as in answer('Who walks?', 'Anna walks.')")
+        if n_best < 1 or longest_answer < 1:
+            raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
+        head = self._span_head(head)
+        longest = min(settings.longest, self.model.max_positions())
+        settings = WindowSettings(longest, settings.stride, min(settings.longest_question, longest // 2))
+        file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
+        dataset = QuestionWindowsDataset(
+            file,
+            make_windows(self.tokenizer, file, settings),
+            split="",
+            longest_answer=longest_answer,
+            pad=self.tokenizer.special.pad,
+            shuffle=False,
+            types_after=self.tokenizer.special.eos if self.model.cfg.token_types > 1 else None,
+            marks_questions=bool(self.model.encoder.sentence_encoder.asking),
+        )
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))
+        return answers[:n_best]
+
+    def _span_head(self, name: Optional[str]) -> str:
+        """The name of the head for spans, checked; of the only one, if None."""
+        known = [each for each, head in self.model.classification_heads.items() if isinstance(head, SpanHead)]
+        if (name is None and len(known) == 1) or name in known:
+            return name or known[0]
+        if not known:
+            raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
+        wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
+        raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")

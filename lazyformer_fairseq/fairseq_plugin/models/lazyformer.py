@@ -1,0 +1,209 @@
+"""The fairseq model: every ``--arch`` of ours is this class with another sublayer pattern."""
+
+import logging
+from typing import Any, Optional
+
+import torch
+from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
+from torch import Tensor, nn
+
+from lazyformer_fairseq.fairseq_plugin.models import hub
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
+    PER_POSITION,
+    PER_WORD,
+    CheckedModel,
+    dictionary_hash,
+    match_classification_heads,
+    match_positions,
+)
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
+from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.modules.networks.heads import (
+    HEADS,
+    NEXT_SENTENCE,
+    POOLER,
+    MaskedLMHead,
+    Pooler,
+    outputs_of,
+    reads_all_tokens,
+)
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+
+logger = logging.getLogger(__name__)
+
+
+@register_model("lazyformer", dataclass=LazyFormerConfig)
+class LazyFormerModel(CheckedModel, FairseqEncoderModel):
+    """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans."""
+
+    per_word = PER_WORD
+    takes_positions = True  # for the criterion: `masked_tokens` may be places among the B * T
+
+    def __init__(self, cfg: LazyFormerConfig, dictionary):
+        super().__init__(_EncoderWithHead(cfg, dictionary))
+        self.cfg = cfg
+        self.classification_heads = nn.ModuleDict()
+        self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
+        self.apply(init_bert_weights)
+
+    @classmethod
+    def from_pretrained(cls, folder: str, checkpoint_file: Optional[str] = None):
+        """Loads model, dictionary and tokenizer from a folder of checkpoints; see :func:`models.hub.load`."""
+        return hub.load(cls, folder, checkpoint_file)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        features_only: bool = False,
+        masked_tokens: Optional[Tensor] = None,
+        classification_head_name: Optional[str] = None,
+        return_all_hiddens: bool = False,
+        has_padding: Optional[bool] = None,
+        global_positions: Optional[Tensor] = None,
+        token_types: Optional[Tensor] = None,
+        **unused,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Encodes, and applies the requested head.
+
+        Args:
+            src_tokens: ids (B, T).
+            src_lengths: unused; fairseq's tasks pass it.
+            features_only: return the encoder's output.
+            masked_tokens: logits at these positions alone: places among the B * T, int64 (M,), or a boolean (B, T).
+            classification_head_name: return this head's logits; with `masked_tokens` beside those.
+            return_all_hiddens: also return what every sublayer returned.
+            has_padding: whether any sequence is padded, and on the right alone. Whoever made the batch can tell; if
+                None, padding may stand anywhere, and the model must wait for the GPU to find out.
+            global_positions: (B, T), True at tokens that see and are seen by all, such as those of a question; for
+                patterns with ``global=given``, which need it.
+            token_types: (B, T), which of two texts a token is of, for models with ``--token-types``; None for type 0.
+
+        Returns:
+            Masked-LM logits (B, T, V) or (M, V), features (B, T, C), or a head's logits: (B, classes), of spans
+            (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
+            asked for beside masked tokens.
+        """
+        output, extra = self.encoder(
+            src_tokens,
+            features_only=features_only or classification_head_name is not None,
+            masked_tokens=masked_tokens,
+            return_all_hiddens=return_all_hiddens,
+            has_padding=has_padding,
+            global_positions=global_positions,
+            token_types=token_types,
+        )
+        if classification_head_name is None:
+            return output, extra
+        head, features = self.classification_heads[classification_head_name], output
+        if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
+            first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
+            features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
+        if masked_tokens is None:
+            return head(features), extra
+        return self.encoder.lm_head(output, masked_tokens), {**extra, "head_logits": head(features)}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether training goes through torch.compile; for the criterion."""
+        return self.encoder.sentence_encoder.compiles
+
+    def register_classification_head(self, name: str, num_classes: int, kind: str = "dense") -> None:
+        """Adds the head `name` with fresh weights, or replaces one of another size or kind.
+
+        Args:
+            kind: a key of :data:`~lazyformer_fairseq.modules.networks.heads.HEADS`.
+        """
+        previous = dict(self.classification_heads.items()).get(name)
+        if previous is not None:
+            if type(previous) is HEADS[kind] and outputs_of(previous) == num_classes:
+                return
+            logger.warning(
+                "classification head %s: %d outputs (%s) replace its %d, weights start anew",
+                name, num_classes, kind, outputs_of(previous),
+            )  # fmt: skip
+        head = HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head.apply(init_bert_weights)
+        self.classification_heads[name] = head
+
+    def register_pooler(self) -> None:
+        """Adds a pooler with fresh weights, as the head that is called so."""
+        pooler = Pooler(self.cfg.encoder_embed_dim)
+        pooler.apply(init_bert_weights)
+        self.classification_heads[POOLER] = pooler
+
+    def register_next_sentence_head(self) -> None:
+        """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
+        self.register_classification_head(NEXT_SENTENCE, 2)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
+        super().upgrade_state_dict_named(state_dict, name)
+        match_classification_heads(state_dict, self.classification_heads)
+        match_positions(state_dict, self.state_dict(), PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
+
+
+class _EncoderWithHead(FairseqEncoder):
+    """The encoder and its masked-LM head behind fairseq's encoder interface."""
+
+    def __init__(self, cfg: LazyFormerConfig, dictionary):
+        super().__init__(dictionary)
+        self.sentence_encoder = Encoder(
+            pattern=cfg.sublayer_pattern,
+            vocab_size=len(dictionary),
+            embed_dim=cfg.encoder_embed_dim,
+            ffn_embed_dim=cfg.encoder_ffn_embed_dim,
+            num_heads=cfg.encoder_attention_heads,
+            max_positions=cfg.max_positions,
+            padding_idx=dictionary.pad(),
+            dropout=cfg.dropout,
+            attention_dropout=cfg.attention_dropout,
+            activation_dropout=cfg.activation_dropout,
+            activation=ACTIVATIONS[str(cfg.activation_fn)],
+            normalize_before=cfg.encoder_normalize_before,
+            relative_position_buckets=cfg.relative_position_buckets,
+            relative_position_max_distance=cfg.relative_position_max_distance,
+            token_types=cfg.token_types,
+            layer_norm_eps=cfg.layer_norm_eps,
+            lazy_backend=str(cfg.lazy_backend),
+        )
+        self.sentence_encoder.compiles = cfg.compile
+        self.lm_head = MaskedLMHead(
+            cfg.encoder_embed_dim,
+            self.sentence_encoder.embed_tokens,
+            ACTIVATIONS[str(cfg.head_activation_fn)],
+            cfg.layer_norm_eps,
+        )
+
+    def forward(
+        self,
+        src_tokens,
+        features_only=False,
+        masked_tokens=None,
+        return_all_hiddens=False,
+        has_padding=None,
+        global_positions=None,
+        token_types=None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
+        is_padded_on_right = None if has_padding is None else True
+        if has_padding is None:
+            has_padding = bool(padding_mask.any())
+        features, inner_states = self.sentence_encoder(
+            src_tokens,
+            padding_mask if has_padding else None,
+            return_all_hiddens,
+            is_padded_on_right,
+            global_positions,
+            token_types,
+        )
+        output = features if features_only else self.lm_head(features, masked_tokens)
+        return output, {"inner_states": inner_states}
+
+    def max_positions(self) -> int:
+        return self.sentence_encoder.max_positions
+
+
+register_presets("lazyformer", ARCHITECTURES)

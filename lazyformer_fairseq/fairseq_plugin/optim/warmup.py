@@ -1,0 +1,96 @@
+"""What the schedules have in common: the rate grows linearly over a share of all updates, and ends with the run."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import List, Optional  # noqa: UP035
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim.lr_scheduler import FairseqLRScheduler
+from omegaconf import II
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class WarmupConfig(FairseqDataclass):
+    warmup_ratio: float = option(
+        0.01, "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"
+    )
+    max_update: int = II("optimization.max_update")
+    max_epoch: int = II("optimization.max_epoch")
+    lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
+
+
+class WarmupSchedule(FairseqLRScheduler):
+    """The rate of each of T updates.
+
+    T is ``--max-update``, or with ``--max-epoch`` the epochs times the updates of the first, whichever is smaller. The
+    checkpoint keeps it, so that a resumed run continues the same schedule. Shards of unequal size need
+    ``--max-update``.
+
+    Attributes:
+        NAME: the value of ``--lr-scheduler``.
+    """
+
+    NAME = ""
+
+    def __init__(self, cfg: WarmupConfig, optimizer):
+        super().__init__(cfg, optimizer)
+        if not 0 <= cfg.warmup_ratio <= 1:
+            raise UserError(f"--warmup-ratio {cfg.warmup_ratio}: must lie in [0, 1]")
+        if not cfg.max_update and not cfg.max_epoch:
+            raise UserError(f"--lr-scheduler {self.NAME} needs --max-update or --max-epoch to know where zero is")
+        self.peak = cfg.lr[0]
+        self.num_updates = 0
+        self.updates_from_epochs: Optional[int] = None
+
+    @property
+    def total_updates(self) -> Optional[int]:
+        """T, or None as long as only a number of epochs is known."""
+        known = [updates for updates in (self.cfg.max_update, self.updates_from_epochs) if updates]
+        if self.cfg.max_epoch and self.updates_from_epochs is None:
+            return None
+        return min(known)
+
+    def set_updates_per_epoch(self, updates: int) -> None:
+        """Called when the data of the first epoch is known; a resumed run has the total from its checkpoint."""
+        if self.cfg.max_epoch and self.updates_from_epochs is None:
+            self.updates_from_epochs = updates * self.cfg.max_epoch
+            logger.info("%s: %d updates in all, %d of them warm-up", self.NAME, self.total_updates, self.warmup_updates)
+            self.step_update(self.num_updates)
+
+    @property
+    def warmup_updates(self) -> int:
+        return math.ceil(self.cfg.warmup_ratio * self.total_updates)
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        raise NotImplementedError
+
+    def step_update(self, num_updates: int) -> float:
+        """Sets the rate of the update that follows `num_updates` finished ones."""
+        self.num_updates = num_updates
+        if self.total_updates is not None:
+            self.optimizer.set_lr(self.rate(num_updates + 1))
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict:
+        return {**super().state_dict(), "updates_from_epochs": self.updates_from_epochs}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self.updates_from_epochs = state_dict.get("updates_from_epochs")
+
+
+def telling_updates_per_epoch(get_train_iterator, self, epoch, *args, **kwargs):
+    """Wraps ``Trainer.get_train_iterator``: the schedule, built before the data, hears how long an epoch is."""
+    iterator = get_train_iterator(self, epoch, *args, **kwargs)
+    if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
+        frequencies = self.cfg.optimization.update_freq
+        frequency = frequencies[min(epoch, len(frequencies)) - 1]
+        self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
+    return iterator

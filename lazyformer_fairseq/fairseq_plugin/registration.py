@@ -1,0 +1,122 @@
+"""When the package registers with fairseq: as soon as fairseq is loaded, without loading it itself."""
+
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Optional
+
+from lazyformer_fairseq.fairseq_plugin.reliability import installing
+from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
+
+PACKAGE = "lazyformer_fairseq"
+REGISTERED = (
+    "criterions.continued_masked_lm",
+    "criterions.glue",
+    "criterions.language_modeling",
+    "criterions.squad",
+    "models.causal_lm",
+    "models.huggingface_bert",
+    "models.lazyformer",
+    "optim.fused_adam",
+    "optim.linear_warmup",
+    "optim.nvlamb",
+    "optim.polynomial_warmup",
+    "tasks.full_sentences_masked_lm",
+    "tasks.glue",
+    "tasks.inputs_masked_lm",
+    "tasks.squad",
+    "tasks.stream_language_modeling",
+)
+
+
+def register_when_fairseq_is_loaded() -> None:
+    """Now, or when it is imported."""
+    if "fairseq" in sys.modules:
+        register()
+    else:
+        sys.meta_path.insert(0, _watcher)
+
+
+def register() -> None:
+    """Registers with fairseq, which it loads if need be. A second time it does nothing."""
+    if _watcher.is_done:
+        return
+    _watcher.is_done = True  # what is imported here asks again
+    try:
+        with _logging_left_alone():
+            importlib.import_module("fairseq")
+            for name in REGISTERED:
+                importlib.import_module(f"{PACKAGE}.fairseq_plugin.{name}")
+            installing.install(Stage.REGISTRATION)
+    except BaseException:
+        _watcher.is_done = False
+        raise
+    if _watcher in sys.meta_path:
+        sys.meta_path.remove(_watcher)
+    for follow in _watcher.followers:
+        follow()
+
+
+def after_registration(follow: Callable[[], Any]) -> None:
+    """Calls `follow` when the package has registered: now, or then."""
+    if _watcher.is_done:
+        follow()
+    else:
+        _watcher.followers.append(follow)
+
+
+class _Watcher:
+    """On ``sys.meta_path``: registers when fairseq has been loaded and no module of ours is half loaded.
+
+    A module of ours may be what imports fairseq. Others that registering imports would then find it without its names,
+    so that it is to be whole first.
+    """
+
+    def __init__(self):
+        self.is_done = False
+        self.loading = 0
+        self.followers: list[Callable[[], Any]] = []
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        """fairseq's and ours, as all the other finders find them, with an end that we hear of."""
+        if name != "fairseq" and not name.startswith(f"{PACKAGE}."):
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(self._execute, spec.loader)
+        return spec
+
+    def _execute(self, loader: Any, module: ModuleType) -> None:
+        del loader.exec_module  # the class's own shows again
+        is_our_doing = module.__name__ == "fairseq" and self.loading
+        self.loading += 1
+        try:
+            with _logging_left_alone() if is_our_doing else nullcontext():
+                loader.exec_module(module)
+        finally:
+            self.loading -= 1
+        if not self.loading and "fairseq" in sys.modules:
+            register()
+
+
+@contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    """Imported, fairseq has every library log everything, and asks for tensorboardX; who imports us decides that."""
+    root, speech = logging.getLogger(), logging.getLogger("fairseq.tasks.text_to_speech")
+    levels, handlers = (root.level, speech.level), root.handlers[:]
+    speech.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        speech.setLevel(levels[1])
+
+
+_watcher = _Watcher()

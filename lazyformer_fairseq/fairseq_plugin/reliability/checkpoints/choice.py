@@ -1,0 +1,144 @@
+"""Chooses the checkpoint to start from, same on all ranks: the last, or the newest intact one if that is damaged.
+
+fairseq starts from scratch where ``checkpoint_last.pt`` is missing, and stops where it is damaged.
+"""
+
+import copy
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq.distributed import utils as distributed_utils
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import DamagedCheckpointError
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.names import LAST, checkpoints_in
+from lazyformer_fairseq.storage.whole import remove_leftovers
+
+logger = logging.getLogger(__name__)
+
+AT_EVERY_START = (
+    "taken at every start, after a kill too; to start from it once, give --continue-once and a new --save-dir"
+)
+
+
+def choosing(load_checkpoint, cfg, trainer, **kwargs):
+    """fairseq's ``load_checkpoint(cfg, trainer)``, from the file that :func:`choose` finds."""
+    if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
+        return load_checkpoint(cfg, trainer, **kwargs)
+    chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
+    extra_state, epoch_itr = load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
+    assert chosen is None or extra_state is not None, f"{chosen} was chosen, and fairseq took none"
+    return extra_state, epoch_itr
+
+
+def choose(cfg: Any) -> Optional[Path]:
+    """The checkpoint that a run with fairseq's checkpoint options starts from; None: from scratch.
+
+    Removes what killed processes left unfinished.
+
+    Raises:
+        UserError: a file that the user named is missing or damaged, or all in the save folder are.
+    """
+    remove_leftovers(cfg.save_dir)
+    last = _last_of(cfg)
+    if cfg.restore_file != LAST:
+        path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
+        look_into(path)
+        if last.is_file() and not _is_same(last, str(path)):
+            logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
+        return path
+    start = _start_of(cfg)
+    there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
+    others = [path for path in there if path == last or not _is_same(path, start)]
+    if not others:
+        if start is not None:
+            look_into(start)
+        return start and Path(start)
+    damaged = [f"{last}: is missing"]
+    if last in others:
+        try:
+            look_into(last)
+            return last
+        except DamagedCheckpointError as error:
+            damaged = [str(error)]
+            others.remove(last)
+    path, updates = newest_intact(others, damaged, without_optimizer=cfg.no_save_optimizer_state)
+    if path is None:
+        listed = "\n  ".join(damaged)
+        raise UserError(f"{cfg.save_dir}: holds no intact checkpoint; move these away to start anew\n  {listed}")
+    logger.warning(
+        "%s\nThe run resumes from the newest intact checkpoint: %s, update %d", "\n".join(damaged), path, updates
+    )
+    return path
+
+
+def newest_intact(paths: list[Path], damaged: list[str], without_optimizer: bool = False) -> tuple[Optional[Path], int]:
+    """The file with the most updates of those that a run can resume from (None: there is none), and its updates.
+
+    Args:
+        damaged: receives what is wrong with the others.
+        without_optimizer: the run does not save the optimizer's state, so a file may lack it.
+    """
+    newest, most = None, -1
+    for path in paths:
+        try:
+            contents = look_into(path)
+        except DamagedCheckpointError as error:
+            damaged.append(str(error))
+            continue
+        if not (contents.has_optimizer or without_optimizer):
+            damaged.append(f"{path}: holds no state of the optimizer, so no run can resume from it")
+        elif contents.updates > most:
+            newest, most = path, contents.updates
+    return newest, most
+
+
+def _last_of(cfg: Any) -> Path:
+    return Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
+
+
+def _start_of(cfg: Any) -> Optional[str]:
+    """The file that fairseq takes where there is no last checkpoint yet."""
+    return cfg.continue_once or cfg.finetune_from_model
+
+
+def _restoring(cfg: Any, chosen: Optional[Path]) -> Any:
+    """The options, changed where fairseq would take another file than the chosen one."""
+    if cfg.restore_file != LAST or chosen in (None, _last_of(cfg)) or _is_same(chosen, _start_of(cfg)):
+        return cfg
+    cfg = copy.deepcopy(cfg)
+    cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
+    cfg.finetune_from_model = None
+    return cfg
+
+
+def _is_same(path: Path, other: Optional[str]) -> bool:
+    return other is not None and os.path.exists(other) and os.path.samefile(path, other)
+
+
+def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optional[Path]:
+    """Chooses on rank 0 and sends the choice, or the error, to the others, which would otherwise wait forever.
+
+    Raises:
+        UserError: what `choose` raises, or a process that does not see the file.
+    """
+    chosen, problem = None, None
+    if trainer.data_parallel_rank == 0:
+        try:
+            chosen = choose()
+        except UserError as error:
+            problem = str(error)
+    if trainer.data_parallel_world_size > 1:
+        group = trainer.data_parallel_process_group
+        chosen, problem = distributed_utils.broadcast_object((chosen, problem), 0, group, trainer.device)
+        sees = chosen is None or chosen.is_file()
+        blind = [rank for rank, can in enumerate(distributed_utils.all_gather_list(sees, group)) if not can]
+        if blind:
+            problem = f"{chosen}: processes {blind} cannot read it; all nodes need the same --save-dir"
+    if problem is not None:
+        raise UserError(problem)
+    return chosen

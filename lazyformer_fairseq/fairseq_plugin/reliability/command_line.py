@@ -1,0 +1,60 @@
+"""How a command line prints errors and warnings. Imports neither fairseq nor torch."""
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.signals import note_user_error
+
+
+def printing_user_errors(excepthook: Callable) -> Callable:
+    """``sys.excepthook``: a user's mistake ends a command line with its message and exit code 1, Ctrl-C with a line.
+
+    fairseq wraps some errors in its own, so the whole chain is searched. Others go to the hook that was there.
+    hydra would print a traceback of its own, but with HYDRA_FULL_ERROR it leaves errors alone.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+    def hook(kind, error, traceback):
+        user_error = find_user_error(error)
+        if user_error is not None:
+            message = f"error: {user_error}"
+            note_user_error()
+        elif issubclass(kind, KeyboardInterrupt):
+            message = "interrupted; the same command, run again, resumes from what was saved, if anything was"
+        else:
+            return excepthook(kind, error, traceback)
+        sys.stdout.flush()
+        print(message, file=sys.stderr)
+
+    return hook
+
+
+def find_user_error(error: Optional[BaseException]) -> Optional[UserError]:
+    """The UserError that led to `error`, itself included, or None."""
+    spawn = sys.modules.get("torch.multiprocessing.spawn")
+    while error is not None and not isinstance(error, UserError):
+        if spawn and isinstance(error, spawn.ProcessRaisedException):
+            return _user_error_in_text(str(error))
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _user_error_in_text(traceback: str) -> Optional[UserError]:
+    """Where fairseq starts a process for each GPU, all that reaches the first one is a traceback's text."""
+    package = UserError.__module__.partition(".")[0]  # of a UserError and those derived from it
+    *_, last = [None, *re.finditer(rf"^{package}(\.\w+)+Error: ", traceback, re.MULTILINE)]
+    return UserError(traceback[last.end() :].split("\n\n")[0].rstrip()) if last else None
+
+
+def without_warnings_nobody_can_act_on(filters: list) -> list:
+    """``warnings.filters``, which Python's own function is asked to extend."""
+    for module in (r"hydra\.", r"fairseq\.", r"torch\.utils\.data\.dataloader"):
+        for category in (UserWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=module)
+    warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
+    return filters

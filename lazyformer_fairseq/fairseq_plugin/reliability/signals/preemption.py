@@ -1,0 +1,222 @@
+"""SIGTERM, SIGUSR1, Ctrl-C: the run saves after the update under way and ends with exit code 75 (130 for Ctrl-C).
+
+What a signal meets:
+
+- An update, or the wait for its data: the run finishes the update and writes the checkpoint before anything else.
+- Validation: the run saves after the batch under way. Validation that was due then continues, so that the run also
+  writes the checkpoint with its score, as if nobody stopped it; a kill in the middle of it loses the score.
+- A checkpoint being written: the handler only takes a note, so the write finishes, and then the run ends.
+- Time before the first update, data being read: the run makes the first update and saves it. Time before fairseq looks
+  for a checkpoint: the process dies of the signal, as it has nothing to lose.
+- Another signal: nothing, the note is there already. A Ctrl-C after any other signal ends the process at once.
+"""
+
+import gc
+import logging
+import mmap
+import os
+import signal
+import sys
+import threading
+import weakref
+from contextlib import contextmanager, nullcontext
+from multiprocessing.util import Finalize, get_temp_dir
+
+import torch
+from fairseq.data.iterators import BufferedIterator
+from fairseq.distributed import utils as distributed_utils
+
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.saving import save_or_raise
+from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
+
+logger = logging.getLogger(__name__)
+
+WORKER_SECONDS = 60  # that a data worker lives after a SIGTERM
+MANY = 2.0**20  # a Ctrl-C in the sum of signals: more than there are processes
+
+
+class Preemption:
+    """Takes signals for one trainer, and makes all processes of the run save and end after the same update.
+
+    Attributes:
+        signal: the one that this process received; None for none.
+        saved: the checkpoint is written, if the run's options leave it one.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = weakref.ref(trainer)
+        self._before = {}
+        self.signal = None
+        self.saved = False
+        self.exiting = mmap.mmap(-1, 1)  # a byte that data workers see too: 1 when this process is about to exit
+        self._asked, self._arrived = 0.0, None
+        self._busy = False
+
+    def listen(self) -> None:
+        """Takes the signals over, from the main thread; Python delivers them to no other."""
+        if threading.current_thread() is threading.main_thread():
+            if os.environ.get(FORWARDED) == str(os.getppid()):
+                os.setpgid(0, 0)  # else a terminal's Ctrl-C comes twice
+            Finalize(None, self.exiting.__setitem__, (0, 1), exitpriority=10)  # before data workers are terminated
+            get_temp_dir()  # for the workers' sockets, and removed at exit; one of their own they would leave behind
+            for number in SIGNALS:
+                if signal.getsignal(number) == signal.SIG_IGN:  # as whoever started this process wants it
+                    continue
+                before = signal.signal(number, self._hear)
+                earlier = getattr(before, "__self__", None)  # of an earlier run in the same process
+                self._before[number] = earlier._before[number] if isinstance(earlier, Preemption) else before
+
+    def _hear(self, number: int, frame) -> None:
+        if self.signal is None:
+            gc.collect()  # trainers are part of cycles
+        trainer = self._trainer()
+        if trainer is None:  # training is over: the signal means what it meant before
+            signal.signal(number, self._before[number] or signal.SIG_DFL)
+            signal.raise_signal(number)
+        elif self.signal is None:
+            self.signal = signal.Signals(number)
+            if signal.SIGINT in self._before:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C need not wait for Python
+            if number == signal.SIGINT and trainer.is_data_parallel_master:
+                os.write(2, b"\nCtrl-C: the run saves after this update and ends; once more ends it at once\n")
+
+    @contextmanager
+    def busy(self):
+        """An update is under way, or a checkpoint being written: no place to save."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def agree(self, asked) -> None:
+        """Takes how many processes received a signal, those of a Ctrl-C as :data:`MANY` each; the same for all.
+
+        From a GPU it comes in the background: what is to be waited for is over by then, the optimizer's step need not.
+        """
+        self._asked, self._arrived = asked, None
+        if torch.is_tensor(asked) and asked.is_cuda:
+            self._asked = asked.to("cpu", non_blocking=True)
+            self._arrived = torch.cuda.current_stream().record_event()
+
+    def note(self) -> float:
+        """This process's part of the sum that :meth:`agree` takes."""
+        return {None: 0.0, signal.SIGINT: MANY}.get(self.signal, 1.0)
+
+    def agreed_code(self) -> int:
+        """The exit code that all processes end with; 0 as long as none was sent a signal."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return 0 if not self._asked else INTERRUPTED if self._asked >= MANY else EXIT_CODE
+
+    def save_if_asked(self) -> None:
+        """Writes the checkpoint, once; between updates, in all processes at the same time."""
+        trainer = self._trainer()
+        if trainer.data_parallel_world_size == 1:
+            self.agree(self.note())
+        if self.saved or self._busy or not self.agreed_code():
+            return
+        self.saved = True
+        with self.busy():
+            path = save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
+        (logger.warning if trainer.is_data_parallel_master else logger.debug)(
+            "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command resumes "
+            "from %s",
+            self.signal.name if self.signal else "another process was sent a signal",
+            "saved" if path else "nothing is saved (--no-save or --no-last-checkpoints)",
+            trainer.get_num_updates(),
+            self.agreed_code(),
+            path or "what was saved before, if anything was",
+        )
+
+    def end_if_saved(self) -> None:
+        """Ends the process if its checkpoint is written, once all have come here.
+
+        Raises:
+            SystemExit: with code 75, or 130 after Ctrl-C.
+        """
+        if not self.saved:
+            return
+        trainer = self._trainer()
+        if trainer.data_parallel_world_size > 1:  # the first one to go would have torchrun end the one that writes
+            torch.distributed.barrier(distributed_utils.get_global_group())
+        end_reader(trainer.epoch_iterator)
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        sys.stdout.flush()
+        raise SystemExit(self.agreed_code())
+
+
+def end_reader(epoch_iterator) -> None:
+    """Ends the thread that reads ahead: stopped by Python's exit in the middle of torch's code, it would abort it."""
+    reader = getattr(getattr(epoch_iterator, "_cur_epoch_itr", None), "_itr", None)
+    if isinstance(reader, BufferedIterator) and reader._consumer is not None:
+        reader._consumer._max_len = 0  # it ends after the batch that it has at hand
+        while not reader._queue.empty():
+            reader._queue.get()
+        reader._consumer.join(timeout=10)
+
+
+# What follows wraps fairseq's functions; hooks.py says where and why.
+
+
+def listen_from_here(load_checkpoint, cfg, trainer, *args, **kwargs):
+    """For ``checkpoint_utils.load_checkpoint``: listens for signals from just before it on."""
+    trainer.preemption = Preemption(trainer)
+    trainer.preemption.listen()
+    return load_checkpoint(cfg, trainer, *args, **kwargs)
+
+
+def share_signals(aggregate_logging_outputs, self, logging_outputs, *sums, ignore=False):
+    """For ``Trainer._aggregate_logging_outputs``: one more number in its sums, so that all processes agree."""
+    preemption = getattr(self, "preemption", None)
+    if preemption is None:
+        return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
+    mine = preemption.note()
+    logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
+    preemption.agree(asked)
+    return logging_outputs, sums
+
+
+def end_before_update(train_step, self, *args, **kwargs):
+    """For ``Trainer.train_step``: a run that has saved ends here; an update under way is finished first."""
+    if preemption := getattr(self, "preemption", None):
+        preemption.end_if_saved()
+    with preemption.busy() if preemption else nullcontext():
+        return train_step(self, *args, **kwargs)
+
+
+def save_after_validation_batch(valid_step, self, *args, **kwargs):
+    """For ``Trainer.valid_step``: a signal during validation saves after the batch under way."""
+    output = valid_step(self, *args, **kwargs)
+    if preemption := getattr(self, "preemption", None):
+        preemption.save_if_asked()
+    return output
+
+
+def save_after_update(cumulative_training_time, self):
+    """For ``Trainer.cumulative_training_time``: a signal saves after the update, before validation."""
+    if preemption := getattr(self, "preemption", None):
+        preemption.save_if_asked()
+    return cumulative_training_time(self)
+
+
+def no_saving_meanwhile(state_dict, self):
+    """For ``Trainer.state_dict``, which reads the time too: a save must not start another."""
+    preemption = getattr(self, "preemption", None)
+    with preemption.busy() if preemption else nullcontext():
+        return state_dict(self)
+
+
+def leave_signals_to_the_run(set_worker_signal_handlers):
+    """Slurm and others may signal all processes; a data worker that died of it would end the run before it has saved.
+
+    It lives on for at most a minute, or until its run exits and terminates it.
+    """
+    inherited = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    set_worker_signal_handlers()
+    if isinstance(inherited, Preemption):
+        for number in (signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if inherited.exiting[0] else signal.alarm(WORKER_SECONDS))

@@ -1,0 +1,88 @@
+"""The base of tasks that train a model of ours."""
+
+import logging
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import torch.distributed
+from fairseq.data import Dictionary, FairseqDataset
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask
+
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.fairseq_plugin.reliability.resume.data_order import ExactEpochBatchIterator
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderTask(FairseqTask):
+    """A task that reads and predicts symbols of one dictionary.
+
+    Attributes:
+        dictionary: of inputs and targets alike.
+    """
+
+    def __init__(self, cfg: FairseqDataclass, dictionary: Dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def get_batch_iterator(
+        self,
+        dataset: FairseqDataset,
+        max_tokens: Optional[int] = None,
+        max_sentences: Optional[int] = None,
+        disable_iterator_cache: bool = False,
+        **others,
+    ):
+        """fairseq's iterator, which can also finish an epoch that began with another batch size."""
+        make_iterator = super().get_batch_iterator
+        iterator = make_iterator(
+            dataset, max_tokens, max_sentences, disable_iterator_cache=disable_iterator_cache, **others
+        )
+
+        if not self.can_reuse_epoch_itr(dataset):  # workers that stay for another epoch would wait in vain
+            iterator.persistent_workers = False
+
+        def make(size: dict[str, Optional[int]]):
+            return make_iterator(dataset, **size, disable_iterator_cache=True, **others).frozen_batches
+
+        def cut(samples: np.ndarray, size: dict[str, Optional[int]]):
+            return dataset.batch_by_size(samples, **size)
+
+        if isinstance(iterator, ExactEpochBatchIterator):  # as in every run; without one there is nothing to resume
+            iterator.tell_batch_size({"max_tokens": max_tokens, "max_sentences": max_sentences}, make, cut)
+        return iterator
+
+
+def dictionary_of(folder: str) -> Dictionary:
+    """The dictionary of binarised data; UserError where there is none."""
+    path = Path(folder) / "dict.txt"
+    dictionary = load_dictionary(path)
+    logger.info("dictionary: %d symbols from %s", len(dictionary), path)
+    return dictionary
+
+
+def keep_tokenizer_with_checkpoints(tokenizer: Path, save_dir: Path) -> None:
+    """Copies the folder `tokenizer` to `save_dir`/tokenizer, once, by the first process: all that a user then needs.
+
+    Data that was binarised by other means has no tokenizer; the log says so.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
+        return
+    if not tokenizer.is_dir():
+        logger.warning("%s: no tokenizer beside the data, so none is kept with the checkpoints", tokenizer)
+        return
+    target = save_dir / "tokenizer"
+    if not target.exists():
+        load_tokenizer(tokenizer).save(target)
+        logger.info("tokenizer kept with the checkpoints: %s", target)

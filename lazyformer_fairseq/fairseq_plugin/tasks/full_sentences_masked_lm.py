@@ -1,0 +1,196 @@
+"""Task ``full_sentences_masked_lm``: masked language modelling on FULL-SENTENCES blocks (LazyFormer, appendix A).
+
+With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
+:mod:`lazyformer_fairseq.data.datasets.sentence_pairs`.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import utils
+from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import infer_dataset_impl
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.tasks import register_task
+from omegaconf import II, MISSING
+
+from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
+from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
+from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
+from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data, prefixes
+from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
+from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import (
+    EncoderTask,
+    dictionary_of,
+    keep_tokenizer_with_checkpoints,
+)
+from lazyformer_fairseq.storage.indexed_format import MappedItems
+
+logger = logging.getLogger(__name__)
+
+PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # criterions that learn what follows what
+
+
+@dataclass
+class FullSentencesMaskedLMConfig(ReliabilityConfig):
+    data: str = option(
+        MISSING, "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"
+    )
+    tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
+    mask_prob: float = option(0.15, "share of tokens to predict")
+    leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
+    random_token_prob: float = option(0.1, "share of these that become another word")
+    next_sentence: bool = option(
+        False,
+        "read pairs of texts in place of blocks, and learn which second text follows its first, as BERT did; give the "
+        "model --token-types 2",
+    )
+    verify: ChoiceEnum(["quick", "full", "none"]) = option(
+        "quick",
+        "check the data of all epochs at the start: quick looks at the ends of files and at samples, full at every id",
+    )
+    seed: int = II("common.seed")
+    save_dir: str = II("checkpoint.save_dir")
+    no_save: bool = II("checkpoint.no_save")
+
+
+@register_task("full_sentences_masked_lm", dataclass=FullSentencesMaskedLMConfig)
+class FullSentencesMaskedLMTask(EncoderTask):
+    """Packs, masks and batches; see :mod:`lazyformer_fairseq.data`.
+
+    Attributes:
+        has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
+    """
+
+    cfg: FullSentencesMaskedLMConfig
+    has_token_types: bool = False
+
+    def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
+        super().__init__(cfg, dictionary)
+        mask_index = mask_index_of(dictionary)
+        self.masking = Masking(
+            vocab_size=len(dictionary),
+            mask_index=mask_index,
+            pad_index=dictionary.pad(),
+            special=(dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), mask_index),
+            probability=cfg.mask_prob,
+            keep=cfg.leave_unmasked_prob,
+            random=cfg.random_token_prob,
+        )
+
+    @classmethod
+    def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
+        return cls(cfg, dictionary_of(data_folders(cfg.data)[0]))
+
+    def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """The model, for pairs with the head that says whether the second text follows the first.
+
+        Raises:
+            UserError: a model that has no place for it.
+        """
+        model = super().build_model(cfg, from_checkpoint)
+        if self.cfg.next_sentence:
+            if not hasattr(model, "register_next_sentence_head"):
+                raise UserError("--next-sentence: is for encoders of this package; leave it out")
+            model.register_next_sentence_head()
+            self.has_token_types = getattr(cfg, "token_types", 0) > 1
+            if not self.has_token_types:
+                logger.warning("--next-sentence: the model has no token types; BERT has them: --token-types 2")
+        return model
+
+    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
+        """Raises a UserError for one that would leave the pairs' labels alone."""
+        if self.cfg.next_sentence and cfg._name not in PAIRS_NEED:
+            raise UserError(f"--criterion {cfg._name}: does not learn next sentences; give --criterion {PAIRS_NEED[0]}")
+        if self.cfg.next_sentence and getattr(cfg, "distill", None):
+            raise UserError("--distill: a teacher teaches words alone; leave it out, or --next-sentence")
+        return super().build_criterion(cfg, from_checkpoint)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Loads the shard of an epoch; `train` also copies the tokenizer beside the checkpoints.
+
+        Raises:
+            UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
+        """
+        folders = data_folders(self.cfg.data)
+        if split not in self.datasets:
+            self._check_data(folders, split, combine)
+        path = str(Path(folders[(epoch - 1) % len(folders)]) / split)
+        if infer_dataset_impl(path) == "mmap" and len(prefixes(Path(path), combine)) == 1:
+            items = MappedItems(path)
+        else:
+            items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if items is None:
+            raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
+        dataset = self._make_dataset(items, tokenizer_of(folders[0]), name=path, shuffle=split == "train")
+        if split == "train":
+            dataset.set_epoch(epoch)
+        self.datasets[split] = dataset
+        logger.info(
+            "%s: %d items packed into %d %s of at most %d tokens, packing efficiency %.1f%%",
+            path,
+            len(items),
+            len(dataset),
+            "pairs" if self.cfg.next_sentence else "blocks",
+            self.cfg.tokens_per_sample,
+            100 * dataset.packing_efficiency(self.cfg.tokens_per_sample),
+        )
+        if split == "train" and not self.cfg.no_save:
+            keep_tokenizer_with_checkpoints(tokenizer_of(folders[0]), Path(self.cfg.save_dir))
+
+    def _make_dataset(self, items, tokenizer: Path, **options) -> MaskedBlocksDataset:
+        make, own_options = self._dataset_class(tokenizer)
+        return make(
+            items,
+            items.sizes,
+            self.cfg.tokens_per_sample,
+            bos=self.dictionary.bos(),
+            eos=self.dictionary.eos(),
+            masking=self.masking,
+            seed=self.cfg.seed,
+            **options,
+            **own_options,
+        )
+
+    def _dataset_class(self, tokenizer: Path) -> tuple[type[MaskedBlocksDataset], dict[str, Any]]:
+        """What makes blocks of the items, and the options that it alone has."""
+        if not self.cfg.next_sentence:
+            return FullSentencesDataset, {}
+        known = load_tokenizer(tokenizer) if tokenizer.is_dir() else TextTokenizer
+        return SentencePairsDataset, {"separators": known.separators, "has_token_types": self.has_token_types}
+
+    def _check_data(self, folders: list[str], split: str, combine: bool) -> None:
+        tokenizer = tokenizer_of(folders[0])
+        check_data(
+            folders, split, self.dictionary, str(self.cfg.verify), tokenizer if tokenizer.is_dir() else None, combine
+        )
+
+    def has_sharded_data(self, split: str) -> bool:
+        return len(data_folders(self.cfg.data)) > 1
+
+    def max_positions(self) -> int:
+        return self.cfg.tokens_per_sample
+
+
+def data_folders(data: str) -> list[str]:
+    """The folders of ``a:b:c``, each of which must exist (UserError); a corpus means its shards, in order."""
+    folders = []
+    for folder in utils.split_paths(data):
+        if not folder or not Path(folder).is_dir():
+            raise UserError(f"--data {data}: {folder or 'an empty name'} is no folder")
+        shards = {int(path.name[5:]): str(path) for path in Path(folder).glob("shard*") if path.name[5:].isdigit()}
+        folders += [shards[number] for number in sorted(shards)] or [folder]
+    return folders
+
+
+def tokenizer_of(folder: str) -> Path:
+    """The tokenizer beside a folder's data, or beside the folder if that is a shard."""
+    beside = Path(folder) / "tokenizer"
+    return beside if beside.is_dir() else Path(folder).parent / "tokenizer"

@@ -1,0 +1,17 @@
+"""Reads and checks the results of a grid on GLUE."""
+
+from pathlib import Path
+
+from lazyformer_fairseq.finetuning.glue.family import GLUE
+from lazyformer_fairseq.finetuning.report import read_results as grid_results
+from lazyformer_fairseq.finetuning.report.results import Results, Run
+
+
+def read_results(folder: Path) -> Results:
+    """Raises what :func:`lazyformer_fairseq.finetuning.report.read_results.read_results` does."""
+    return grid_results.read_results(folder, GLUE)
+
+
+def read_run(path: Path) -> Run:
+    """Raises what :func:`lazyformer_fairseq.finetuning.report.read_results.read_run` does."""
+    return grid_results.read_run(path, GLUE)

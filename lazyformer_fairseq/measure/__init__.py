@@ -1,0 +1,1 @@
+"""Counts and measurements: parameters, FLOPs, memory, time; what fits."""

@@ -1,0 +1,275 @@
+"""The back ends of lazy attention alone, on this machine: the table from which ``--lazy-backend auto`` chooses."""
+
+import bisect
+import copy
+import itertools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Optional
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.costs.latency import FEWEST_FOR_QUARTILES, measure
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
+from lazyformer_fairseq.modules.attention.choice import Situation, back_ends_of, choose_with_reason
+from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.sights import Band, Sight, count_share
+from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.storage.tables import markdown_table
+
+logger = logging.getLogger(__name__)
+
+LEARNED = (NOTHING_LEARNED, "bias", "positions")
+BLOCKS = 3  # they share a bias, as in a model; some back ends write it out once for all of them
+# Largest rounding error: relative, by norm, between outputs and gradients of two back ends.
+LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+def blocks_to_measure(
+    lengths: Sequence[int],
+    layers: Sequence[int],
+    batches: Sequence[int],
+    heads: Sequence[tuple[int, int]],
+    precision: str,
+    tokens: int,
+    windows: Sequence[int] = (0,),
+) -> list[Block]:
+    """Every combination of these, in training and inference, with each part that may learn, and with padding.
+
+    Positions come with causal attention, over a memory as long as the segment, and without padding. Windows too come
+    without.
+
+    Args:
+        lengths, layers, batches: T, m and B.
+        heads: N and D.
+        precision: as in "float32".
+        tokens: most in a batch; a longer sequence makes a batch of its own.
+        windows: keys to either side (in causal attention to the left) that are in sight; 0 for all.
+
+    Raises:
+        UserError: a length, number of layers or batch is 0.
+    """
+    if 0 in (*lengths, *layers, *batches):
+        raise UserError("--lengths, --layers and --batches: give whole numbers from 1 on")
+    flags, blocks = (True, False), []
+    for sizes in itertools.product(flags, LEARNED, flags, layers, batches, lengths, heads, windows):
+        training, learned, padded, m, batch, time, (number, size), window = sizes
+        # One sequence alone has no padding.
+        is_empty = padded and (batch == 1 or learned == "positions" or window > 0)
+        if not is_empty and (batch * time <= tokens or batch == 1):
+            block = Block(training, learned, padded, precision, m, batch, time, number, size)
+            blocks.append(block._replace(share=_share(block, window)) if window else block)
+    return list(dict.fromkeys(blocks))  # all windows that are longer than the text are one
+
+
+def _share(block: Block, window: int) -> float:
+    is_causal = block.learned == "positions"
+    return count_share(_window(window, block.heads, is_causal), block.time, _keys(block), is_causal)
+
+
+def _window(window: int, heads: int, is_causal: bool) -> Sight:
+    return Sight(((heads, (Band(window, 0 if is_causal else window),)),))
+
+
+def _sight(block: Block) -> Optional[Sight]:
+    """The smallest window that shows as much as the block says."""
+    if not block.share:
+        return None
+    window = bisect.bisect_left(range(_keys(block)), block.share, key=lambda size: _share(block, size))
+    return _window(window, block.heads, block.learned == "positions")
+
+
+def measure_back_ends(
+    blocks: Sequence[Block], device: str, rounds: int = 10, minutes: Optional[float] = None
+) -> dict[Block, dict[str, float]]:
+    """Milliseconds of every back end for every block; the back ends of a block take turns.
+
+    Ctrl-C or SIGTERM ends it early: it then returns the blocks measured so far, if any.
+
+    Args:
+        rounds: samples; the median counts.
+        minutes: limit for all rounds together; one round of each always runs. None for no limit.
+
+    Returns:
+        By block milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
+    """
+    seconds = None if minutes is None else 60 * minutes / len(blocks)
+    rows: dict[Block, dict[str, float]] = {}
+    hasty = 0
+    try:
+        for block in tqdm(blocks, desc="back ends", unit=" blocks"):
+            precision = getattr(torch, block.precision)
+            things = _agreeing(block, _Attention(block, device, precision), LARGEST_ERROR[precision])
+            timings = measure(things, rounds, 1, device, description=str(block), seconds=seconds)
+            hasty += any(len(timing.samples) < min(rounds, FEWEST_FOR_QUARTILES) for timing in timings.values())
+            rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+    if hasty:
+        logger.warning("%d of %d blocks had time for fewer than %d rounds: give more --minutes, or fewer blocks",
+                       hasty, len(rows), FEWEST_FOR_QUARTILES)  # fmt: skip
+    return rows
+
+
+def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> dict[str, Callable[[], object]]:
+    """Things to measure, by back end: those that run here and agree with eager in single precision.
+
+    Where memory does not suffice for that, those that agree with the first one.
+    """
+    things, expected = {}, None
+    with suppress(torch.OutOfMemoryError):
+        expected = attention.in_single_precision().run("eager")
+    for name in back_ends_of(attention.q.device.type):
+        if not BACK_ENDS[name].lacks.isdisjoint(attention.scores().features):
+            continue
+        try:
+            found = attention.run(name)
+        except torch.OutOfMemoryError:
+            continue
+        except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
+            logger.warning("%s: %s fails, left out (%s: %s)", block, name, type(error).__name__, error)
+            continue
+        expected = found if expected is None else expected
+        error = _error(found, expected)
+        if error > largest_error:
+            logger.warning("%s: %s is off by %.2g of its size: left out", block, name, error)
+            continue
+        things[name] = partial(attention.run, name)
+    return things
+
+
+def table(rows: Mapping[Block, Mapping[str, float]], device: str) -> str:
+    """A Markdown table that marks the fastest."""
+    lines = []
+    for block, milliseconds in rows.items():
+        fastest = min(milliseconds.values(), default=None)
+        line = _cells(block)
+        for name in back_ends_of(device):
+            ms = milliseconds.get(name)
+            line[f"{name}, ms"] = "left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}"
+        lines.append(line)
+    return markdown_table(lines, left=("learned", "padding"))
+
+
+def choices(blocks: Sequence[Block], device: str) -> str:
+    """A Markdown table: what ``auto`` takes for each block here, and the measurement that decides."""
+    lines = []
+    for block in blocks:
+        of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
+        situation = Situation(
+            device=device,
+            precision=getattr(torch, block.precision),
+            batch=block.batch,
+            heads=block.heads,
+            time=block.time,
+            keys=_keys(block),
+            head_size=block.head_size,
+            is_training=block.training,
+            features=frozenset(
+                [*of_learned, *(["padding"] if block.padded else []), *(["sight"] if block.share else [])]
+            ),
+            has_dropout=False,
+            blocks=BLOCKS,
+            share=block.share,
+        )
+        chosen, reason = choose_with_reason(situation, block.layers - 1)
+        lines.append({**_cells(block), "auto takes": chosen, "because of": reason})
+    return markdown_table(lines, left=("learned", "padding", "auto takes", "because of"))
+
+
+def _keys(block: Block) -> int:
+    return 2 * block.time if block.learned == "positions" else block.time
+
+
+def _cells(block: Block) -> dict[str, object]:
+    return {
+        "pass": "forward and backward" if block.training else "forward",
+        "learned": block.learned,
+        "padding": "yes" if block.padded else "no",
+        "in sight": f"{block.share:.3g}" if block.share else "all",
+        "layers": block.layers,
+        "B x n": f"{block.batch} x {block.time}",
+        "heads": f"{block.heads} x {block.head_size}",
+    }
+
+
+class _Attention:
+    """The attention of :data:`BLOCKS` blocks, from the same random inputs on every back end."""
+
+    def __init__(self, block: Block, device: str, precision: torch.dtype):
+        like = {"device": device, "dtype": precision}
+
+        def heads_side_by_side(length: int) -> Tensor:  # in memory, as a model's projections leave them
+            return torch.randn(block.batch, length, block.heads, block.head_size, **like).transpose(1, 2)
+
+        keys = _keys(block)
+        self.block = block
+        self.sight = _sight(block)
+        self.q = heads_side_by_side(block.time)
+        self.k, *self.values = (heads_side_by_side(keys) for _ in range(1 + block.layers))
+        self.gradients = [heads_side_by_side(block.time) for _ in self.values]
+        self.learned: list[Tensor] = []
+        if block.learned == "bias":
+            self.learned = [torch.randn(32, block.heads, **like)]
+        if block.learned == "positions":
+            distances = torch.randn(block.heads, keys + 1, block.head_size, **like)
+            self.learned = [heads_side_by_side(block.time), distances]
+        for leaf in self.leaves:
+            leaf.requires_grad_(block.training)
+        # Lengths from half of the batch's width to all of it.
+        shortest = block.time if block.batch == 1 else (block.time + 1) // 2
+        self.lengths = torch.linspace(shortest, block.time, block.batch, device=device).long() if block.padded else None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.q, self.k, *self.values, *self.learned]
+
+    def in_single_precision(self) -> "_Attention":
+        """The same numbers, in float32."""
+        if self.q.dtype == torch.float32:
+            return self
+        other, training = copy.copy(self), self.block.training
+        other.q, other.k, *others = (leaf.detach().float().requires_grad_(training) for leaf in self.leaves)
+        other.values, other.learned = others[: len(self.values)], others[len(self.values) :]
+        other.gradients = [gradient.float() for gradient in self.gradients]
+        return other
+
+    def scores(self) -> Scores:
+        """Scores that sublayers of a forward pass share."""
+        if self.block.learned == "bias":
+            shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time)
+            parts = self.learned[0], shared.bucket_by_distance, shared.far, self.lengths
+            return Scores(*parts, sight=self.sight)
+        return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions", sight=self.sight)
+
+    def run(self, back_end: str) -> list[Tensor]:
+        """Outputs of all layers; in training also the gradients of all inputs."""
+        with torch.inference_mode(not self.block.training):
+            shared = self.scores()
+            outputs = [output for _ in range(BLOCKS) for output in self._outputs(shared, back_end)]
+        if not self.block.training:
+            return outputs
+        return [*outputs, *torch.autograd.grad(outputs, self.leaves, self.gradients * BLOCKS)]
+
+    def _outputs(self, scores: Scores, back_end: str) -> list[Tensor]:
+        if self.block.learned == "positions":
+            scores = scores.with_positions(*self.learned)
+        output, reusable = attend(self.q, self.k, self.values[0], scores, 0.0, self.block.layers - 1, back_end)
+        return [output, *(reusable.attend(value, 0.0) for value in self.values[1:])]
+
+
+def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest relative error among the tensors, by norm; NaN counts as infinite."""
+    errors = [
+        ((one.float() - other.float()).norm() / other.float().norm()).nan_to_num(nan=math.inf).item()
+        for one, other in zip(found, expected, strict=True)
+    ]
+    return max(errors)

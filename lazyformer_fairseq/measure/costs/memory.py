@@ -1,0 +1,175 @@
+"""Memory of a training update from pattern, sizes and batch, by formula: what :mod:`.peak_memory` measures.
+
+Each kind of sublayer and each back end counts its own, as with FLOPs; here an update goes through them as torch does.
+Libraries' own memory (CUDA's context, cuBLAS, MKL) and what an allocator cannot use of what it holds do not count.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+from lazyformer_fairseq.measure.costs.flops import count_common_parameters, count_parameters, count_sublayer_parameters
+from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
+from lazyformer_fairseq.patterns.sizes import Sizes
+
+
+class UpdateMemory(NamedTuple):
+    """Bytes of an update.
+
+    Attributes:
+        weights: in the precision of the model.
+        gradients: of all weights, in it.
+        optimizer: two moments, Adam's or LAMB's; in half precision the weights in single precision and their gradients
+            too.
+        carried: what streams remember from one update to the next.
+        activations: all else, at the peak of the update: what autograd keeps, and what is there for a moment. Gradients
+            that are there by then are not among these.
+        peak: the most there is at once.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    carried: int
+    activations: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """How an update runs, beside its forward and backward pass.
+
+    Attributes:
+        predicted: tokens of a batch that the head predicts; None for all.
+        accumulates: whether gradients of an earlier batch of the same update are there.
+        processes: several hold what they send each other.
+    """
+
+    predicted: Optional[int] = None
+    accumulates: bool = False
+    processes: int = 1
+
+
+def count_update_memory(pattern: str, sizes: Sizes, run: Pass, update: Update = Update()) -> UpdateMemory:
+    """Counts one update: forward pass, loss, backward pass, a step of fused Adam or LAMB.
+
+    Raises:
+        UserError: the pattern cannot be read, or a kind of sublayer does not count its memory.
+    """
+    sublayers = plan(pattern, sizes.direction)
+    parameters = count_parameters(pattern, sizes)
+    gradients = parameters * run.number
+    held = Held(
+        weights=parameters * run.number,
+        optimizer=count_optimizer_bytes(parameters, run.number),
+        buckets=gradients if update.processes > 1 else 0,
+        carried=_count_carried(sublayers, sizes, run),
+    )
+    before = held.total + (gradients if update.accumulates else 0)
+    highest, activations = 0, 0
+    for now, made in _moments(sublayers, sizes, run, update):
+        there = before + now + (0 if update.accumulates else made)
+        if there > highest:
+            highest, activations = there, now
+    return UpdateMemory(held.weights, gradients + held.buckets, held.optimizer, held.carried, activations, highest)
+
+
+class Held(NamedTuple):
+    """Bytes that are there all the time."""
+
+    weights: int
+    optimizer: int
+    buckets: int
+    carried: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def count_optimizer_bytes(parameters: int, number: int) -> int:
+    """Adam's two moments; below single precision the weights and gradients that it works with, too (fairseq)."""
+    return parameters * SINGLE * (2 if number >= SINGLE else 4)
+
+
+def _moments(
+    sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, update: Update
+) -> Iterator[tuple[int, int]]:
+    """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
+    parts = _PARTS[sizes.direction]
+    costs = [count_sublayer_memory(planned, sizes, run) for planned in sublayers]
+    embedding = parts.embedding(sizes, run)
+    predicted = run.batch * run.time if update.predicted is None else update.predicted
+    head = parts.head(sizes, run, predicted)
+    kept, scratch = embedding.kept, 0
+    for cost in costs:
+        kept, scratch = kept + cost.kept, max(scratch, cost.scratch)
+        yield kept + cost.forward + scratch, 0
+    kept += head.kept
+    yield kept + head.forward + scratch, 0
+    yield kept + head.backward + scratch, 0
+    kept -= head.kept
+    made, more = sizes.count_other_parameters() * run.number, 0
+    pendings = _pending_at(sublayers, costs)
+    for planned, cost, pending in reversed(list(zip(sublayers, costs, pendings, strict=True))):
+        more = max(more, cost.more_scratch)
+        yield kept + cost.backward + pending + scratch + more, made
+        made += count_sublayer_parameters(planned, sizes) * run.number
+        kept -= cost.kept
+    made += sum(count_common_parameters(sublayers, sizes).values()) * run.number
+    table = parts.table(sizes) * run.number  # the embedding's gradient of it, which adds to the head's
+    yield kept + embedding.backward + scratch + more + table, made
+
+
+def _pending_at(sublayers: Sequence[PlannedSublayer], costs: Sequence[Memory]) -> list[int]:
+    """For each sublayer, the gradients that readers above it have left for a sublayer at its place or below."""
+    found, of_maker = [0] * len(sublayers), 0
+    for number, planned in reversed(list(enumerate(sublayers))):
+        found[number] = of_maker
+        if planned.kind.reads == DISTRIBUTION:
+            maker = max(below for below in range(number) if DISTRIBUTION in sublayers[below].kind.hands_on)
+            of_maker = costs[maker].pending
+        elif DISTRIBUTION in planned.kind.hands_on:
+            of_maker = 0
+    return found
+
+
+def count_sublayer_memory(planned: PlannedSublayer, sizes: Sizes, run: Pass) -> Memory:
+    """Of one sublayer with the residual connection around it; without its input, which the one below keeps."""
+    module = planned.kind.module(sizes.direction)
+    inner = module.count_memory(sizes, planned, run)
+    return ResidualSublayer.count_memory(inner, sizes, run) if module.is_residual else inner
+
+
+class _Parts(NamedTuple):
+    """What is around the sublayers of a direction: embedding, head, and numbers of the table that both share."""
+
+    embedding: Callable[[Sizes, Pass], Memory]
+    head: Callable[[Sizes, Pass, int], Memory]
+    table: Callable[[Sizes], int]
+
+
+_PARTS = {
+    ENCODER: _Parts(
+        Encoder.count_embedding_memory, MaskedLMHead.count_memory, lambda sizes: sizes.vocab_size * sizes.embed_dim
+    ),
+    CAUSAL: _Parts(
+        CausalDecoder.count_embedding_memory,
+        AdaptiveSoftmax.count_memory,
+        lambda sizes: max(words * width for words, width in sizes.bands),
+    ),
+}
+
+
+def _count_carried(sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass) -> int:
+    if sizes.direction != CAUSAL:
+        return 0
+    attending = sum(planned.kind.module(CAUSAL).attends for planned in sublayers)
+    return CausalDecoder.count_stream_memory(attending, sizes, run)

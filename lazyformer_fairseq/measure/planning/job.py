@@ -1,0 +1,246 @@
+"""What is to be trained, from the name of an arch or a YAML file: all that formulas need."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
+from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_update_memory
+from lazyformer_fairseq.modules.memory_costs import Pass
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
+
+# Pieces of our tokenizers; words of WikiText-103 where the arch's softmax has bands for them, else bytes.
+PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
+MASKED = 0.15  # of all tokens, by default
+KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
+_SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training.
+
+    Attributes:
+        name: of the arch or the file.
+        config: of the model.
+        vocab_size: V.
+        time: T, tokens of a sequence or of a stream's segment.
+        per_update: sequences of an update.
+        max_update: updates.
+        masked: of all tokens those that the head predicts; 1 for causal models.
+    """
+
+    name: str
+    config: Any
+    vocab_size: int
+    time: int
+    per_update: int
+    max_update: int
+    masked: float
+
+    @property
+    def is_causal(self) -> bool:
+        return isinstance(self.config, CausalLMConfig)
+
+    @property
+    def pattern(self) -> str:
+        return self.config.sublayer_pattern
+
+    @property
+    def sizes(self) -> Sizes:
+        c = self.config
+        if self.is_causal:
+            widths = c.decoder_embed_dim, c.decoder_ffn_embed_dim, c.decoder_attention_heads
+            cutoffs = parse_cutoffs(c.adaptive_softmax_cutoff)
+            factor = c.adaptive_softmax_factor
+            return CausalSizes(self.vocab_size, *widths, cutoffs, factor, c.decoder_normalize_before)
+        widths = c.encoder_embed_dim, c.encoder_ffn_embed_dim, c.encoder_attention_heads
+        positions = max(c.max_positions, self.time)
+        return EncoderSizes(self.vocab_size, *widths, positions, c.relative_position_buckets, c.token_types)
+
+    @property
+    def memory_length(self) -> int:
+        """M, of a causal model."""
+        return self.config.mem_len if self.is_causal else 0
+
+    @property
+    def parameters(self) -> int:
+        return count_parameters(self.pattern, self.sizes)
+
+    @property
+    def tokens(self) -> int:
+        """That the model reads in all."""
+        return self.max_update * self.per_update * self.time
+
+    @property
+    def checkpoints(self) -> int:
+        """How many there are in the end: three, the last, the best, and of encoders every 100,000th."""
+        lasting = 0 if self.is_causal else len(range(KEPT_EVERY, self.max_update, KEPT_EVERY))
+        return 3 + 2 + lasting
+
+    @property
+    def flops(self) -> int:
+        """In all: the backward pass of a product is two. What a back end computes anew does not count."""
+        predicted = round(self.masked * self.time)
+        once = count_flops(self.pattern, self.sizes, self.time, self.memory_length, predicted=predicted)
+        return 3 * once * self.per_update * self.max_update
+
+    @property
+    def estimated(self) -> list[str]:
+        """Sublayers whose memory is an estimate."""
+        sublayers = plan(self.pattern, self.sizes.direction)
+        return sorted(
+            {each.text for each in sublayers if not all(row.counts_memory for row in choice_classes(each.values))}
+        )
+
+    def count_memory(
+        self, batch: int, precision: str, device: str, back_end: str, accumulates: bool = False, processes: int = 1
+    ) -> UpdateMemory:
+        """Of one process."""
+        update = Update(round(self.masked * batch * self.time), accumulates, processes)
+        return count_update_memory(self.pattern, self.sizes, self.run(batch, precision, device, back_end), update)
+
+    def run(self, batch: int, precision: str, device: str, back_end: str) -> Pass:
+        """Forward and backward pass of a batch."""
+        c = self.config
+        return Pass(
+            batch,
+            self.time,
+            self.memory_length,
+            precision,
+            device,
+            self.features,
+            c.dropout > 0,
+            c.attention_dropout > 0,
+            c.activation_dropout > 0,
+            str(c.activation_fn),
+            c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before,
+            lambda maker: back_end,
+        )
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Of the network's scores."""
+        if self.is_causal:
+            return CausalDecoder.features | ({"sight"} if self.config.same_length else set())
+        return frozenset({"bias"} if self.config.relative_position_buckets else ())
+
+
+def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
+    """As `lazyformer pretrain` or `lazyformer lm train` trains it.
+
+    Raises:
+        UserError: there is no such arch; with the nearest names.
+    """
+    if row := ARCHITECTURES.get(arch):
+        config = LazyFormerConfig(**row.options())
+        return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
+    if row := CAUSAL_ARCHITECTURES.get(arch):
+        config = CausalLMConfig(**row.options())
+        return _job(arch, config, vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
+    known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    raise UserError(f"{arch}: no such arch{nearest(arch, known) or '; docs/architectures.md has them all'}")
+
+
+def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[Mapping[str, str]] = None) -> Job:
+    """As `lazyformer pretrain FILE.yaml` trains it.
+
+    Args:
+        groups: files taken in place of those that its defaults name, as ``{"recipe": "phase1"}``.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a model of this package.
+    """
+    given = _read(path, groups or {})
+    name = str(given.get("model", {}).get("_name", "nothing"))
+    models = {"lazyformer": LazyFormerConfig, "lazyformer_lm": CausalLMConfig}
+    if name not in models:
+        raise UserError(f"{path}: its model is {name}, must be {' or '.join(models)}")
+    config = _with(models[name](), given["model"], str(path))
+    task, updates = given.get("task", {}), given.get("optimization", {}).get("max_update", 1_000_000)
+    is_causal = name == "lazyformer_lm"
+    time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
+    per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
+    masked = 1.0 if is_causal else task.get("mask_prob", MASKED)
+    return _job(path.stem, config, vocab_size, time, per_update, updates, masked)
+
+
+def with_options(job: Job, options: Mapping[str, Any]) -> Job:
+    """The same with options of fairseq-train, by name with underscores; those that formulas do not need are ignored.
+
+    Raises:
+        UserError: a value is no number where one is needed.
+    """
+    names = {"tokens_per_sample": "time", "tgt_len": "time", "sequences_per_update": "per_update", "max_update": None}
+    changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
+    return replace(job, config=_with(job.config, options, "the command line"), **changed)
+
+
+def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
+    """Symbols of the dictionary in the first of these folders (`a:b:c`); None where there is none."""
+    path = Path(data.split(":")[0]) / "dict.txt"
+    if not path.is_file():
+        return None
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines) + _SYMBOLS - is_causal
+
+
+def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
+    usual = PIECES if isinstance(config, LazyFormerConfig) else WORDS if config.adaptive_softmax_cutoff else CHARACTERS
+    return Job(name, config, vocab_size or usual, *more)
+
+
+def _with(config: Any, options: Mapping[str, Any], source: str) -> Any:
+    found = {}
+    for name, value in options.items():
+        if not name.startswith("_") and hasattr(config, name):
+            default = getattr(config, name)
+            is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
+            found[name] = _number(name, value, type(default)) if is_number else value
+    return replace(config, **found)
+
+
+def _number(name: str, value: Any, kind: type = int) -> Any:
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise UserError(f"--{name.replace('_', '-')} {value}: must be a number") from None
+
+
+def _read(path: Path, groups: Mapping[str, str]) -> dict[str, Any]:
+    """A YAML file with those that it names as defaults, which win, as hydra merges them."""
+    try:
+        own = OmegaConf.load(path)
+        below = own.pop("defaults", [])
+        files = (None if name == "_self_" else path.parent / _file_of(name, groups) for name in below)
+        parts = [own if file is None else _read(file, groups) for file in files] or [own]
+        merged = OmegaConf.merge(*map(OmegaConf.create, parts))
+        return {key: _plain(merged, key) for key in ("model", "task", "dataset", "optimization") if key in merged}
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, AttributeError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as a training's settings: {error}") from error
+
+
+def _file_of(default: Any, groups: Mapping[str, str]) -> str:
+    """Of an entry of a file's defaults: ``name``, or ``group: name``."""
+    if not OmegaConf.is_dict(default):
+        return f"{default}.yaml"
+    group, name = next(iter(default.items()))
+    return f"{group}/{groups.get(group, name)}.yaml"
+
+
+def _plain(merged: Any, key: str) -> dict[str, Any]:
+    if not OmegaConf.is_dict(merged[key]):
+        raise TypeError(f"{key} must have settings of its own")
+    return OmegaConf.to_container(merged[key], resolve=False)

@@ -1,0 +1,131 @@
+"""Trains one update at a time, so that several models can take turns in one process and their times are comparable."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from fairseq import checkpoint_utils, options, utils
+from fairseq.data import iterators
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.logging.meters import MetersDict
+from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer
+
+from lazyformer_fairseq.fairseq_plugin.reliability.signals import SIGNALS
+from lazyformer_fairseq.measure.costs.latency import wait_for
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+
+
+class StepwiseTraining:
+    """Does what fairseq-train does with the same arguments, one update at a time; resumes from the last checkpoint.
+
+    The driver of the trainings handles signals: a training that saved and exited on SIGTERM would ignore the others.
+
+    Args:
+        command: arguments of fairseq-train, its checkpoints' folder excepted.
+        folder: for checkpoints and the updates' times; a training found there resumes.
+
+    Attributes:
+        seconds: per update, including those before a stop.
+    """
+
+    def __init__(self, command: list[str], folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [*command, "--save-dir", str(folder)]
+        self.folder = folder
+        self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
+        np.random.seed(self.cfg.common.seed)
+        utils.set_torch_seed(self.cfg.common.seed)
+        self.task = setup_task(self.cfg.task)
+        model, criterion = self.task.build_model(self.cfg.model), self.task.build_criterion(self.cfg.criterion)
+        self.trainer = Trainer(self.cfg, self.task, model, criterion)
+        with _signals_left_alone():
+            _, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
+        self.trainer.preemption = None
+        self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
+        self.batches = self._batches_of_this_epoch()
+
+    @property
+    def updates(self) -> int:
+        return self.trainer.get_num_updates()
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
+    def _kept(self, name: str, default: Any) -> Any:
+        """The value in `NAME.json`. It is written before the checkpoint, so it may hold updates that this lacks."""
+        path = self.folder / f"{name}.json"
+        return read_json(path)[name] if path.exists() else default
+
+    def _keep(self, name: str, value: Any) -> None:
+        write_json(self.folder / f"{name}.json", {name: value})
+
+    def _batches_of_this_epoch(self) -> iterators.GroupedIterator:
+        return iterators.GroupedIterator(self.epochs.next_epoch_itr(), 1)
+
+    def _next_batch(self) -> list[dict]:
+        if not self.batches.has_next():
+            self.epochs = self.trainer.get_train_iterator(self.epochs.next_epoch_idx)
+            self.batches = self._batches_of_this_epoch()
+        return next(self.batches)
+
+    def update(self) -> int:
+        """Trains on one batch; returns its number of tokens."""
+        batch = self._next_batch()
+        wait_for(self.trainer.device)
+        start = time.perf_counter()
+        with _own_metrics():
+            self.trainer.train_step(batch)
+        wait_for(self.trainer.device)
+        self.seconds.append(time.perf_counter() - start)
+        return sum(sample["ntokens"] for sample in batch)
+
+    def evaluate(self, split: str = "valid", tokens: Optional[int] = None) -> dict[str, float]:
+        """What the task measures on a split, by fairseq's names.
+
+        Args:
+            tokens: of the split, its first batches that have so many together; None for all.
+        """
+        seen = 0
+        if split not in self.task.datasets:
+            self.task.load_dataset(split)
+        with _own_metrics() as found:
+            for batch in self.trainer.get_valid_iterator(split).next_epoch_itr(shuffle=False):
+                self.trainer.valid_step(batch)
+                seen += batch["ntokens"]
+                if tokens is not None and seen >= tokens:
+                    break
+        return found.get_smoothed_values()
+
+    def save(self, with_optimizer: bool = True) -> None:
+        """Saves as fairseq-train does, including the task's state. Without the optimizer a model cannot resume."""
+        self.cfg.checkpoint.no_save_optimizer_state = not with_optimizer
+        self._keep("seconds", self.seconds)
+        checkpoint_utils.save_checkpoint(self.cfg.checkpoint, self.trainer, self.epochs, val_loss=None)
+
+
+@contextmanager
+def _own_metrics() -> Iterator[MetersDict]:
+    """What is logged meanwhile, apart from all else.
+
+    fairseq keeps meters by name for the whole process: what one task logs as a mean, another may derive from others.
+    """
+    metrics.reset()
+    with metrics.aggregate(new_root=True) as found:
+        yield found
+
+
+@contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,6 +1,0 @@
-"""fairseq models: the encoder and the causal language model with their presets, and the hub interface."""
-
-from lazyformer_fairseq.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.models.lazyformer import LazyFormerModel
-
-__all__ = ["CausalLanguageModel", "LazyFormerModel"]

@@ -1,0 +1,205 @@
+"""The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
+
+import shlex
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.arguments import refuse_missing_folders
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.pretraining import causal_recipes
+from lazyformer_fairseq.pretraining.encoder_recipes import RECIPES
+from lazyformer_fairseq.pretraining.names import find_config, refuse_unknown_arch
+from lazyformer_fairseq.pretraining.start import Launch, launch_options
+
+SETTINGS = {"ignore_unknown_options": True}
+POSITIVE = click.IntRange(1)
+GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("arch")
+@click.argument("data")
+@GIVEN
+@click.option(
+    "--sequences-per-gpu",
+    "--batch-size",
+    "--max-sentences",
+    "per_gpu",
+    type=POSITIVE,
+    help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; else 16; 4 on a "
+    "CPU]",
+)
+@click.option(
+    "--sequences-per-update",
+    "per_update",
+    type=POSITIVE,
+    help="A multiple of nodes x gpus.  [default: the recipe's; table5's is 256]",
+)
+@click.option(
+    "--recipe",
+    "recipe_name",
+    type=click.Choice(list(RECIPES)),
+    help="table5, or a phase of PAR BERT's, both of which `lazyformer pretrain-phases` runs.  [default: table5]",
+)
+@launch_options
+def pretrain(
+    arch: str,
+    data: str,
+    given: tuple[str, ...],
+    per_gpu: Optional[int],
+    per_update: Optional[int],
+    recipe_name: Optional[str],
+    **launch: Any,
+) -> None:
+    """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
+
+    DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
+    tokens, Adam (0.9, 0.999), epsilon 1e-6, peak rate 1e-4, 1% warm-up, linear decay to zero, clip 1.0, dropout 0.1,
+    weight decay 0.01. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
+    --sublayer-pattern '(sff)x5 (f)x9'.
+
+    \b
+    --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
+    --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
+
+    Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
+    keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
+    some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130).
+
+    ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
+    """
+    run, recipe = Launch(**launch), RECIPES[recipe_name or "table5"]
+    sequences = per_update or recipe.sequences
+    if arch.endswith(".yaml"):
+        if recipe_name:
+            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; write recipe={recipe_name} behind it")
+        run.refuse_uneven(per_update or 256, "sequences")
+        return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
+    run.refuse_uneven(sequences, "sequences")
+    refuse_unknown_arch(arch, ARCHITECTURES)
+    _check(run, data)
+    tokens = recipe.tokens or ARCHITECTURES[arch].max_positions or 512
+    sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
+    job = _job(arch, None, data, (*sizes, *given), per_update)
+    run.show_plan(job)
+    at_once = (16 if run.found else 4) * max(1, 512 // tokens)
+    options = f"""
+        --task full_sentences_masked_lm --arch {arch} --criterion masked_lm_accuracy {recipe.options}
+        --batch-size {per_gpu or run.batch(job, at_once)} --required-batch-size-multiple 1
+        --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --num-workers 2 --log-format simple --seed 1"""
+    run.train(data, [*sizes, *shlex.split(options)], given)
+
+
+@click.command(context_settings=SETTINGS)
+@click.argument("arch")
+@click.argument("data")
+@GIVEN
+@click.option(
+    "--rows-per-gpu",
+    "--batch-size",
+    "--max-sentences",
+    "per_gpu",
+    type=POSITIVE,
+    help="Streams of a GPU, at most.  [default: as many as fit its memory, see --fit; else an eighth of an update's "
+    "rows; 4 on a CPU]",
+)
+@click.option(
+    "--rows-per-update",
+    "per_update",
+    type=POSITIVE,
+    help="A multiple of nodes x gpus.  [default: the arch's: 256 for *_base, 128 for *_large, 96 for *_24b]",
+)
+@click.option(
+    "--recipe",
+    type=click.Choice(causal_recipes.CHOICES),
+    help="Optimizer and schedule, see above.  [default: the arch's]",
+)
+@launch_options
+def train(
+    arch: str,
+    data: str,
+    given: tuple[str, ...],
+    per_gpu: Optional[int],
+    per_update: Optional[int],
+    recipe: Optional[str],
+    **launch: Any,
+) -> None:
+    """Train ARCH (par_transformer_base, ...) on DATA, what `lazyformer lm prepare` wrote, on the GPUs there are.
+
+    From the PAR Transformer paper: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and
+    128 rows; *_24b 512 tokens; 40,000 updates (which the paper says of the base models), *_large 100,000. An update of
+    *_24b is 96 rows, so that all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32
+    rows of 2,048 tokens and remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4
+    rows of 12,288, the Sparse Transformer's context. Dropout is the arch's, 0.1 for base.
+
+    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
+    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
+    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
+    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
+    of warm-up. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
+    --sublayer-pattern '(sff)x5 (f)x9'.
+
+    Rows are streams through the text, each with its memory. On fewer GPUs an update takes several segments of fewer
+    streams, one after the other. Stop it at any time; rerun to resume from the last checkpoint, memory included, which
+    starts empty if the number of streams has changed. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and
+    ends it with exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
+    --clamp-len 400 --same-length
+
+    ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
+    recipe=transformer_xl.
+    """
+    known = CAUSAL_ARCHITECTURES.get(arch, CAUSAL_ARCHITECTURES["transformer_xl_base"])
+    rows = per_update or known.rows
+    run = Launch(**launch)
+    run.refuse_uneven(rows, "rows")
+    if arch.endswith(".yaml"):
+        if recipe:
+            raise UserError(f"--recipe {recipe}: with a YAML file write recipe={recipe.replace('-', '_')} behind it")
+        return _from_yaml(run, arch, "language_modeling", data, given, per_gpu, per_update)
+    refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
+    _check(run, data)
+    job = _job(arch, None, data, given, rows)
+    run.show_plan(job)
+    per_gpu = per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
+    options = f"""
+        --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
+        {causal_recipes.options_of(known, recipe)} --max-update {known.updates}
+        --sequences-per-update {rows} --batch-size {per_gpu}
+        --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
+        --save-interval-updates 1000 --keep-interval-updates 3
+        --num-workers 1 --log-format simple --log-interval 100 --seed 1"""
+    run.train(data, options.split(), given)
+
+
+def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:
+    config = find_config(arch, kind)
+    _check(run, data)
+    job = _job(None, config, data, given, per_update)
+    run.show_plan(job)
+    if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
+        per_gpu = run.batch(job, 0) or None  # else the file's
+    sizes = {"task.data": data, "dataset.batch_size": per_gpu, "task.sequences_per_update": per_update}
+    run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
+
+
+def _job(arch: Optional[str], config: Optional[Path], data: str, given: tuple[str, ...], per_update: Optional[int]):
+    """What makes a plan's job of a launch, and imports torch for it."""
+
+    def make():
+        from lazyformer_fairseq.measure.planning.launched import job_of_launch
+
+        return job_of_launch(arch, config, data, given, per_update)
+
+    return make
+
+
+def _check(run: Launch, data: str) -> None:
+    """Raises a UserError where the data is not here; ``--dry-run`` may be given on another machine."""
+    if not run.dry_run:
+        refuse_missing_folders(data)

@@ -1,0 +1,203 @@
+"""From the options of a launch to the command that trains, which this process becomes."""
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional, Union
+
+import click
+
+from lazyformer_fairseq.devices.nvidia_smi import count_gpus, smallest_memory
+from lazyformer_fairseq.devices.precision import precision_here
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.pretraining.names import PACKAGE_FOLDER, refuse_own
+
+if TYPE_CHECKING:
+    from lazyformer_fairseq.measure.planning.job import Job
+
+V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
+Setting = Union[str, int, float, bool]
+GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
+
+
+def launch_options(command: Callable) -> Callable:
+    """The options of a launch, which :class:`Launch` takes."""
+    number, positive = click.IntRange(0), click.IntRange(1)
+    precision = partial(click.option, "precision")
+    for option in reversed(
+        [
+            click.option("--gpus", type=positive,
+                         help="Processes on this node.  [default: its GPUs, or 1 process on the CPU]"),
+            click.option("--nodes", type=positive, default=1,
+                         help="Start the command on each. All see the same DATA and --save-dir."),
+            click.option("--node-rank", type=number, default=0, help="Number of this node, from 0."),
+            click.option("--master", metavar="HOST:PORT", default="127.0.0.1:29500",
+                         help="Node 0, where there are several."),
+            click.option("--max-restarts", type=number,
+                         help="Times that all processes start again, from the last checkpoint, when one dies.  "
+                              "[default: 3; 0 where there is only one process]"),
+            precision("--fp16", flag_value="fp16", help="[default on GPUs without bf16]"),
+            precision("--bf16", flag_value="bf16", help="[default on GPUs that have it]"),
+            precision("--fp32", flag_value="fp32", help="[default on a CPU]"),
+            click.option("--fit/--no-fit", "fits", default=True,
+                         help="Take as large a batch as fits the GPUs' memory by formula, unless you give one."),
+            click.option("--dry-run", is_flag=True,
+                         help="Print the command, and on standard error what `lazyformer plan` prints; run nothing."),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Where and how a run trains; fields are the options of :func:`launch_options`."""
+
+    gpus: Optional[int]
+    nodes: int
+    node_rank: int
+    master: str
+    max_restarts: Optional[int]
+    precision: Optional[str]
+    fits: bool
+    dry_run: bool
+
+    def __post_init__(self):
+        """Raises a UserError for what this machine cannot do."""
+        host, _, port = self.master.rpartition(":")
+        if not (host and port.isdecimal()):
+            raise UserError(f"--master {self.master}: give HOST:PORT")
+        if self.node_rank >= self.nodes:
+            last = self.nodes - 1
+            raise UserError(f"--node-rank {self.node_rank}: --nodes {self.nodes} are numbered from 0 to {last}")
+        if self.found and self.processes > self.found:
+            raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most")
+
+    @cached_property
+    def found(self) -> int:
+        """GPUs of this node."""
+        return count_gpus()
+
+    @property
+    def processes(self) -> int:
+        """Of this node."""
+        return self.gpus or self.found or 1
+
+    @property
+    def world(self) -> int:
+        """Processes of all nodes."""
+        return self.nodes * self.processes
+
+    def refuse_uneven(self, per_update: int, unit: str) -> None:
+        """Raises a UserError where an update cannot be shared equally."""
+        if per_update % self.world:
+            raise UserError(
+                f"{per_update} {unit} an update do not divide among {self.world} processes; give --{unit}-per-update N"
+            )
+
+    def batch(self, job: Callable[[], "Job"], otherwise: int) -> int:
+        """Sequences that a process takes at once: what fits the GPUs by formula.
+
+        Args:
+            job: makes what is trained, once it is needed.
+            otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
+        """
+        memory = smallest_memory() if self.found and self.fits else None
+        if memory is None:
+            return otherwise
+        from lazyformer_fairseq.measure.planning.fit import Place
+        from lazyformer_fairseq.measure.planning.launched import batch_that_fits
+
+        try:
+            size, why = batch_that_fits(job(), Place(self.world, memory, self._precision))
+        except UserError as error:  # such as of a kind of sublayer whose memory nobody counts
+            size, why = otherwise, f"the memory is not counted: {error}"
+        click.echo(f"--batch-size {size or 'as the file says'}: {why}", err=True)
+        return size
+
+    def show_plan(self, job: Callable[[], "Job"]) -> None:
+        """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
+        if not (self.dry_run and self.fits):
+            return
+        from lazyformer_fairseq.measure.planning.fit import Place
+        from lazyformer_fairseq.measure.planning.report import as_text, given_speed, make_plan
+
+        try:
+            made = job()
+            precision = self._precision if self.found or self.precision else "fp16"
+            place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
+            click.echo(as_text(make_plan(made, place, str(made.config.lazy_backend), given_speed())), err=True)
+        except UserError as error:
+            click.echo(f"no plan: {error}", err=True)
+
+    def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
+        """Becomes fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
+        refuse_own(given)
+        options = [*options, "--distributed-world-size", str(self.world)]
+        if not self.found:
+            options.append("--cpu")
+            for name, value in GLOO.items():
+                options += [f"--{name.replace('_', '-')}", value]
+        if self._precision != "fp32":
+            options.append(f"--{self._precision}")
+        self._become("fairseq_cli.train", [data, "--user-dir", str(PACKAGE_FOLDER), *options, *given])
+
+    def train_from_yaml(self, config: Path, settings: dict[str, Setting], given: tuple[str, ...]) -> None:
+        """Becomes fairseq-hydra-train on a YAML file, with `settings` and those that the user has `given`."""
+        if wrong := next((word for word in given if word.startswith("-") or "=" not in word), None):
+            raise UserError(f"{wrong}: with a YAML file settings are written as optimization.max_update=1000")
+        settings = settings | {
+            "common.user_dir": str(PACKAGE_FOLDER),
+            "common.cpu": not self.found,
+            "common.fp16": self._precision == "fp16",
+            "common.bf16": self._precision == "bf16",
+            "distributed_training.distributed_world_size": self.world,
+        }
+        if not self.found:
+            settings |= {f"distributed_training.{name}": value for name, value in GLOO.items()}
+        words = [f"{name}={_in_hydras_words(value)}" for name, value in settings.items()]
+        where = ["--config-dir", str(config.absolute().parent), "--config-name", config.stem]
+        self._become("lazyformer_fairseq.pretraining.hydra_train", [*where, *words, *given])
+
+    @property
+    def _precision(self) -> str:
+        return self.precision or precision_here()
+
+    def _torchrun(self) -> list[str]:
+        """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
+        restarts = (3 if self.world > 1 else 0) if self.max_restarts is None else self.max_restarts
+        if self.world == 1 and not restarts:
+            return []
+        words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun", "--nnodes", str(self.nodes)]
+        words += ["--nproc-per-node", str(self.processes), "--rdzv-backend", "c10d"]
+        if self.nodes == 1:  # on any port that is free
+            words += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        else:
+            words += ["--rdzv-endpoint", self.master, "--rdzv-id", "lazyformer"]
+            words += ["--rdzv-conf", f"is_host={int(self.node_rank == 0)}"]
+        return [*words, "--max-restarts", str(restarts)]
+
+    def _become(self, module: str, words: list[str]) -> None:
+        """Signals reach the command, as this process is it. Prints it only, for ``--dry-run``."""
+        command = [sys.executable, *self._torchrun(), "-m", module, *words]
+        if self.dry_run:
+            click.echo(shlex.join(command))
+            return
+        if self.found and "--cpu" not in words:
+            from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch  # which takes seconds to import torch
+
+            refuse_unfit_torch(self.processes)
+        sys.stdout.flush()
+        os.execv(sys.executable, command)
+
+
+def _in_hydras_words(value: Setting) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "'{}'".format(value.replace("\\", "\\\\").replace("'", "\\'"))
+    return str(value)

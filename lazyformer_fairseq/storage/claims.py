@@ -1,0 +1,122 @@
+"""Folders that belong to one run: to one process at a time, and to the same settings each time it resumes."""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.whole import remove_leftovers
+
+logger = logging.getLogger(__name__)
+
+LOCK = ".lock"
+_claims: dict[tuple[Path, int], TextIO] = {}  # by file and process
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Makes the folder, and keeps other processes out of it until the block or the process ends, however it ends.
+
+    Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
+
+    Raises:
+        UserError: the folder cannot be written, or another process is at work in it.
+    """
+    with _locked(folder / LOCK, fcntl.flock):
+        remove_leftovers(folder)
+        yield
+
+
+def claim(folder: Path, lock: str) -> None:
+    """As :func:`claimed`, by a file `lock`, to the end of the process, which may claim again, but none of its children.
+
+    A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
+    """
+    path = (folder / lock).absolute()
+    if (path, os.getpid()) not in _claims:
+        _claims[path, os.getpid()] = _locked(path, fcntl.lockf)
+
+
+def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
+    """The file, open and locked, which names this process. Raises a UserError where another process holds it."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")  # for writing: NFS locks nothing else
+    except OSError as error:
+        problem = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(f"{folder}: cannot be written ({problem}); choose another folder") from None
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        with file:
+            file.seek(0)
+            raise UserError(
+                f"{folder}: another run is at work there ({file.read().strip() or 'unknown'}); wait for it, or choose "
+                "another folder"
+            ) from None
+    except OSError as error:
+        logger.warning("%s: its file system knows no locks (%s); start one run there at a time", folder, error)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+    file.flush()
+    return file
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Waits until no other process holds the file; holds it until the block or the process ends, however it ends."""
+    descriptor = hold(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hold(path: Path, shared: bool = False) -> int:
+    """As :func:`held`, while the process lives or until the returned descriptor is closed; `shared`: beside others."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    return descriptor
+
+
+def keep_settings(
+    file: Path, settings: Mapping[str, Any], of_what: str, begun: bool, made_by_them: Iterable[Path] = ()
+) -> None:
+    """Keeps in a file the settings of everything in its folder; they may change until work has begun.
+
+    Args:
+        of_what: "a search", say.
+        begun: whether work was done with the settings in the file.
+        made_by_them: files to remove where the settings differ.
+
+    Raises:
+        UserError: work has begun with other settings; names each of them.
+    """
+    settings = json.loads(json.dumps(settings))  # as they come back from the file: tuples become lists
+    if file.exists():
+        differing = differences(read_json(file), settings)
+        if not differing:
+            return
+        if begun:
+            raise UserError(
+                f"{file.parent}: holds {of_what} of other settings ({differing}); give those, or another folder"
+            )
+    for path in made_by_them:
+        path.unlink(missing_ok=True)
+    write_json(file, settings)
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The differences of two settings, in words; empty where there are none."""
+    return "; ".join(
+        f"{name} is {there.get(name)!r} there, {here.get(name)!r} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    )

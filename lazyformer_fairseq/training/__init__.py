@@ -1,1 +1,0 @@
-"""Trains models update by update, in turn."""

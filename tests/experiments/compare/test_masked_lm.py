@@ -1,0 +1,261 @@
+"""Comparisons of tiny masked language models: batches, turns, interrupts, rates, shares, results."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from example_comparison import example_results
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare import lengths, trainings
+from lazyformer_fairseq.experiments.compare import run as comparison_run
+from lazyformer_fairseq.experiments.compare.run import compare
+from lazyformer_fairseq.experiments.compare.settings import CompareSettings
+from lazyformer_fairseq.experiments.compare.tasks.table import find_task
+from lazyformer_fairseq.experiments.compare.trainings import JobTraining
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.storage.hashes import sha256_of
+
+MODELS = {"bert": "(sf)x2", "mine": "sff", "roberta": "fairseq:roberta_base"}
+TINY = {"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "tokens_per_sample": 32, "batch_size": 4}
+
+
+class Killed(BaseException):
+    """Stands for Ctrl-C at a chosen moment."""
+
+
+def tiny(data: Path, **changes) -> CompareSettings:
+    row = find_task("masked-lm")
+    given = {"data": str(data), "models": MODELS, "baseline": "bert", "sizes": {**row.sizes, **TINY}}
+    given |= {"seeds": (1, 2), "updates": 4, "rates": (1e-2,), "points": 2, "validation_tokens": 200}
+    return CompareSettings(**{"task": row.name, **given, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
+    """A comparison that was interrupted in its second seed, and went on; and the batches of all updates."""
+    folder, batches = tmp_path_factory.mktemp("finished") / "comparison", []
+    original, interrupts = StepwiseTraining.update, [True]
+
+    def update(self):
+        if getattr(self, "name", None) == "mine" and (self.cfg.common.seed, self.updates) == (2, 3) and interrupts:
+            interrupts.clear()
+            raise Killed
+
+        def train_step(samples, step=self.trainer.train_step):
+            batches.append((getattr(self, "name", None), self.cfg.common.seed, self.updates, samples[0]))
+            return step(samples)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(self.trainer, "train_step", train_step)
+            return original(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StepwiseTraining, "update", update)
+        with pytest.raises(Killed):
+            compare(tiny(data_folder), folder, ["lazyformer", "compare"])
+        assert not (folder / "results.json").exists()
+        compare(tiny(data_folder), folder, ["lazyformer", "compare"])
+    return folder, batches
+
+
+@pytest.fixture
+def without_costs(monkeypatch):
+    """They build and train each model once more."""
+    monkeypatch.setattr(comparison_run, "measure_costs", lambda *given: {entry: {} for entry in given[-1]})
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def without_times(results: dict) -> dict:
+    """Losses, tokens and FLOPs, by entry and seed."""
+    found = {}
+    for entry, model in results["models"].items():
+        for seed, run in model["runs"].items():
+            curve = {name: values for name, values in run["curve"].items() if name != "seconds"}
+            found[entry, seed] = (curve, run["final"])
+    return found
+
+
+def test_an_interrupted_comparison_comes_to_the_same_to_the_bit(finished, data_folder, tmp_path, without_costs):
+    whole = without_times(compare(tiny(data_folder, seeds=(2,)), tmp_path / "whole", []))
+    resumed = without_times(results_of(finished[0]))
+    assert whole == {key: found for key, found in resumed.items() if key[1] == "2"}
+    assert resumed.keys() == {(name, seed) for name in MODELS for seed in "12"}
+
+
+def test_all_models_see_the_same_batches_and_masks(finished):
+    by_update: dict = {}
+    for name, seed, update, sample in finished[1]:
+        if name in MODELS:
+            by_update.setdefault((seed, update), {})[name] = sample
+    assert by_update.keys() == {(seed, update) for seed in (1, 2) for update in range(4)}
+    for samples in by_update.values():
+        first, *others = samples.values()
+        assert len(others) == len(MODELS) - 1
+        for other in others:
+            assert torch.equal(first["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
+            assert torch.equal(first["target"], other["target"])
+    assert not torch.equal(by_update[1, 0]["bert"]["target"], by_update[2, 0]["bert"]["target"])
+
+
+def test_models_take_turns(finished):
+    names = [name for name, seed, *_ in finished[1] if seed == 1 and name in MODELS]
+    assert names == list(MODELS) * 4
+
+
+def test_results_have_all_that_a_report_reads(finished, data_folder):
+    results, example = results_of(finished[0]), example_results()
+    (valid,) = data_folder.rglob("valid.bin")
+    assert example.keys() == results.keys()
+    for name, model in results["models"].items():
+        assert example["models"]["bert"].keys() <= model.keys(), name
+        for run in model["runs"].values():
+            assert run.keys() == example["models"]["bert"]["runs"]["1"].keys()
+            assert run["curve"].keys() == example["models"]["bert"]["runs"]["1"]["curve"].keys()
+            assert run["curve"]["updates"] == [0, 1, 4]
+            assert run["curve"]["flops"][-1] == 4 * model["flops_per_update"]
+            assert run["final"]["loss"] == run["curve"]["loss"][-1]
+            assert run["curve"]["loss"][-1] < run["curve"]["loss"][0]
+        assert model["peak_memory_bytes"] > 3 * 4 * model["parameters"], "weights, gradients, two moments"
+    assert results["data"]["checksums"]["valid.bin"] == sha256_of(valid)
+    assert results["models"]["roberta"]["pattern"] is None
+    assert results["models"]["bert"]["flops_per_update"] == results["models"]["roberta"]["flops_per_update"]
+
+
+def test_parameters_are_those_of_the_trained_models(finished):
+    folder, _ = finished
+    for name, model in results_of(folder)["models"].items():
+        weights = torch.load(folder / "runs" / f"{name}-seed1-rate0.01" / "checkpoint_last.pt", weights_only=False)[
+            "model"
+        ]
+        kept = {key: each for key, each in weights.items() if each.is_floating_point() and "version" not in key}
+        tied = {each.data_ptr(): each.numel() for each in kept.values()}
+        assert model["parameters"] == sum(tied.values()), name
+        tables = {each.data_ptr(): each.numel() for key, each in kept.items() if "embed_" in key}
+        assert model["parameters_without_embeddings"] == model["parameters"] - sum(tables.values()), name
+
+
+def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(data_folder, tmp_path):
+    """Against the whole (B, T, V) of logits, which our measure never makes."""
+    compared = find_task("masked-lm").load(tiny(data_folder))
+    others = find_task("masked-lm").load(tiny(data_folder, seeds=(7,)))
+    for batch, other in zip(compared._batches, others._batches, strict=True):
+        assert torch.equal(batch["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
+    command = compared.command(compared.settings.contestants["bert"], 1, 1e-3, 4)
+    training = StepwiseTraining(command, tmp_path)
+    found = compared.measure(training.trainer.model, training.task)
+    nats, right, count = 0.0, 0, 0
+    training.trainer.model.eval()
+    with torch.no_grad():
+        for batch in compared._batches:
+            logits, _ = training.trainer.model(batch["net_input"]["src_tokens"])
+            is_masked = batch["target"] != training.task.dictionary.pad()
+            nats += F.cross_entropy(logits[is_masked], batch["target"][is_masked], reduction="sum").item()
+            right += (logits[is_masked].argmax(-1) == batch["target"][is_masked]).sum().item()
+            count += int(is_masked.sum())
+    assert found["loss"] == pytest.approx(nats / count / math.log(2), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(100 * right / count)
+    assert compared.describe_data()["validation"]["predicted"] == count
+    assert training.trainer.model.training is False, "as it was before"
+
+
+def test_other_settings_are_refused_by_name(finished, data_folder):
+    with pytest.raises(UserError, match=r"other settings \(updates is 4 there, 5 here\)"):
+        compare(tiny(data_folder, updates=5), finished[0], [])
+
+
+def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_path, monkeypatch, without_costs):
+    """A rate of 0.5 ruins it, and one of 1e-6 teaches nothing."""
+    made = []
+    original = JobTraining.finish
+    monkeypatch.setattr(JobTraining, "finish", lambda self: (made.append(self.job), original(self)))
+    models = {"bert": "sf", "mine": "f"}
+    settings = tiny(data_folder, models=models, rates=(1e-6, 1e-2, 0.5), updates=8)
+    results = compare(settings, tmp_path, [])
+    assert len(made) == 2 * 3 + 2, "the first seed's try in full length is its run"
+    for model in results["models"].values():
+        losses = {each["rate"]: each["loss"] for each in model["tries"]}
+        assert losses.keys() == {1e-6, 1e-2, 0.5} and model["rate"] == min(losses, key=losses.get)
+        assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
+        assert model["rate_is_at_an_edge"] == {1e-6: "lowest", 0.5: "highest"}.get(model["rate"])
+
+
+def test_short_tries_stay_apart_from_the_runs(data_folder, tmp_path, without_costs):
+    settings = tiny(data_folder, models={"bert": "sf"}, rates=(1e-4, 1e-2), rate_updates=2, seeds=(1,))
+    (model,) = compare(settings, tmp_path, [])["models"].values()
+    assert [each["updates"] for each in model["tries"]] == [2, 2] and model["updates"] == 4
+    assert len(list((tmp_path / "tries").iterdir())) == 2 and len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def slow_trial(monkeypatch, seconds: dict[str, float]) -> None:
+    """A trial in which an update of each model takes so long."""
+    monkeypatch.setattr(lengths, "_trial", lambda *_: {name: 1000 * each for name, each in seconds.items()})
+
+
+def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
+    settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=3.0)
+    compared, path = settings.row.load(settings), tmp_path / "lengths.json"
+    slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
+    expected = {"bert": ("bert", 6), "mine": ("mine", 12)}
+    assert lengths.kept_lengths(compared, settings.contestants, path).entries == expected
+    slow_trial(monkeypatch, {"bert": 0.1, "mine": 0.1})
+    assert lengths.kept_lengths(compared, settings.contestants, path).entries == expected
+
+
+def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch, without_costs):
+    models = {"bert": "sf", "mine": "f"}
+    settings = tiny(data_folder, models=models, updates=10, shares=(1.0, 0.5), seeds=(1,))
+    slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
+    results = compare(settings, tmp_path, [])
+    updates = {entry: (model["of"], model["share"], model["updates"]) for entry, model in results["models"].items()}
+    assert updates == {"bert": ("bert", 1, 10), "mine": ("mine", 1, 20), "mine@0.5": ("mine", 0.5, 10)}
+    schedule = results["models"]["mine@0.5"]["runs"]["1"]["curve"]
+    assert schedule["updates"][-1] == 10, "a schedule of its own, over at its end"
+
+
+def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(lengths, "TRIAL_WARM_UP", 0)
+    monkeypatch.setattr(lengths, "TRIAL_UPDATES", 1)
+    settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=1.0)
+    found = lengths.kept_lengths(settings.row.load(settings), settings.contestants, tmp_path / "lengths.json")
+    assert found.milliseconds.keys() == {"bert", "mine"} and min(found.milliseconds.values()) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["lengths.json"]
+
+
+def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, without_costs):
+    """Two processes, as of two GPUs."""
+    models = {name: MODELS[name] for name in ("bert", "mine")}
+    alone = compare(tiny(data_folder, models=models, seeds=(1,), in_turn=False, threads=1), tmp_path, [], workers=2)
+    together = without_times(results_of(finished[0]))
+    for key, found in without_times(alone).items():
+        assert found == together[key]
+
+
+def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
+    """A width that three heads do not divide is found where the model is built."""
+    settings = tiny(data_folder, models={"bert": "sf; heads=3"}, seeds=(1,), in_turn=False, threads=1)
+    with pytest.raises(UserError, match=r"train\.log is: .*3.*Rerun to resume"):
+        compare(settings, tmp_path, [])
+
+
+def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
+    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
+    alone = tiny(data_folder, in_turn=False, device="cuda")
+    assert trainings.count_workers(alone, None) == 3
+    assert trainings.count_workers(tiny(data_folder, device="cuda"), 5) == 1, "in turn there is one"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_in_turn_and_alone(data_folder, tmp_path):
+    models = {"bert": "sf", "roberta": "fairseq:roberta_base"}
+    how = {"models": models, "seeds": (1,), "device": "cuda"}
+    together = compare(tiny(data_folder, **how), tmp_path / "in_turn", [])
+    alone = compare(tiny(data_folder, **how, in_turn=False), tmp_path / "alone", [])
+    assert without_times(together) == without_times(alone)
+    assert all(model["peak_memory_bytes"] > 0 for model in together["models"].values())

@@ -1,0 +1,183 @@
+"""The table of steps: every command is one that the real parsers take, and says what the paper says."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+from fairseq import options
+from helpers import write_toy_glue
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.reproduce.demo_text import PROSE
+from lazyformer_fairseq.experiments.reproduce.paper import PRINTED, TABLE_3_AVERAGES, TABLE_4
+from lazyformer_fairseq.experiments.reproduce.plan import cost_of
+from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs
+from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, steps
+from lazyformer_fairseq.finetuning.glue.report.paper_table import PAPER_ROWS
+from lazyformer_fairseq.measure.bench.models.settings import BenchSettings
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+
+SIZES = pytest.mark.parametrize("size", [PAPER, TINY], ids=["paper", "tiny"])
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """A folder of text, with books and GLUE's files."""
+    for name in ("wikipedia", "books"):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        (tmp_path / "raw" / name / "text.txt").write_text("A text.\n")
+    write_toy_glue(tmp_path / "raw" / "glue", train=40, valid=10)
+    return tmp_path / "raw"
+
+
+def steps_of(raw, size, out, precision="fp16", batch_size=None) -> list[Step]:
+    return steps(size, find_inputs(str(raw), None, (), size, Places(out).made), out, precision, batch_size)
+
+
+@pytest.fixture
+def parsed(monkeypatch) -> Callable[..., dict]:
+    """What a command is called with, options checked and converted; it does nothing."""
+    called: list[dict] = []
+    for path in ("corpus build", "bench", "glue run", "pretrain"):
+        command = main
+        for name in path.split():
+            command = command.commands[name]
+        monkeypatch.setattr(command, "callback", lambda **given: called.append(given))
+
+    def parse(words: tuple[str, ...]) -> dict:
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        return called.pop()
+
+    return parse
+
+
+@SIZES
+def test_the_real_parsers_take_every_command(raw, tmp_path, size, parsed):
+    out = tmp_path / "out"
+    for arch in ARCHITECTURES:
+        for updates in size.kept:
+            path = Places(out).checkpoint(arch, updates)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    for step in steps_of(raw, size, out):
+        module, *words = step.command
+        assert module == CLI
+        given = parsed(tuple(words))
+        if words[0] == "bench":
+            given = {name: value for name, value in given.items() if name != "output"}
+            assert BenchSettings(**{**given, "device": "cpu"}).workloads == ("training",)
+        if words[0] == "glue":
+            assert set(given["checkpoints"].values()) <= set(Places(out).pretraining(step.name[5:]).iterdir())
+            assert (given["lrs"], given["seeds"]) == (size.rates, size.seeds)
+        if words[0] == "corpus":
+            assert given["inputs"] == (f"book:{raw / 'books'}", str(raw / "wikipedia"))
+
+
+@SIZES
+@pytest.mark.parametrize("arch", ["bert_base", "lazyformer_m2x6"])
+def test_fairseq_takes_what_the_pretrainings_become(raw, tmp_path, size, arch):
+    [step] = [step for step in steps_of(raw, size, tmp_path, batch_size=4) if step.name == f"pretrain_{arch}"]
+    printed = CliRunner().invoke(
+        main, [*step.command[1:], "--gpus", "1", "--max-restarts", "0", "--dry-run", "--no-fit"]
+    )
+    assert printed.exit_code == 0, printed.output
+    words = re.findall(r"'[^']*'|\S+", printed.output)
+    words = [word.strip("'") for word in words[words.index("fairseq_cli.train") + 1 :]]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert (args.max_update, args.sequences_per_update, args.batch_size) == (size.updates, size.sequences, 4)
+    assert args.keep_updates_list == ",".join(map(str, size.kept))
+    row = ARCHITECTURES[arch]
+    assert args.sublayer_pattern == row.sublayer_pattern
+    shrunk = 16 if size is TINY else 1
+    assert args.encoder_embed_dim == row.encoder_embed_dim // shrunk
+    assert args.encoder_ffn_embed_dim == row.encoder_ffn_embed_dim // shrunk
+    assert args.attention_dropout == row.attention_dropout
+    if size is PAPER:
+        assert (args.lr, args.warmup_ratio, args.tokens_per_sample) == ([1e-4], 0.01, 512)
+
+
+@SIZES
+def test_every_step_needs_what_comes_before_and_no_two_make_the_same(raw, tmp_path, size):
+    seen, made = set(), set()
+    for step in steps_of(raw, size, tmp_path):
+        assert set(step.needs) <= seen and step.name not in seen
+        assert step.makes not in made and tmp_path in step.makes.parents
+        seen.add(step.name)
+        made.add(step.makes)
+    assert {"corpus", "bench_tables", "bench_figure_3", "pretrain_lazyformer_m2x7", "glue_bert_base"} <= seen
+
+
+def test_the_updates_of_table_1_are_kept():
+    for size in (PAPER, TINY):
+        assert {size.mid, size.updates} <= set(size.kept)
+    assert {row.updates for row in PAPER_ROWS} == {PAPER.mid, PAPER.updates}
+
+
+def test_the_papers_tables_agree_where_they_print_the_same_model():
+    table_1 = {row.model: row.printed_average for row in PAPER_ROWS}
+    for arch, average in TABLE_3_AVERAGES.items():
+        assert average == table_1.get(PRINTED[arch], average)
+    for arch, quality in TABLE_4.items():
+        assert quality.average == table_1.get(PRINTED[arch], quality.average)
+
+
+def test_a_million_updates_cost_what_arithmetic_says(raw, tmp_path):
+    all_steps = {step.name: step for step in steps_of(raw, PAPER, tmp_path)}
+    inputs = find_inputs(str(raw), None, (), PAPER, tmp_path)
+    bert = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, devices=8, speed=37.5e12)
+    tokens = 1_000_000 * 256 * 512
+    matrices = 12 * (4 * 768**2 + 2 * 768 * 3072) + 0.15 * (768**2 + 768 * 32_768)  # a token's multiply-adds
+    attention = 12 * 2 * 512 * 768
+    assert bert.flops == pytest.approx(6 * (matrices + attention) * tokens, rel=0.01)
+    assert bert.hours == pytest.approx(bert.flops / 8 / 37.5e12 / 3600)
+    assert bert.gigabytes == pytest.approx(11 * 14 * 0.112, rel=0.01)
+    paper = cost_of(all_steps["pretrain_bert_base"], PAPER, inputs, 8, PAPER.flops_per_second)
+    assert paper.hours == pytest.approx(45 * 10_000 / 3600, rel=0.01)  # Table 2: 45 seconds for 100 updates
+    lazy = cost_of(all_steps["pretrain_lazyformer_m2x6_s"], PAPER, inputs, devices=8, speed=37.5e12)
+    assert 0.9 < lazy.flops / bert.flops < 1
+
+
+def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
+    done = CliRunner().invoke(main, ["reproduce", str(raw), str(tmp_path / "out"), "--plan", "--devices", "8"])
+    assert done.exit_code == 0, done.output
+    assert len(re.findall(r"^\| (?:corpus|bench|pretrain|glue)_?\w* .*\| to do", done.output, re.MULTILINE)) == 15
+    assert re.search(r"In all some [\d,.]+ hours and [\d,.]+ GB; [\d,.]+ GB are free", done.output)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_text_the_demos_is_made(tmp_path):
+    first, corpus, *_ = steps(TINY, find_inputs("demo", None, (), TINY, tmp_path / "raw"), tmp_path, "fp32")
+    assert first.command[1:] == (str(tmp_path / "raw"),)
+    assert str(tmp_path / "raw" / PROSE) in corpus.command
+    assert corpus.needs == (first.name,)
+
+
+@pytest.mark.parametrize(
+    ("raw_is", "options_", "message"),
+    [
+        ("nowhere", [], "nowhere: no such folder; scripts/download_wikipedia.sh"),
+        ("demo", [], "demo: is a megabyte of text, for --tiny alone"),
+        ("bare", [], "bare/glue: lacks MNLI/train.tsv, .*--glue FOLDER"),
+        ("bare", ["--tiny"], "lacks CoLA/train.tsv"),
+        ("some", [], "lacks MNLI/train.tsv"),
+        ("some", ["--tasks", "WNLI"], "lacks WNLI/train.tsv"),
+        ("some", ["--tasks", "GLUE"], "GLUE"),
+        ("empty", ["--tiny"], "empty: holds no text"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, monkeypatch, raw_is, options_, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare").mkdir()
+    for name in ("some", "empty"):
+        write_toy_glue(tmp_path / name / "glue", train=4, valid=2)
+        for path in (tmp_path / name / "glue").iterdir():
+            if path.name != "CoLA":
+                path.rename(tmp_path / f"{name}_{path.name}")
+    done = CliRunner().invoke(main, ["reproduce", raw_is, "out", *options_])
+    assert isinstance(done.exception, UserError), done.output
+    with pytest.raises(UserError, match=message):
+        raise done.exception
+    assert not (tmp_path / "out").exists()

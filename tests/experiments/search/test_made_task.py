@@ -1,0 +1,85 @@
+"""A made task that needs attention early: the search finds that out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.experiments.search.loop import Search
+from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings
+from lazyformer_fairseq.experiments.search.supernet.mixture import Choices, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.supernet.training import SupernetTraining
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+
+SYMBOLS = 12
+CANDIDATES = ("s", "f")
+SEEDS = (1, 2, 3, 4)
+# Any function of two symbols. A position must look at the first one, then work it out for itself, which a feed-forward
+# sublayer does better than a second look.
+ANSWERS = torch.randint(0, SYMBOLS, (SYMBOLS, SYMBOLS), generator=torch.Generator().manual_seed(3))
+
+
+class Questions:
+    """Random batches: each position's answer is a function of its own symbol and the first position's."""
+
+    def __init__(self, count: int, seed: int):
+        self.count = count
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        generator = torch.Generator().manual_seed(1000 * epoch + self.seed)
+        for _ in range(start, self.count):
+            symbols = torch.randint(0, SYMBOLS, (64, 6), generator=generator)
+            yield {"symbols": symbols, "answers": ANSWERS[symbols[:, :1], symbols]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class Answerer(nn.Module):
+    def __init__(self, pattern: str):
+        super().__init__()
+        self.encoder = Encoder(
+            pattern, SYMBOLS, 16, 128, 1, max_positions=6, normalize_before=True, relative_position_buckets=0,
+            lazy_backend="eager",
+        )  # fmt: skip
+        self.head = nn.Linear(16, SYMBOLS)
+        self.apply(init_bert_weights)
+        for embedding in (self.encoder.embed_tokens, self.encoder.embed_positions):
+            nn.init.normal_(embedding.weight)
+
+    def forward(self, symbols):
+        return self.head(self.encoder(symbols)[0])
+
+
+def loss_of(model, batch):
+    answers = batch["answers"]
+    return F.cross_entropy(model(batch["symbols"]).flatten(0, 1), answers.flatten(), reduction="sum"), answers.numel()
+
+
+def found(seed: int) -> torch.Tensor:
+    """How probable the search finds attention in each of two layers, (2,)."""
+    torch.manual_seed(seed)
+    model = Answerer(supernet_pattern(CANDIDATES, 2))
+    settings = SearchSettings("", "", "", "sfsf", weights_lr=2e-2, architecture_lr=5e-2)
+    schedule = Schedule(240, 240 + 36 * 8, final_temperature=0.5, unchanged_share=99)
+    training = SupernetTraining(Supernet(model, model.encoder, Choices(2, CANDIDATES)), settings, loss_of)
+    search = Search(training, (Questions(24, seed), Questions(12, seed + 500)), schedule, {})
+    search.run(lambda state: None)
+    return search.choices.probabilities().detach()[:, CANDIDATES.index("s")]
+
+
+def test_where_attention_is_needed_early_the_search_keeps_it_early():
+    """In the mean over seeds: a single search amplifies the rounding of the processor until its end is another one.
+
+    A search that learned nothing would answer 0.5 and 0.5. On one processor eight seeds gave 0.92 and 0.42 in the mean,
+    with standard deviations of 0.09 and 0.24 a seed, and never less than 0.23 between the two.
+    """
+    early, late = torch.stack([found(seed) for seed in SEEDS]).mean(dim=0)
+    assert early > 0.65
+    assert early > late + 0.1

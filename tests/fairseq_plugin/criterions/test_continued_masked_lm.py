@@ -1,0 +1,362 @@
+"""Criterion ``continued_masked_lm``: terms by hand, mixed networks, and runs that stop and resume."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from omegaconf import OmegaConf
+from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import (
+    ContinuedMaskedLMConfig,
+    ContinuedMaskedLMCriterion,
+    network_of,
+)
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import OPTIONS
+from lazyformer_fairseq.modules.networks import stack
+
+SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
+PAD = 1
+
+
+def make_dictionary(words: int = 20) -> Dictionary:
+    dictionary = Dictionary()
+    for number in range(words):
+        dictionary.add_symbol(f"w{number}")
+    return dictionary
+
+
+def make_model(pattern: str, seed: int, **options) -> LazyFormerModel:
+    torch.manual_seed(seed)
+    cfg = LazyFormerConfig(**{**SIZES, "sublayer_pattern": pattern, **options})
+    model = LazyFormerModel(cfg, make_dictionary())
+    for weight in model.parameters():  # so that what attends to what matters
+        torch.nn.init.normal_(weight, std=0.4)
+    return model
+
+
+def make_task(dictionary=None) -> SimpleNamespace:
+    dictionary = dictionary or make_dictionary()
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        build_model=lambda cfg: LazyFormerModel.build_model(
+            OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), {k: v for k, v in cfg.items() if k != "_name"}),
+            SimpleNamespace(source_dictionary=dictionary),
+        ),
+    )
+
+
+def make_batch() -> dict:
+    tokens = torch.randint(4, 24, (3, 6), generator=torch.Generator().manual_seed(3))
+    tokens[2, 4:] = PAD
+    target = torch.full_like(tokens, PAD)
+    target[0, 1], target[1, 4], target[2, 3], target[2, 0] = 7, 8, 9, 10
+    net_input = {"src_tokens": tokens, "has_padding": True}
+    return {"net_input": net_input, "target": target, "ntokens": 16, "nsentences": 3}
+
+
+def save(model: LazyFormerModel, folder) -> str:
+    """The model as `lazyformer export` writes one, but for the tokenizer."""
+    folder.mkdir(exist_ok=True)
+    options = OmegaConf.to_container(OmegaConf.structured(model.cfg), enum_to_str=True)
+    config = {"format": "lazyformer model", "format_version": 1, "architecture": "lazyformer"}
+    config["model"] = {name: options[name] for name in OPTIONS}
+    (folder / "config.json").write_text(json.dumps(config))
+    metadata = {"architecture": "lazyformer", "sublayer_pattern": model.cfg.sublayer_pattern}
+    save_model(model, str(folder / "model.safetensors"), metadata)
+    return str(folder)
+
+
+def write_record(folder, old: str, new: str, sources, orders=None) -> str:
+    orders = orders or [None] * len(sources)
+    sublayers = [{"from": source, "head_order": order} for source, order in zip(sources, orders, strict=True)]
+    record = {"format": "lazyformer warm start", "format_version": 1, "old_pattern": old, "new_pattern": new}
+    path = folder / "warm_start.json"
+    path.write_text(json.dumps({**record, "sublayers": sublayers}))
+    return str(path)
+
+
+def make_criterion(task=None, **options) -> ContinuedMaskedLMCriterion:
+    values = {"max_update": 100, "seed": 1, **options}
+    return ContinuedMaskedLMCriterion(ContinuedMaskedLMConfig(**values), task or make_task())
+
+
+def test_without_options_it_is_plain_masked_lm():
+    model, batch = make_model("M2", 1), make_batch()
+    plain, _, plain_log = MaskedLMAccuracyCriterion(make_task())(model, batch)
+    loss, count, log = make_criterion()(model, batch)
+    assert torch.equal(loss, plain) and count == 4 and log.keys() == plain_log.keys()
+
+
+def test_a_model_learns_nothing_from_itself(tmp_path):
+    model, batch = make_model("sfsf", 1).double(), make_batch()
+    criterion = make_criterion(distill=save(make_model("sfsf", 1), tmp_path / "t"), distill_masked_lm_weight=0.0)
+    loss, _, log = criterion(model, batch)
+    assert abs(loss.item()) < 1e-9 and abs(log["words_kl"]) < 1e-9 and abs(log["attention_kl"]) < 1e-9
+    loss.backward()
+    assert max(weight.grad.abs().max() for weight in model.parameters() if weight.grad is not None) < 1e-9
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager", "recompute"])
+def test_the_loss_is_the_formula_in_double_precision(tmp_path, backend):
+    """Against probabilities written out by softmax, from weights alone."""
+    student = make_model("sflf", 1, lazy_backend=backend).double()
+    teacher = make_model("sfsf", 2).double()
+    orders = [None, None, [1, 0], None]
+    options = dict(distill_temperature=3.0, distill_masked_lm_weight=0.5, distill_words_weight=2.0)
+    record = write_record(tmp_path, "sfsf", "sflf", [0, 1, 2, 3], orders)
+    criterion = make_criterion(
+        distill=save(teacher.float(), tmp_path / "t"), warm_start=record, distill_attention_weight=0.7, **options
+    )
+    teacher.double()
+    batch = make_batch()
+    loss, count, log = criterion(student, batch)
+
+    logits = [at_masks(model, batch) for model in (student, teacher)]
+    answers = batch["target"][batch["target"] != PAD]
+    masked_lm = -logits[0].log_softmax(-1)[torch.arange(4), answers].sum()
+    p, q = (each.div(3).softmax(-1) for each in (logits[1], logits[0]))
+    words = 9 * (p * (p.log() - q.log())).sum()
+    mine, its = last_probabilities(student, batch, 0), last_probabilities(teacher, batch, 2)[:, [1, 0]]
+    text = batch["net_input"]["src_tokens"] != PAD
+    rows = [
+        (its[b, n, t] * (its[b, n, t] / mine[b, n, t]).log())[text[b]].sum()
+        for b in range(3) for n in range(2) for t in range(6) if text[b, t]
+    ]  # fmt: skip
+    attention = torch.stack(rows).mean() * count
+    torch.testing.assert_close(
+        loss, 0.5 * masked_lm + 2 * words + 0.7 * attention, rtol=1e-6, atol=1e-6, check_dtype=False
+    )
+    torch.testing.assert_close(log["loss"], masked_lm, check_dtype=False)
+    with metrics.aggregate(new_root=True) as meters:
+        ContinuedMaskedLMCriterion.reduce_metrics([log, log])
+    found = meters.get_smoothed_values()
+    assert found["words_kl"] == pytest.approx(words.item() / 4 / math.log(2), abs=1e-3)
+    assert found["attention_kl"] == pytest.approx(attention.item() / 4 / math.log(2), abs=1e-3)
+    loss.backward()
+    assert all(weight.grad is not None for weight in student.parameters() if weight.requires_grad)
+
+
+def at_masks(model, batch):
+    logits, _ = model(batch["net_input"]["src_tokens"])
+    return logits[batch["target"] != PAD]
+
+
+def last_probabilities(model, batch, number):
+    """(B, N, T, K) of sublayer `number`: scores, padding and softmax by hand."""
+    network = network_of(model)
+    _, extra = model(batch["net_input"]["src_tokens"], return_all_hiddens=True)
+    x = extra["inner_states"][number]
+    q, k, _ = network.sublayers[number].inner.qkv_proj(x).chunk(3, -1)
+    q, k = (part.unflatten(-1, (2, 6)).transpose(1, 2) for part in (q, k))
+    added = network.relative_position_bias(x.size(1)).dense(6, 6, q)
+    raw = q @ k.transpose(-1, -2) / math.sqrt(6) + added
+    return raw.masked_fill((batch["net_input"]["src_tokens"] == PAD)[:, None, None], -math.inf).softmax(-1)
+
+
+def replacing(tmp_path, old_model, new: str, sources, **options):
+    record = write_record(tmp_path, old_model.cfg.sublayer_pattern, new, sources)
+    path = save(old_model, tmp_path / "original")
+    return make_criterion(replace_progressively=path, warm_start=record, **options)
+
+
+def with_same_embeddings(model, original):
+    """What is around the sublayers, from the original."""
+    weights = {name: each for name, each in original.state_dict().items() if ".sublayers." not in name}
+    model.load_state_dict({**model.state_dict(), **weights})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sources"),
+    [
+        ("(sf)x4", "M2x2", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("(sf)x4", "sflflfsf", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("sfsfsf", "sfsf", [0, 1, 4, 5]),  # two are left out
+        ("sfsf", "sflff", [0, 1, 2, 3, None]),  # one is added
+        ("sfsf", "sfkf", [0, 1, 2, 3]),
+        ("sfsf", "sfs[window=2]f", [0, 1, 2, 3]),
+    ],
+)
+def test_at_first_it_is_the_original_and_at_the_end_the_new_model(tmp_path, old, new, sources):
+    original = make_model(old, 1)
+    model = with_same_embeddings(make_model(new, 2), original)
+    network, its = network_of(model), network_of(original)
+    for sublayer, source in zip(network.sublayers, sources, strict=True):  # those that do not change
+        if source is not None and network.plan[list(network.sublayers).index(sublayer)].text == its.plan[source].text:
+            sublayer.load_state_dict(its.sublayers[source].state_dict())
+    criterion, batch = replacing(tmp_path, original, new, sources, replace_until=0.5), make_batch()
+    plain = MaskedLMAccuracyCriterion(make_task())
+    model.set_num_updates(0)
+    torch.testing.assert_close(criterion(model, batch)[0], plain(original, batch)[0])
+    alone = plain(model.eval(), batch)[0]
+    torch.testing.assert_close(criterion.eval()(model, batch)[0], alone)  # validation sees the new model
+    criterion.train(), model.train()
+    model.set_num_updates(25)
+    seen = criterion(model, batch)[0]
+    assert torch.equal(criterion(model, batch)[0], seen)  # the same draw all through an update
+    model.set_num_updates(50)
+    torch.testing.assert_close(criterion(model, batch)[0], alone)
+    assert not torch.allclose(alone, plain(original, batch)[0])
+
+
+def test_only_the_new_sublayers_learn_and_are_kept(tmp_path):
+    original = make_model("(sf)x8", 1)
+    model = make_model("M2x4", 2)
+    names = list(model.state_dict())
+    criterion = replacing(tmp_path, original, "M2x4", range(16), replace_until=0.5, replace_order="together")
+    model.set_num_updates(20)
+    network = network_of(model)
+    criterion(model, make_batch())[0].backward()
+    drawn = network.replacement.drawn(20)
+    assert set(drawn.values()) == {True, False}, "else this shows nothing"
+    for slot, is_new in drawn.items():
+        assert (network.sublayers[slot.new].inner.v_proj.weight.grad is not None) == is_new
+    assert list(model.state_dict()) == names and not list(criterion.parameters()) and not criterion.state_dict()
+    assert not any(weight.requires_grad for weight in criterion.originals[str(tmp_path / "original")].parameters())
+
+
+def test_the_last_attention_is_compared_where_the_student_has_it(tmp_path):
+    original, model = make_model("sfsf", 1), make_model("sfs[window=2]f", 2)
+    path = save(original, tmp_path / "original")
+    record = write_record(tmp_path, "sfsf", "sfs[window=2]f", range(4))
+    criterion = make_criterion(distill=path, replace_progressively=path, warm_start=record)
+    for updates, is_compared in ((0, False), (50, True)):
+        model.set_num_updates(updates)
+        assert bool(criterion(model, make_batch())[2]["attention_kl"] > 0) == is_compared
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distill_temperature": 0.0}, "--distill-temperature 0: must be more than 0"),
+        ({"distill_words_weight": -1.0}, "--distill-words-weight -1: must be 0 or more"),
+        ({"distill_masked_lm_weight": math.inf}, "--distill-masked-lm-weight inf"),
+        ({"replace_until": 1.5}, "--replace-until 1.5: must be 0 or more, and 1 or less"),
+        ({"replace_progressively": "x"}, "also give --warm-start"),
+        ({"replace_progressively": "x", "warm_start": "x", "max_update": 0}, "needs --max-update"),
+        ({"distill": "nowhere"}, "nowhere: no such file or folder"),
+        ({"warm_start": "nowhere"}, "--warm-start nowhere: cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        make_criterion(**options)
+
+
+def test_a_teacher_with_another_dictionary_is_refused(tmp_path):
+    path = save(make_model("sf", 1), tmp_path / "t")
+    with pytest.raises(UserError, match="dictionary of 24 symbols, this run's has 25"):
+        make_criterion(make_task(make_dictionary(21)), distill=path)
+
+
+def test_an_original_whose_settings_are_another_models_is_refused(tmp_path):
+    folder = tmp_path / "t"
+    path = save(make_model("sf", 1), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["encoder_embed_dim"] = 1_000_000  # which would not fit the memory
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="model.safetensors: its settings ask for .* weights, it holds"):
+        make_criterion(distill=path)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_original_is_too(tmp_path, precision):
+    path = save(make_model("sfsf", 1), tmp_path / "original")
+    record = write_record(tmp_path, "sfsf", "sflf", range(4))
+    losses = []
+    for precision_here in (torch.float32, precision):
+        model = make_model("sflf", 2).to(precision_here)
+        criterion = make_criterion(distill=path, replace_progressively=path, warm_start=record).to(precision_here)
+        model.set_num_updates(20)
+        losses.append(criterion(model, make_batch())[0].float())
+        losses[-1].backward()
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)
+
+
+def test_processes_must_not_wait_for_sublayers_that_stand_aside(tmp_path):
+    made = [make_model("sflf", 2), replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model, criterion = made
+        with pytest.raises(UserError, match="add --find-unused-parameters"):
+            criterion(DistributedDataParallel(model), make_batch())
+        patient = DistributedDataParallel(model, find_unused_parameters=True)
+        for updates in (0, 50):
+            model.set_num_updates(updates)
+            criterion(patient, make_batch())[0].backward()
+        assert model.encoder.sentence_encoder.sublayers[2].inner.v_proj.weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_only_updates_without_old_sublayers_are_compiled(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(stack, "compiled", lambda function: lambda *args: (compiled.append(1), function(*args))[1])
+    criterion = replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))
+    model = make_model("sflf", 2)
+    network_of(model).compiles = True
+    for updates, is_compiled in ((10, False), (50, True)):
+        model.set_num_updates(updates)
+        criterion(model, make_batch())
+        assert bool(compiled) == is_compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder_attention_heads": 3}, "the teacher has 3 heads, the model 2: .*--distill-attention-weight 0"),
+        ({"sublayer_pattern": "ff"}, "no sublayer that makes an attention distribution"),
+        ({"sublayer_pattern": "s[linformer=4]f"}, "not one over tokens alone"),
+    ],
+)
+def test_attention_that_cannot_be_compared_is_refused(tmp_path, options, message):
+    bias = {"relative_position_buckets": 0}
+    model = make_model("sf", 1, **bias)
+    options = dict(options)
+    path = save(make_model(options.pop("sublayer_pattern", "sf"), 2, **bias, **options), tmp_path / "t")
+    with pytest.raises(UserError, match=message):
+        make_criterion(distill=path)(model, make_batch())
+    loss, _, log = make_criterion(distill=path, distill_attention_weight=0.0)(model, make_batch())
+    assert loss > 0 and "attention_kl" not in log
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sources", "message"),
+    [
+        ("sfsf", "sflf", [0, 1, 2, 3], None),
+        ("sfsf", "sfsf", [0, 1, 2, 3], "speaks of the pattern sfsf, but the model is s f l f"),
+        ("sf", "sflf", [0, 1, None, None], "speaks of the pattern sf, but the original is s f s f"),
+        ("sfsf", "sflf", [0, 3, 2, 1], "out of order or twice"),
+    ],
+)
+def test_a_record_of_other_models_is_refused(tmp_path, old, new, sources, message):
+    path = save(make_model("sfsf", 1), tmp_path / "original")
+    criterion = make_criterion(replace_progressively=path, warm_start=write_record(tmp_path, old, new, sources))
+    model = make_model("sflf", 2)
+    if message is None:
+        criterion(model, make_batch())
+        return
+    with pytest.raises(UserError, match=message):
+        criterion(model, make_batch())
+
+
+OF_FORMAT = '{"format": "lazyformer warm start", "format_version":'
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", OF_FORMAT + " 2}", OF_FORMAT + ' 1, "sublayers": [{}]}'])
+def test_a_damaged_record_is_refused(tmp_path, damage):
+    path = tmp_path / "warm_start.json"
+    path.write_text(damage)
+    with pytest.raises(UserError, match="--warm-start .*warm_start.json: "):
+        make_criterion(warm_start=str(path))

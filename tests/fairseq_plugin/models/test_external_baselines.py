@@ -1,0 +1,143 @@
+"""fairseq's RoBERTa and Hugging Face's BERT learn by our task and criterion, as they would by code of their own."""
+
+import shlex
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from helpers import assert_equal_state, dictionary_of
+from torch.nn import functional as F
+
+from lazyformer_fairseq import USER_DIR
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import (
+    HuggingFaceBert,
+    HuggingFaceBertConfig,
+    has_transformers,
+)
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+
+needs_transformers = pytest.mark.skipif(not has_transformers(), reason="transformers is not installed")
+BASELINES = ["roberta_base", pytest.param("huggingface_bert", marks=needs_transformers)]
+SIZES = {"encoder_layers": 2, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2}
+OPTIONS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SIZES.items()) + " --max-positions 64"
+PAD = 1
+
+
+def build(arch: str, dropout: float = 0.0, vocabulary: int = 40) -> torch.nn.Module:
+    torch.manual_seed(1)
+    task = SimpleNamespace(source_dictionary=dictionary_of(vocabulary))
+    if arch == "huggingface_bert":
+        return HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES, dropout=dropout, max_positions=16), task)
+    options = Namespace(**SIZES, max_positions=16, dropout=dropout, attention_dropout=dropout)
+    ARCH_CONFIG_REGISTRY[arch](options)
+    return ARCH_MODEL_REGISTRY[arch].build_model(options, task)
+
+
+def a_batch() -> dict:
+    """Three texts of which the second is padded, four words to predict."""
+    tokens = torch.randint(5, 40, (3, 8), generator=torch.Generator().manual_seed(2))
+    tokens[1, 6:] = PAD
+    target = torch.full_like(tokens, PAD)
+    target[0, 1], target[0, 3], target[1, 5], target[2, 7] = 7, 8, 9, 10
+    positions = target.flatten().ne(PAD).nonzero().squeeze(1)
+    net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([8, 6, 8]), "has_padding": True}
+    return {"net_input": net_input, "target": target, "masked_positions": positions, "ntokens": 22, "nsentences": 3}
+
+
+def own_loss(arch: str, model: torch.nn.Module, batch: dict) -> torch.Tensor:
+    """Nats of all masked words, by the code that ships with the model."""
+    tokens, target = batch["net_input"]["src_tokens"], batch["target"]
+    if arch == "huggingface_bert":
+        labels = target.masked_fill(target.eq(PAD), -100)
+        return model.bert(tokens, attention_mask=tokens.ne(PAD), labels=labels).loss * 4
+    return F.cross_entropy(model(tokens)[0].flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
+
+
+@pytest.mark.parametrize("arch", BASELINES)
+def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
+    batch, own, ours = a_batch(), build(arch), build(arch)
+    assert_equal_state(own.state_dict(), ours.state_dict())
+    loss, sample_size, log = MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary_of(40)))(
+        ours, batch
+    )
+    expected = own_loss(arch, own, batch)
+    torch.testing.assert_close(loss, expected)
+    assert sample_size == 4 and 0 <= log["ncorrect"] <= 4
+    loss.backward()
+    expected.backward()
+    for (name, weight), (_, other) in zip(ours.named_parameters(), own.named_parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, msg=name)
+        assert weight.grad.any() or "k_proj.bias" in name or "key.bias" in name, f"{name} learns nothing"
+
+
+@pytest.mark.parametrize("arch", BASELINES)
+def test_padding_changes_nothing_of_a_text(arch):
+    batch, model = a_batch(), build(arch).eval()
+    tokens = batch["net_input"]["src_tokens"][1:2]
+    padded = model(tokens, has_padding=True, features_only=True)[0][:, :6]
+    torch.testing.assert_close(padded, model(tokens[:, :6], has_padding=False, features_only=True)[0])
+    torch.testing.assert_close(padded, model(tokens, features_only=True)[0][:, :6])
+
+
+def command(data, arch: str, seed: int = 3) -> list[str]:
+    """Of a training by our task and criterion."""
+    pattern = "--sublayer-pattern (sf)x2" if arch == "lazyformer" else OPTIONS
+    return shlex.split(
+        f"{data} --user-dir {USER_DIR} --task full_sentences_masked_lm --tokens-per-sample 32 --criterion "
+        f"masked_lm_accuracy --arch {arch} {pattern} --optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 "
+        f"--max-update 4 --batch-size 4 --cpu --num-workers 0 --seed {seed} --no-epoch-checkpoints"
+    )
+
+
+@pytest.mark.parametrize("arch", BASELINES)
+def test_all_models_see_the_same_batches_and_masks(arch, data_folder, tmp_path):
+    sizes = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2".split()
+    ours = StepwiseTraining([*command(data_folder, "lazyformer"), *sizes], tmp_path / "ours")
+    theirs = StepwiseTraining(command(data_folder, arch), tmp_path / "theirs")
+    for one, other in zip(next(ours.batches), next(theirs.batches), strict=True):
+        assert_equal_state(one, other)
+
+
+@pytest.mark.parametrize("arch", BASELINES)
+def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(arch, data_folder, tmp_path):
+    whole = StepwiseTraining(command(data_folder, arch), tmp_path / "whole")
+    for _ in range(4):
+        whole.update()
+    parts = tmp_path / "parts"
+    for _ in range(2):
+        training = StepwiseTraining(command(data_folder, arch), parts)
+        training.update()
+        training.update()
+        training.save()
+    assert training.updates == 4
+    assert_equal_state(training.trainer.model.state_dict(), whole.trainer.model.state_dict())
+
+
+@needs_transformers
+def test_its_initialisation_is_transformers_own():
+    from transformers import BertConfig, BertForMaskedLM
+
+    ours = build("huggingface_bert")
+    torch.manual_seed(1)
+    config = BertConfig(
+        **{"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": PAD},
+        **{"intermediate_size": 32, "max_position_embeddings": 16},
+    )
+    assert_equal_state(ours.bert.state_dict(), BertForMaskedLM(config).state_dict())
+
+
+@needs_transformers
+def test_sizes_that_do_not_fit_are_refused():
+    task = SimpleNamespace(source_dictionary=dictionary_of(40))
+    with pytest.raises(UserError, match="--encoder-attention-heads 3: does not divide --encoder-embed-dim 16"):
+        HuggingFaceBert.build_model(HuggingFaceBertConfig(**{**SIZES, "encoder_attention_heads": 3}), task)
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(UserError, match=r"needs transformers; pip install 'lazyformer_fairseq\[bench\]'"):
+        HuggingFaceBert.build_model(HuggingFaceBertConfig(**SIZES), SimpleNamespace())

@@ -1,0 +1,168 @@
+"""The sum of an update's gradients in half precision, beside the same gradients added in double precision."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from helpers import ROOT
+
+from lazyformer_fairseq.fairseq_plugin.optim import gradient_sums
+from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam
+from lazyformer_fairseq.fairseq_plugin.optim.gradient_sums import EXACT_ENOUGH, adding_many_in_fp32
+
+SHAPES = ((3, 2), (5,), (2, 2))
+
+
+def config(is_bf16: bool, joined: bool) -> SimpleNamespace:
+    scaling = dict(fp16_scale_window=8, fp16_init_scale=4, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
+    return SimpleNamespace(
+        optimizer=SimpleNamespace(
+            _name="fused_adam", lr=[0.1], adam_betas="(0.9, 0.98)", adam_eps=1e-6, weight_decay=0.0,
+            no_decay_bias_and_norm=False,
+        ),
+        common=SimpleNamespace(**scaling, min_loss_scale=1e-4, bf16=is_bf16, fp16_no_flatten_grads=not joined),
+        optimization=SimpleNamespace(update_freq=[1], use_bmuf=False),
+        distributed_training=SimpleNamespace(ddp_backend="legacy_ddp"),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["bf16", "fp16", "fp16 in one vector"])
+def optimizer(request, monkeypatch) -> FP16Optimizer:
+    """fairseq's, over weights of three shapes."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # where fairseq puts the one vector
+    is_bf16, joined = request.param == "bf16", "vector" in request.param
+    weights = [torch.nn.Parameter(torch.ones(shape, dtype=[torch.half, torch.bfloat16][is_bf16])) for shape in SHAPES]
+    cfg = config(is_bf16, joined)
+    masters = FP16Optimizer.build_fp32_params(cfg.optimizer, weights, flatten=joined)
+    return FP16Optimizer(cfg, weights, FusedAdam(cfg.optimizer, masters.values() if joined else masters), masters)
+
+
+def sum_in_an_update(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]]) -> tuple[torch.Tensor, float]:
+    """All gradients' sums as one vector, as the optimizer steps with them, and their norm."""
+
+    def train_step(trainer, samples):
+        optimizer.zero_grad()
+        for sample in samples:
+            loss = sum(
+                (weight * gradient).sum() for weight, gradient in zip(optimizer.fp16_params, sample, strict=True)
+            )
+            optimizer.backward(loss.float())
+        optimizer.multiply_grads(1 / len(samples))
+        norm = optimizer.clip_grad_norm(0.0)
+        optimizer._unscale_grads()
+        masters = optimizer.fp32_params
+        masters = masters.values() if isinstance(masters, dict) else masters
+        return len(samples) * torch.cat([master.grad.flatten() for master in masters]), len(samples) * float(norm)
+
+    trainer = SimpleNamespace(
+        optimizer=optimizer, cfg=config(optimizer.scaler is None, optimizer.has_flat_params), is_fsdp=False, tpu=False,
+        data_parallel_world_size=1,
+    )  # fmt: skip
+    return adding_many_in_fp32(train_step, trainer, gradients)
+
+
+def draw(optimizer: FP16Optimizer, batches: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
+    """Gradients of a mean, in which batches agree, and noise."""
+    random = torch.Generator().manual_seed(1)
+    dtype = optimizer.fp16_params[0].dtype
+    return [[(scale * (1 + torch.rand(shape, generator=random))).to(dtype) for shape in SHAPES] for _ in range(batches)]
+
+
+def exact(gradients: list[list[torch.Tensor]]) -> torch.Tensor:
+    return sum(torch.cat([gradient.double().flatten() for gradient in sample]) for sample in gradients)
+
+
+def test_512_batches_add_up(optimizer):
+    gradients = draw(optimizer, 512)
+    for _ in range(2):  # the second update begins at zero
+        found, norm = sum_in_an_update(optimizer, gradients)
+        torch.testing.assert_close(found.double(), exact(gradients), rtol=1e-5, atol=0)
+        assert norm == pytest.approx(float(exact(gradients).norm()), rel=1e-5)
+    assert not hasattr(optimizer, "groups_of_sums")
+
+
+def test_few_batches_add_up_as_fairseq_adds_them(optimizer):
+    gradients = draw(optimizer, EXACT_ENOUGH)
+    found, _ = sum_in_an_update(optimizer, gradients)
+    scale = 1 if optimizer.scaler is None else optimizer.scaler.loss_scale
+    total = [scale * gradient for gradient in gradients[0]]
+    for sample in gradients[1:]:
+        total = [sums + scale * gradient for sums, gradient in zip(total, sample, strict=True)]
+    torch.testing.assert_close(found, torch.cat([sums.flatten() for sums in total]).float() / scale)
+
+
+def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
+    gradients = draw(optimizer, 20)
+
+    def train_step(trainer, samples):
+        optimizer.zero_grad()
+        for number, sample in enumerate(samples):
+            used = slice(2 if number in (3, 7) else 1, None)
+            pairs = list(zip(optimizer.fp16_params, sample, strict=True))
+            optimizer.backward(sum((weight * gradient).sum() for weight, gradient in pairs[used]).float())
+        optimizer.clip_grad_norm(0.0)
+        optimizer._unscale_grads()
+        masters = optimizer.fp32_params
+        masters = masters.values() if isinstance(masters, dict) else masters
+        return torch.cat([master.grad.flatten() for master in masters])
+
+    trainer = SimpleNamespace(
+        optimizer=optimizer, cfg=config(False, False), is_fsdp=False, tpu=False, data_parallel_world_size=1
+    )
+    found = adding_many_in_fp32(train_step, trainer, gradients).double()
+    first, second, third = (
+        sum(sample[place].double().flatten() for number, sample in enumerate(gradients) if number not in left_out)
+        for place, left_out in ((0, range(20)), (1, (3, 7)), (2, ()))
+    )
+    assert not found[:6].any() and first == 0
+    torch.testing.assert_close(found[6:], torch.cat([second, third]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["fp16", "fp16 in one vector"], indirect=True)
+def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
+    gradients = draw(optimizer, 32, scale=6000.0)  # times the loss scale, 4: each below 65,504, their sum above
+    found, _ = sum_in_an_update(optimizer, gradients)
+    torch.testing.assert_close(found.double(), exact(gradients), rtol=1e-5, atol=0)
+    assert optimizer.scaler.loss_scale == 4
+    gradients[5][1][0] = torch.inf
+    with pytest.raises(OverflowError):
+        sum_in_an_update(optimizer, gradients)
+    assert optimizer.scaler.loss_scale == 2
+    assert not hasattr(optimizer, "groups_of_sums")
+
+
+SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 1 --dropout 0"
+SMALL = f"{SMALL} --disable-validation --clip-norm 1.0"
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_a_run_of_large_updates_goes_on_bit_for_bit(fairseq_train, data_folder, tmp_path, precision):
+    options = f"{SMALL} {precision} --update-freq 9 --max-update 4"
+    with mock.patch.object(gradient_sums, "_add", wraps=gradient_sums._add) as add:
+        expected = fairseq_train(data_folder, f"{options} --save-interval-updates 2", tmp_path / "whole")
+    assert add.call_count == 4 * 9
+    half = tmp_path / "whole" / "checkpoint_1_2.pt"
+    found = fairseq_train(data_folder, f"{options} --restore-file {half}", tmp_path / "resumed")
+    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+
+
+@pytest.mark.slow
+def test_two_processes_add_up_as_one_does(fairseq_train, data_folder, tmp_path, free_port):
+    options = f"{SMALL} --bf16 --max-update 1"
+    alone = fairseq_train(data_folder, f"{options} --update-freq 18", tmp_path / "one")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port)),
+        *("-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
+        *f"--task full_sentences_masked_lm --tokens-per-sample 32 {options} --update-freq 9 --lr 1e-3 --cpu".split(),
+        *"--optimizer fused_adam --lr-scheduler linear_warmup --distributed-world-size 2 --num-workers 0".split(),
+        *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--save-dir", str(tmp_path / "two")),
+    ]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    states = alone["last_optimizer_state"], torch.load(tmp_path / "two" / "checkpoint_last.pt")["last_optimizer_state"]
+    one, two = (torch.cat([each["exp_avg"].flatten() for each in state["state"].values()]) for state in states)
+    assert (one - two).norm() < 3e-3 * one.norm()  # the last two batches' mean is rounded to bf16

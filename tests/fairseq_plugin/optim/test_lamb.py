@@ -1,0 +1,215 @@
+"""The torch optimizer against the published equations in double precision, tensor by tensor, number by number."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.fairseq_plugin.optim import lamb
+from lazyformer_fairseq.fairseq_plugin.optim.lamb import Lamb
+
+SHAPES = ((3, 5), (7,), (), (2, 3, 4), (1,))
+BERT = dict(lr=0.006, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=0.0)
+TRANSFORMER_XL = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=False, max_weight_norm=2)
+
+
+def make_weights(shapes=SHAPES, seed=1) -> list[torch.nn.Parameter]:
+    chance = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape, generator=chance)) for shape in shapes]
+
+
+def gradient_of(weight: torch.Tensor, number: int, update: int) -> torch.Tensor:
+    return torch.randn(weight.shape, generator=torch.Generator().manual_seed(100 * update + number))
+
+
+def train(optimizer: torch.optim.Optimizer, weights: list[torch.nn.Parameter], updates) -> None:
+    for update in updates:
+        for number, weight in enumerate(weights):
+            weight.grad = gradient_of(weight, number, update)
+        optimizer.step()
+
+
+class Reference:
+    """LAMB on lists of Python's numbers, which are in double precision."""
+
+    def __init__(self, weights: list[torch.Tensor], **settings):
+        self.weights = [weight.detach().double().flatten().tolist() for weight in weights]
+        self.moments = [([0.0] * len(weight), [0.0] * len(weight)) for weight in self.weights]
+        self.settings = settings
+        self.updates = 0
+
+    def step(self, gradients: list[torch.Tensor]) -> None:
+        self.updates += 1
+        s = self.settings
+        b1, b2 = s["betas"]
+        c1, c2 = (1 - b**self.updates if s["bias_correction"] else 1 for b in (b1, b2))
+        for w, (m, v), gradient in zip(self.weights, self.moments, gradients, strict=True):
+            g = gradient.double().flatten().tolist()
+            m[:] = [b1 * mi + (1 - b1) * gi for mi, gi in zip(m, g, strict=True)]
+            v[:] = [b2 * vi + (1 - b2) * gi * gi for vi, gi in zip(v, g, strict=True)]
+            adam = [(mi / c1) / (math.sqrt(vi / c2) + s["eps"]) for mi, vi in zip(m, v, strict=True)]
+            u = [ai + s["weight_decay"] * wi for ai, wi in zip(adam, w, strict=True)]
+            w_norm, u_norm = (math.sqrt(sum(x * x for x in some)) for some in (w, u))
+            ratio = 1.0
+            if w_norm > 0 and u_norm > 0 and (s["weight_decay"] or s.get("ratio_without_decay", True)):
+                ratio = min(w_norm, s["max_weight_norm"] or math.inf) / u_norm
+            w[:] = [wi - s["lr"] * ratio * ui for wi, ui in zip(w, u, strict=True)]
+
+
+def assert_follows(weights: list[torch.nn.Parameter], settings: dict, gradients_of, updates: int) -> None:
+    optimizer, reference = Lamb(weights, **settings), Reference(weights, **settings)
+    for update in range(updates):
+        gradients = [gradients_of(weight, number, update) for number, weight in enumerate(weights)]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+        reference.step(gradients)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            assert torch.equal(weight.grad, gradient)  # is the caller's
+    for weight, expected in zip(weights, reference.weights, strict=True):
+        found = weight.detach().double().flatten()
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", [BERT, TRANSFORMER_XL], ids=["BERT", "Transformer-XL"])
+@pytest.mark.parametrize("ratio_without_decay", [True, False])
+def test_updates_are_those_of_the_equations(settings, ratio_without_decay):
+    assert_follows(make_weights(), {**settings, "ratio_without_decay": ratio_without_decay}, gradient_of, updates=6)
+
+
+@given(
+    lr=st.floats(1e-4, 0.1), betas=st.tuples(st.floats(0, 0.99), st.floats(0, 0.999)), eps=st.floats(1e-8, 1e-2),
+    weight_decay=st.sampled_from([0.0, 0.01, 0.5]), bias_correction=st.booleans(),
+    max_weight_norm=st.sampled_from([0.0, 0.5, 10.0]), ratio_without_decay=st.booleans(),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_updates_are_those_of_the_equations_whatever_the_settings(scale, seed, **settings):
+    weights = make_weights(((2, 3), (4,)), seed)
+    assert_follows(weights, settings, lambda *of: scale * gradient_of(*of), updates=3)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_updates_are_those_of_another_library(weight_decay):
+    """pytorch_optimizer's has Transformer-XL's recipe, but for a rate that it divides by 1 - b1^t."""
+    library = pytest.importorskip("pytorch_optimizer", reason="pytorch_optimizer is not installed")
+    ours, theirs = make_weights(((40, 30), (7,))), make_weights(((40, 30), (7,)))
+    assert theirs[0].norm() > 10 > theirs[1].norm()
+    settings = {**TRANSFORMER_XL, "max_weight_norm": 10.0, "weight_decay": weight_decay}
+    train(Lamb(ours, **settings), ours, range(5))
+    others = {name: settings[name] for name in ("betas", "eps", "weight_decay")}
+    optimizer = library.Lamb(theirs, weight_decouple=False, **others)
+    for update in range(5):
+        optimizer.param_groups[0]["lr"] = settings["lr"] * (1 - settings["betas"][0] ** (update + 1))
+        train(optimizer, theirs, [update])
+    for found, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_tensor_of_several_pieces_has_one_ratio(monkeypatch):
+    monkeypatch.setattr(lamb, "PIECE", 4)
+    assert_follows(make_weights(), BERT, gradient_of, updates=3)
+
+
+def test_the_way_of_a_gpu_gives_the_same_numbers(monkeypatch):
+    """Its kernels run on a processor too; small buckets, so that there are several."""
+    monkeypatch.setattr(lamb, "BUCKET", 16)
+    monkeypatch.setattr(lamb, "_is_on_gpu", lambda weight: True)
+    assert_follows(make_weights(), BERT, gradient_of, updates=6)
+    assert_follows(make_weights(), TRANSFORMER_XL, gradient_of, updates=6)
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_a_weight_of_zeros_and_a_gradient_of_zeros_have_ratio_one(is_on_gpu, monkeypatch):
+    monkeypatch.setattr(lamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    settings = {**BERT, "weight_decay": 0.0}
+    zero, still = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.ones(4))
+    zero.grad, still.grad = torch.ones(4), torch.zeros(4)
+    Lamb([zero, still], **settings).step()
+    torch.testing.assert_close(zero.detach(), torch.full((4,), -0.006 / (1 + 1e-6)))
+    assert torch.equal(still.detach(), torch.ones(4))
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_weights_without_a_gradient_and_without_elements_stay(is_on_gpu, monkeypatch):
+    monkeypatch.setattr(lamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    weights = [*make_weights(), torch.nn.Parameter(torch.zeros(0, 3))]
+    before = weights[0].detach().clone()
+    for number, weight in enumerate(weights[1:]):
+        weight.grad = gradient_of(weight, number, 0)
+    optimizer = Lamb(weights, **BERT)
+    optimizer.step()
+    assert torch.equal(weights[0].detach(), before)
+    assert set(optimizer.state) == set(weights[1:-1])
+    for weight in weights:
+        weight.grad = None
+    optimizer.step()
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_the_order_of_elements_in_memory_is_no_matter(is_on_gpu, monkeypatch):
+    monkeypatch.setattr(lamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    plain = torch.nn.Parameter(torch.randn(4, 3))
+    transposed = torch.nn.Parameter(plain.detach().t().contiguous().t())
+    optimizers = [Lamb([weight], **BERT) for weight in (plain, transposed)]
+    for update in range(3):
+        plain.grad = gradient_of(plain, 0, update)
+        transposed.grad = plain.grad.t().contiguous().t() if update else plain.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(plain, transposed)
+
+
+def test_a_number_that_is_none_is_handed_on():
+    """Whoever trains in half precision skips such updates; were they hidden, nobody could."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.tensor([1.0, math.nan, 1.0])
+    Lamb([weight], **BERT).step()
+    assert weight.isnan().any()
+
+
+def test_groups_have_their_own_settings():
+    weights, others = make_weights(), make_weights()
+    together = Lamb([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.5, "weight_decay": 0.0}], **BERT)
+    apart = [Lamb(others[:2], **BERT), Lamb(others[2:], **{**BERT, "lr": 0.5, "weight_decay": 0.0})]
+    train(together, weights, range(3))
+    for update in range(3):
+        for number, weight in enumerate(others):
+            weight.grad = gradient_of(weight, number, update)
+        for optimizer in apart:
+            optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(weights, others, strict=True))
+
+
+@pytest.mark.parametrize("way", ["state_dict", "pickle"])
+def test_a_resumed_run_is_the_same_to_the_bit(way):
+    expected, weights = make_weights(), make_weights()
+    train(Lamb(expected, **BERT), expected, range(6))
+    optimizer = Lamb(weights, **BERT)
+    train(optimizer, weights, range(3))
+    if way == "state_dict":
+        saved = copy.deepcopy(optimizer.state_dict())
+        optimizer = Lamb(weights, **{**BERT, "lr": 99})
+        optimizer.load_state_dict(saved)
+    else:
+        optimizer = pickle.loads(pickle.dumps(optimizer))
+        weights = optimizer.param_groups[0]["params"]
+    train(optimizer, weights, range(3, 6))
+    assert all(torch.equal(*pair) for pair in zip(weights, expected, strict=True))
+
+
+def test_a_closure_is_asked_for_the_loss_with_its_gradients():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = Lamb([weight], **BERT)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        result = weight.square().sum()
+        result.backward()
+        return result
+
+    assert optimizer.step(loss).item() == 3
+    assert (weight < 1).all()

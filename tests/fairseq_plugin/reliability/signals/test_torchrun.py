@@ -1,0 +1,229 @@
+"""Several processes through scripts/pretrain.sh: one is killed, one is sent a signal, there are more or fewer."""
+
+import getpass
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import ROOT, assert_equal_state
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, INTERRUPTED, torchrun
+from lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun import Agent
+
+ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+SCRIPT = ("bash", ROOT / "scripts" / "pretrain.sh")
+# Dropout on, two batches an update, a checkpoint within the first epoch.
+TINY = (
+    "--sublayer-pattern M2 --tokens-per-sample 32 --lr 1e-3 --num-workers 0 --sequences-per-update 16 "
+    "--sequences-per-gpu 4 --max-update 8 --save-interval-updates 3 --log-interval 1 --disable-validation"
+)
+
+
+@pytest.fixture
+def pretrain(data_folder, tmp_path) -> Callable[..., subprocess.Popen]:
+    """``pretrain("--gpus 2 ...", save_dir)``: the script, or the command that is given, started; to be read."""
+
+    def start(options: str, folder: str = "run", by=SCRIPT) -> subprocess.Popen:
+        command = [
+            *(*by, "lazyformer_m2x6_s_tiny", str(data_folder)),
+            *("--save-dir", str(tmp_path / folder), *TINY.split()),
+            *options.split(),
+        ]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=ENVIRONMENT, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+    return start
+
+
+def finish(run: subprocess.Popen, *steps: tuple[str, Callable[[], object]]) -> tuple[int, str]:
+    """Reads to the end, and acts once when a line has a step's words, then looks for the next step's.
+
+    Returns the exit code and the output.
+    """
+    output, left = [], list(steps)
+    with run:
+        for line in run.stdout:
+            output.append(line)
+            if left and re.search(left[0][0], line):
+                left.pop(0)[1]()
+    assert not left, "".join(output)[-3000:]
+    return run.returncode, "".join(output)
+
+
+def workers_of(run: subprocess.Popen) -> list[int]:
+    """The processes that train, in order of their rank. The script has become their launcher."""
+    return [int(pid) for pid in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
+
+
+def checkpoint(folder: Path, name: str = "checkpoint_last.pt") -> dict:
+    return torch.load(folder / name)
+
+
+def assert_equal_runs(one: dict, other: dict) -> None:
+    assert one["optimizer_history"][-1] == other["optimizer_history"][-1]
+    for part in ("model", "last_optimizer_state"):
+        assert_equal_state(one[part], other[part], part)
+
+
+SAVED = r"Saved checkpoint .* @ {} updates"
+
+
+def test_one_of_two_processes_is_killed_then_their_launcher(pretrain, tmp_path, monkeypatch, warm_python):
+    """All start again after the first kill, as if nothing had been; after the second they save and end."""
+    temporary = Path(tempfile.mkdtemp())  # tmp_path is too long for the data workers' sockets
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(temporary))
+    options = "--gpus 2 --max-restarts 1 --num-workers 1 --max-update 100000"
+    whole = pretrain(options, "whole", by=(warm_python / "lazyformer", "pretrain"))
+    code, output = finish(whole, (SAVED.format(6), whole.terminate))
+    assert code == EXIT_CODE, output[-3000:]
+    assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getpass.getuser()}"}, "nothing is left"
+
+    run, workers = pretrain(options), []
+
+    def kill_launcher():
+        workers.extend(os.pidfd_open(pid) for pid in workers_of(run))
+        run.kill()
+
+    second_worker = (SAVED.format(3), lambda: os.kill(workers_of(run)[1], signal.SIGKILL))
+    _, output = finish(run, second_worker, (SAVED.format(6), kill_launcher))  # until nobody can write any more
+    assert "restart 1 of 1" in output and "@ 3 updates)" in output
+    assert_equal_runs(*(checkpoint(tmp_path / each, "checkpoint_1_6.pt") for each in ("run", "whole")))
+    for worker in workers:
+        assert select.select([worker], [], [], 600)[0], "it trains on without its launcher"
+        os.close(worker)
+    assert re.search(r"SIGTERM: saved at \d+ updates", output), output[-3000:]
+    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+@pytest.mark.parametrize(
+    ("to_the_script", "number", "expected"),
+    [(True, signal.SIGUSR1, EXIT_CODE), (False, signal.SIGUSR1, EXIT_CODE), (True, signal.SIGINT, INTERRUPTED)],
+)
+def test_a_signal_changes_nothing(pretrain, tmp_path, interruptible, to_the_script, number, expected):
+    assert finish(pretrain("--gpus 2", "whole"))[0] == 0
+    run = pretrain("--gpus 2")
+    code, output = finish(
+        run,
+        # To one of them: both agree on the update to stop at.
+        ("num_updates=4", lambda: os.kill(run.pid if to_the_script else workers_of(run)[1], number)),
+    )
+    assert code == expected, output[-3000:]
+    assert "Traceback" not in output and "restart" not in output
+    assert checkpoint(tmp_path / "run")["optimizer_history"][-1]["num_updates"] < 8
+    assert finish(pretrain("--gpus 2"))[0] == 0
+    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+
+
+def test_a_signal_while_there_are_no_processes_reaches_those_that_come(monkeypatch):
+    """Between the end of some and the start of the next ones, after one of them has died."""
+    told = []
+    agent = object.__new__(Agent)
+    agent._remaining_restarts, agent._pcontext = 1, SimpleNamespace(pids=lambda: {0: 12345})
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", lambda *_: {0: 12345})
+    monkeypatch.setattr(Agent, "signalled", 0)
+    monkeypatch.setattr(torchrun.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(torchrun.os, "kill", lambda pid, number: told.append((pid, number)))
+    agent._start_workers(None)
+    assert told == []
+    agent._forward(signal.SIGUSR1, None)
+    agent._start_workers(None)
+    assert told == [(12345, signal.SIGUSR1)] * 2 and agent._remaining_restarts == 0
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_killed_again_and_again(pretrain, tmp_path, record_counts):
+    assert finish(pretrain("--gpus 2 --max-update 20", "whole"))[0] == 0
+    run = pretrain("--gpus 2 --max-update 20 --max-restarts 5")
+    kills = []
+    with run:
+        for line in run.stdout:
+            saved = re.search(r"Saved checkpoint .* @ (\d+) updates", line)
+            if saved and int(saved[1]) > max(kills, default=0) and len(kills) < 5:
+                kills.append(int(saved[1]))
+                os.kill(workers_of(run)[len(kills) % 2], signal.SIGKILL)
+    assert run.returncode == 0 and len(kills) == 5
+    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+    record_counts("a process of two killed, all started again, bit for bit", kills=len(kills))
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+def test_two_nodes_start_again_together(pretrain, tmp_path, free_port):
+    nodes = f"--nodes 2 --gpus 1 --master 127.0.0.1:{free_port} --max-restarts 2"
+
+    def both(folder: str, kill: bool) -> None:
+        started = [pretrain(f"{nodes} --node-rank {rank}", folder) for rank in (0, 1)]
+        outputs = ["", ""]
+        readers = [
+            threading.Thread(target=lambda number=number: outputs.__setitem__(number, finish(started[number])[1]))
+            for number in (0, 1)
+        ]
+        for reader in readers:
+            reader.start()
+        while kill and not (tmp_path / folder / "checkpoint_1_3.pt").exists():
+            time.sleep(0.02)
+            assert readers[0].is_alive(), outputs
+        if kill:
+            os.kill(workers_of(started[1])[0], signal.SIGKILL)
+        for reader in readers:
+            reader.join()
+        assert [run.returncode for run in started] == [0, 0], outputs
+        assert ("restart 1 of 2" in outputs[1]) == kill
+
+    both("whole", kill=False)
+    both("run", kill=True)
+    assert_equal_runs(checkpoint(tmp_path / "run"), checkpoint(tmp_path / "whole"))
+
+
+NOTES_IDS = """
+import os, signal
+import lazyformer_fairseq
+from fairseq.trainer import Trainer
+
+original = Trainer.train_step
+
+def train_step(self, samples, *args, **kwargs):
+    stop = int(os.environ["STOP_AT"])
+    if self.get_num_updates() == stop - 1 and self.data_parallel_rank == self.data_parallel_world_size - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    ids = [str(number) for sample in samples if sample for number in sample["id"].tolist()]
+    output = original(self, samples, *args, **kwargs)  # or the run ends here, before the update is made
+    with open(os.environ["IDS"], "a") as file:
+        file.write(" ".join(ids) + "\\n")
+    return output
+
+Trainer.train_step = train_step
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.reliability
+@pytest.mark.parametrize("processes", [[1, 2], [2, 1], [2, 1, 2]])
+def test_other_processes_see_every_sample_once(pretrain, tmp_path, monkeypatch, processes, record_counts):
+    (tmp_path / "notes_ids").mkdir()
+    (tmp_path / "notes_ids" / "__init__.py").write_text(NOTES_IDS)
+    monkeypatch.setitem(ENVIRONMENT, "IDS", str(tmp_path / "ids"))
+    for number, count in enumerate(processes):
+        stop = 3 * (number + 1) if number < len(processes) - 1 else 0
+        monkeypatch.setitem(ENVIRONMENT, "STOP_AT", str(stop))
+        options = f"--gpus {count} --max-epoch 1 --max-update 1000 --user-dir {tmp_path / 'notes_ids'}"
+        code, output = finish(pretrain(options))
+        assert code == (EXIT_CODE if stop else 0), output[-3000:]
+    ids = sorted(map(int, (tmp_path / "ids").read_text().split()))
+    assert ids == list(range(len(ids))) and len(ids) > 200
+    record_counts("an epoch of runs of so many processes", processes=processes, samples=len(ids), twice=0, missing=0)

@@ -1,0 +1,126 @@
+"""A run that runs out of memory ends with numbers and advice, and resumes from what it had saved."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.tasks.fairseq_task import FairseqTask
+from helpers import assert_equal_state
+from omegaconf import OmegaConf
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from lazyformer_fairseq.fairseq_plugin.reliability import out_of_memory
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
+from lazyformer_fairseq.fairseq_plugin.reliability.out_of_memory import OutOfMemoryInTrainingError, is_out_of_memory
+
+OPTIONS = (
+    "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --sequences-per-update 4 "
+    "--batch-size 2 --max-update 4 --save-interval-updates 2 --disable-validation"
+)
+ON_A_GPU = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.2 GiB is free."
+)
+ON_A_CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "137438953472 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def failing(monkeypatch, method: str, call: int, error: Exception) -> None:
+    """Lets a method of the task fail at one call, from 1, and never again."""
+    original, calls = getattr(FairseqTask, method), []
+
+    def at_last(self, *arguments, **options):
+        calls.append(None)
+        if len(calls) == call:
+            raise error
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(FairseqTask, method, at_last)
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [("train_step", torch.OutOfMemoryError(ON_A_GPU)), ("optimizer_step", RuntimeError(ON_A_CPU))],
+    ids=["GPU", "CPU"],
+)
+def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data_folder, tmp_path, monkeypatch):
+    expected = fairseq_train(data_folder, OPTIONS, tmp_path / "whole")
+    # The third update; of its two batches, the second.
+    failing(monkeypatch, method, 6 if method == "train_step" else 3, error)
+    with pytest.raises(OutOfMemoryInTrainingError) as found:
+        fairseq_train(data_folder, OPTIONS, tmp_path / "run")
+    message = str(found.value)
+    assert re.search(r"^out of memory in update 3: batches of 2 x \d\d tokens\. [\d,]+ parameters; ", message)
+    assert ("2.50 GiB" if "CUDA" in str(error) else "128.00 GiB") + " were asked for" in message
+    assert "--batch-size 1 (an update stays as large); --lazy-backend recompute" in message and "--bf16" in message
+    assert {path.name for path in (tmp_path / "run").glob("*.pt")} == {"checkpoint_1_2.pt", "checkpoint_last.pt"}
+    found = fairseq_train(data_folder, OPTIONS, tmp_path / "run")
+    assert_equal_state(found["model"], expected["model"])
+
+
+def test_in_validation_a_batch_is_tried_twice(fairseq_train, data_folder, tmp_path, monkeypatch):
+    options = OPTIONS.replace("--disable-validation", "--batch-size-valid 6 --max-update 2")
+    failing(monkeypatch, "valid_step", 1, torch.OutOfMemoryError(ON_A_GPU))
+    fairseq_train(data_folder, options, tmp_path / "once")
+    monkeypatch.undo()
+    monkeypatch.setattr(FairseqTask, "valid_step", lambda *arguments: (_ for _ in ()).throw(RuntimeError(ON_A_GPU)))
+    with pytest.raises(
+        OutOfMemoryInTrainingError, match=r"in validation after update 2: a batch of .* --batch-size-valid 3 or"
+    ):
+        fairseq_train(data_folder, options, tmp_path / "twice")
+
+
+def test_other_errors_pass(fairseq_train, data_folder, tmp_path, monkeypatch):
+    failing(monkeypatch, "train_step", 1, RuntimeError("no kernel image is available for execution on the device"))
+    with pytest.raises(RuntimeError, match="no kernel image") as found:
+        fairseq_train(data_folder, OPTIONS, tmp_path)
+    assert not isinstance(found.value, OutOfMemoryInTrainingError)
+
+
+def test_what_torch_says_on_a_processor_is_known():
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(2**60)
+    assert is_out_of_memory(found.value)
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "update_freq", "advice"),
+    [
+        ({"batch_size": 8, "max_tokens": None}, [2, 4], "--batch-size 4 --update-freq 4,8 (an update stays as large)"),
+        ({"batch_size": None, "max_tokens": 4096}, [1], "--max-tokens 2048 --update-freq 2 (an update stays as large)"),
+        ({"batch_size": 1, "max_tokens": None}, [1], "--tokens-per-sample, fewer than now: a batch is one sequence"),
+    ],
+)
+def test_the_advice_keeps_the_size_of_an_update(dataset, update_freq, advice):
+    cfg = OmegaConf.create({"dataset": dataset, "optimization": {"update_freq": update_freq}, "task": {}})
+    assert out_of_memory._smaller_batches(cfg) == advice
+
+
+def test_batches_of_several_sizes_are_named_once():
+    samples = [{"net_input": {"src_tokens": torch.zeros(*shape)}} for shape in ((2, 8), (3, 8), (2, 8))]
+    assert out_of_memory._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens"
+    assert out_of_memory._sizes([{}]) == "unknown size"
+
+
+def test_on_a_gpu_it_says_what_the_gpu_has(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 2**30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12 * 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
+    trainer = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
+    assert out_of_memory._memory(trainer, torch.OutOfMemoryError(ON_A_GPU)) == (
+        "1,100 parameters; 2.50 GiB were asked for; tensors took 12.00 GiB at most, torch has reserved 15.00 of the "
+        "GPU's 16.00 GiB"
+    )
+
+
+def test_it_reaches_the_first_process_from_those_that_fairseq_starts():
+    """Of their errors torch hands on the text of the traceback alone."""
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File x\n"
+    name = f"{OutOfMemoryInTrainingError.__module__}.{OutOfMemoryInTrainingError.__qualname__}"
+    error = ProcessRaisedException(
+        f"{text}torch.OutOfMemoryError: CUDA\n\n...\n{name}: out of memory in update 3\n", 1, 2
+    )
+    assert str(find_user_error(error)) == "out of memory in update 3"

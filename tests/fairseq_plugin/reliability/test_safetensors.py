@@ -1,0 +1,183 @@
+"""Weights as safetensors: the same model after the way there and back, and nothing else is taken for one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import build_toy_corpus, write_toy_glue
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.finetuning.run.start_models import load_start_models
+
+TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 8"
+TEXTS = ("Anna sees Ben near the house.", "The garden.")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture
+def trained(folders, data_folder, fairseq_train) -> Path:
+    if not (folders / "run").exists():
+        fairseq_train(data_folder, f"{TINY} --max-update 5 --lr 1e-2 --disable-validation", folders / "run")
+    return folders / "run"
+
+
+@pytest.fixture
+def exported(folders, trained) -> Path:
+    if not (folders / "model").exists():
+        export(trained, folders / "model")
+    return folders / "model"
+
+
+@pytest.fixture
+def copy(exported, tmp_path) -> Path:
+    """An exported model to do damage to."""
+    return Path(shutil.copytree(exported, tmp_path / "copy"))
+
+
+def test_the_same_outputs_to_the_last_bit(trained, exported):
+    before, after = LazyFormerModel.from_pretrained(trained), LazyFormerModel.from_pretrained(exported)
+    assert torch.equal(before.extract_features(*TEXTS), after.extract_features(*TEXTS))
+    assert before.fill_mask("Anna <mask> Ben.", topk=9) == after.fill_mask("Anna <mask> Ben.", topk=9)
+    ours, theirs = before.model.state_dict(), after.model.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert {**before.model.cfg, "_name": None} == dict(after.model.cfg)
+    assert {path.name for path in exported.iterdir()} == {"model.safetensors", "config.json", "tokenizer"}
+
+
+def test_the_command_takes_a_file_too(trained, exported, tmp_path):
+    outcome = CliRunner().invoke(main, ["export", str(trained / "checkpoint_last.pt"), str(tmp_path / "model")])
+    assert outcome.exit_code == 0, outcome.output
+    with pytest.raises(UserError, match="checkpoint_last.pt: is a file; other.pt can be chosen in a folder"):
+        export(trained / "checkpoint_last.pt", tmp_path / "more", "other.pt")
+    of_file, of_folder = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", exported))
+    assert of_file.keys() == of_folder.keys() and all(torch.equal(of_file[name], of_folder[name]) for name in of_file)
+
+
+def test_tied_weights_are_stored_once_and_tied_again(exported):
+    model = LazyFormerModel.from_pretrained(exported).model
+    embedding = model.encoder.sentence_encoder.embed_tokens.weight
+    assert model.encoder.lm_head.weight is embedding
+    with safe_open(exported / "model.safetensors", framework="pt") as file:
+        assert sum(file.get_tensor(name).shape == embedding.shape for name in file.keys()) == 1  # noqa: SIM118
+        metadata = file.metadata()
+    assert (metadata["architecture"], metadata["sublayer_pattern"]) == ("lazyformer", "M2")
+
+
+def test_heads_come_with_it(trained, tmp_path):
+    hub = LazyFormerModel.from_pretrained(trained)
+    hub.model.register_classification_head("cola", 2)
+    state = torch.load(trained / "checkpoint_last.pt")
+    shutil.copytree(trained / "tokenizer", tmp_path / "run" / "tokenizer")
+    torch.save({**state, "model": hub.model.state_dict()}, tmp_path / "run" / "model.pt")
+    export(tmp_path / "run", tmp_path / "model")
+    again = LazyFormerModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(again.predict("cola", *TEXTS), hub.predict("cola", *TEXTS))
+
+
+def test_the_command(trained, tmp_path):
+    result = CliRunner().invoke(main, ["export", str(trained), str(tmp_path / "model")], catch_exceptions=False)
+    assert result.exit_code == 0 and str(tmp_path / "model") in result.output
+    LazyFormerModel.from_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="exists already"):
+        CliRunner().invoke(main, ["export", str(trained), str(tmp_path / "model")], catch_exceptions=False)
+    with pytest.raises(UserError, match="holds no other.pt"):
+        arguments = ["export", str(trained), str(tmp_path / "more"), "--checkpoint-file", "other.pt"]
+        CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert not (tmp_path / "more").exists()
+    assert "best checkpoint, else the last" in " ".join(CliRunner().invoke(main, ["export", "--help"]).output.split())
+
+
+def test_fine_tuning_starts_from_it(trained, exported, tmp_path, fairseq_train):
+    """The same weights after an update as from the checkpoint."""
+    data = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA"
+    options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 8 --max-update 1"
+    runs = [
+        fairseq_train(data, f"{options} --finetune-from-model {start}", tmp_path / name, task="glue")["model"]
+        for name, start in (("a", trained / "checkpoint_last.pt"), ("b", exported / "model.safetensors"))
+    ]
+    assert all(torch.equal(weight, runs[1][name]) for name, weight in runs[0].items())
+    (start,) = load_start_models({"m": exported / "model.safetensors"}, exported / "tokenizer")
+    assert "M2" in start.options and start.max_positions == 512
+
+
+def change_config(folder: Path, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    options = config["model"] | changes.pop("model", {})
+    (folder / "config.json").write_text(json.dumps(config | {"model": options} | changes))
+
+
+def test_what_does_not_fit_is_said(copy, tmp_path):
+    kept = (copy / "config.json").read_bytes()
+    for changes, words in (
+        ({"format_version": 2}, "config.json: format version 2, but this program reads 1"),
+        ({"format": "other"}, "config.json: not the config of an exported model"),
+        ({"architecture": "roberta"}, "must have the architecture lazyformer"),
+        ({"model": {"layers": 3}}, "unknown option layers"),
+        ({"model": {"dropout": "much"}}, "option dropout is 'much', must be float"),
+        ({"model": {"encoder_embed_dim": True}}, "option encoder_embed_dim is True, must be int"),
+        ({"model": {"sublayer_pattern": "M3"}}, "sublayer_pattern is 'M2', config.json speaks of 'M3'"),
+        ({"model": {"encoder_ffn_embed_dim": 48}}, r"is \(64, 32\), the model's \(48, 32\)"),
+        ({"model": {"encoder_embed_dim": 10**6, "encoder_attention_heads": 1}}, r"the model's \(160, 1000000\)"),
+        ({"model": {"encoder_attention_heads": 5}}, "5 attention heads do not divide"),
+        ({"model": {"activation_fn": "exec"}}, "model.safetensors: .*exec"),
+    ):
+        change_config(copy, **changes)
+        with pytest.raises(UserError, match=words):
+            LazyFormerModel.from_pretrained(copy)
+        (copy / "config.json").write_bytes(kept)
+    LazyFormerModel.from_pretrained(copy)
+
+
+def test_options_of_a_later_version_have_their_defaults(copy):
+    config = json.loads((copy / "config.json").read_text())
+    del config["model"]["relative_position_max_distance"]
+    (copy / "config.json").write_text(json.dumps(config))
+    assert LazyFormerModel.from_pretrained(copy).model.cfg.relative_position_max_distance == 128
+
+
+def test_another_dictionary(copy, tmp_path):
+    build_toy_corpus(tmp_path / "corpus", 160, seed=7)
+    shutil.rmtree(copy / "tokenizer")
+    shutil.copytree(tmp_path / "corpus" / "tokenizer", copy / "tokenizer")
+    with pytest.raises(UserError, match=r"model.safetensors: .*another dictionary, of the same size"):
+        LazyFormerModel.from_pretrained(copy)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "no weight", "no metadata", "no config", "empty"])
+def test_damage_is_named(damage, copy):
+    path = copy / "model.safetensors"
+    content = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(content[:-10])
+    elif damage == "header":
+        path.write_bytes(content[:9] + b"!" + content[10:])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "no config":
+        (copy / "config.json").unlink()
+    else:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata()
+        if damage == "no weight":
+            del weights["encoder.lm_head.bias"]
+        save_file(weights, path, metadata if damage == "no weight" else None)
+    words = {
+        "no weight": "model.safetensors: the checkpoint has no weight encoder.lm_head.bias",
+        "no metadata": "model.safetensors: its architecture is None",
+        "no config": "config.json: cannot be read as JSON",
+    }
+    with pytest.raises(UserError, match=words.get(damage, "model.safetensors: truncated, damaged or no safetensors")):
+        LazyFormerModel.from_pretrained(copy)

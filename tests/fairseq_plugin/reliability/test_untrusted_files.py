@@ -1,0 +1,287 @@
+"""Dictionaries, tokenizers, data, archives and manifests of somebody else: nothing is run, nothing is followed."""
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from fairseq import file_utils, hub_utils
+from reliability.untrusted_pickles import UNTRUSTED
+
+from lazyformer_fairseq.corpus.readers import compressed
+from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers.documents import read_piece
+from lazyformer_fairseq.corpus.readers.formats import epub
+from lazyformer_fairseq.corpus.readers.inputs import find_inputs
+from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import check_archive
+from lazyformer_fairseq.storage.indexed_format import read_index
+from lazyformer_fairseq.storage.items_check import check_items
+
+PICKLES = ("pickle, protocol 0", "pickle, protocol 4", "pickle that evaluates", "torch, whole")
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    """What an untrusted file would make."""
+    return tmp_path / "made by the file"
+
+
+@pytest.mark.parametrize("form", PICKLES)
+def test_a_pickle_as_dictionary(form, tmp_path, victim):
+    UNTRUSTED[form](tmp_path / "dict.txt", victim)
+    with pytest.raises(UserError, match="dict.txt.*: not a dictionary"):
+        load_dictionary(tmp_path / "dict.txt")
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("form", PICKLES)
+@pytest.mark.parametrize("name", ["sentencepiece.model", "dict.txt", "tokenizer.json"])
+@pytest.mark.parametrize("checksum", ["kept", "forged"])
+def test_a_pickle_in_a_tokenizer(form, name, checksum, tmp_path, victim, data_folder):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(data_folder / "tokenizer", folder)
+    description = json.loads((folder / "tokenizer.json").read_text())
+    UNTRUSTED[form](folder / name, victim)
+    if checksum == "forged" and name in description["sha256"]:
+        description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        (folder / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=name):
+        Tokenizer.load(folder)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("form", PICKLES)
+@pytest.mark.parametrize("name", ["train.idx", "train.bin"])
+def test_a_pickle_as_binarised_data(form, name, tmp_path, victim, data_folder):
+    for ending in (".bin", ".idx"):
+        shutil.copy(data_folder / "shard0" / f"train{ending}", tmp_path)
+    UNTRUSTED[form](tmp_path / name, victim)
+    with pytest.raises(UserError, match=name):
+        check_items(tmp_path / "train", 160, 2)
+    assert not victim.exists()
+
+
+def write_prepared(folder: Path, data: Path, splits: dict | None = None) -> Path:
+    """A prepared GLUE task whose inputs are the items of binarised data."""
+    folder.mkdir()
+    for ending in (".bin", ".idx"):
+        shutil.copy(data / "shard0" / f"valid{ending}", folder / f"train{ending}")
+    rows = len(read_index(folder / "train").sizes)
+    np.save(folder / "targets.train.npy", np.zeros(rows, dtype=np.int64))
+    manifest = {
+        **{"format": "lazyformer glue task", "format_version": 1, "task": "CoLA", "max_length": 64, "tokenizer": {}},
+        **{"files": {}, "splits": {"train": {"rows": rows, "bytes": (folder / "train.bin").stat().st_size}}},
+    }
+    manifest["splits"] |= splits or {}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_labels_that_are_a_pickle(tmp_path, victim, data_folder):
+    folder = write_prepared(tmp_path / "CoLA", data_folder)
+    assert len(PreparedTask.load(folder).read("train", None, 2).inputs) > 0
+    targets = np.load(folder / "targets.train.npy").astype(object)
+    np.save(folder / "targets.train.npy", targets, allow_pickle=True)
+    with pytest.raises(UserError, match="damaged.*allow_pickle=False"):
+        PreparedTask.load(folder).read("train", None, 2)
+    UNTRUSTED["pickle that evaluates"](folder / "targets.train.npy", victim)
+    with pytest.raises(UserError, match="damaged"):
+        PreparedTask.load(folder).read("train", None, 2)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("name", ["../train", "/etc/train", "a/../../train", ""])
+def test_a_manifest_that_points_out_of_its_folder(name, tmp_path, data_folder):
+    folder = write_prepared(tmp_path / "CoLA", data_folder, splits={name: {"rows": 1, "bytes": 2}})
+    with pytest.raises(UserError, match="manifest.json: damaged"):
+        PreparedTask.load(folder)
+
+
+def tar_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [tar_member("../outside.pt")],
+        [tar_member("model/../../outside.pt")],
+        [tar_member("OUTSIDE")],
+        [tar_member("model", tarfile.SYMTYPE, "OUTSIDE"), tar_member("model/checkpoint_last.pt")],
+        [tar_member("model/link", tarfile.SYMTYPE, "../../outside.pt")],
+        [tar_member("model/link", tarfile.LNKTYPE, "OUTSIDE")],
+        [tar_member("model/device", tarfile.CHRTYPE)],
+        [tar_member("model/pipe", tarfile.FIFOTYPE)],
+    ],
+    ids=lambda members: " ".join(f"{member.name}->{member.linkname or member.type}" for member in members),
+)
+def test_a_model_in_an_archive_with_path_tricks(members, tmp_path):
+    """fairseq would unpack them all, and move OUTSIDE away: the longest name that all members begin with."""
+    outside = tmp_path / "outside.pt"
+    outside.write_bytes(b"mine")
+    archive = tmp_path / "in" / "model.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as content:
+        for member in members:
+            member.name = member.name.replace("OUTSIDE", str(outside))
+            member.linkname = member.linkname.replace("OUTSIDE", str(outside))
+            content.addfile(member)
+    before = sorted(tmp_path.rglob("*"))
+    for load in (file_utils.load_archive_file, lambda path: hub_utils.from_pretrained(path, "model.pt")):
+        with pytest.raises(UserError, match="refused, nothing of it was unpacked"):
+            load(str(archive))
+    assert sorted(tmp_path.rglob("*")) == before and outside.read_bytes() == b"mine"
+
+
+def test_a_model_in_an_archive_without_tricks(tmp_path):
+    archive = tmp_path / "model.tar.gz"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "dict.txt").write_text("a 1\n")
+    with tarfile.open(archive, "w:gz") as content:
+        content.add(tmp_path / "model", "model")
+    folder = Path(file_utils.load_archive_file(str(archive)))
+    assert (folder / "dict.txt").read_text() == "a 1\n"
+    assert file_utils.load_archive_file(str(folder)) == str(folder), "a folder is left alone"
+    assert file_utils.load_archive_file(str(tmp_path / "missing")) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", gzip.compress(b"no tar in it", mtime=0), gzip.compress(b"x" * 600, mtime=0)[:20]]
+)
+def test_a_damaged_archive(content, tmp_path):
+    (tmp_path / "model.tar.gz").write_bytes(content)
+    with pytest.raises(UserError, match="no archive of a model, or a damaged one"):
+        check_archive(str(tmp_path / "model.tar.gz"))
+
+
+PACKAGE = '<package><manifest><item id="a" href="{href}"/></manifest><spine>{spine}</spine></package>'
+PAGE = "<html><body><p>A page.</p></body></html>"
+REFERENCE = '<itemref idref="a"/>'
+
+
+def write_epub(path: Path, members: dict[str, str | bytes], href: str = "page.xhtml", spine: str = REFERENCE) -> Path:
+    container = '<container><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>'
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("mimetype", "application/epub+zip")
+        archive.writestr("META-INF/container.xml", container)
+        archive.writestr("OPS/book.opf", PACKAGE.format(href=href, spine=spine))
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def read_book(path: Path) -> str:
+    (document,) = read_piece(Piece(str(path), "book"))
+    return document.text
+
+
+@pytest.mark.parametrize("href", ["../../secret.xhtml", "SECRET", "file://SECRET", "..%2F..%2Fsecret.xhtml"])
+def test_an_epub_that_names_files_outside(href, tmp_path):
+    secret = tmp_path / "secret.xhtml"
+    secret.write_text(PAGE.replace("A page", "My secret"))
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    path = write_epub(inside / "book.epub", {}, href.replace("SECRET", str(secret)))
+    with pytest.raises(BadInput, match="no epub, or a damaged one"):
+        read_book(path)
+
+
+def test_an_epub_of_members_with_path_tricks_writes_nothing(tmp_path):
+    names = ["../outside.xhtml", "/outside.xhtml", "..\\outside.xhtml", "OPS/page.xhtml"]
+    path = write_epub(tmp_path / "book.epub", dict.fromkeys(names, PAGE))
+    link = zipfile.ZipInfo("OPS/link.xhtml")
+    link.external_attr = 0o120777 << 16  # a symbolic link, as Unix writes it
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(link, "/etc/passwd")
+    before = sorted(tmp_path.rglob("*"))
+    assert read_book(path) == "A page."
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_epub_with_entities_follows_none(tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("My secret.")
+    bomb = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+    page = (
+        f'<!DOCTYPE html [<!ENTITY e0 "ha"><!ENTITY file SYSTEM "file://{secret}">{bomb}]>'
+        "<html><body><p>A page.</p><p>&file; &e9;</p></body></html>"
+    )
+    text = read_book(write_epub(tmp_path / "book.epub", {"OPS/page.xhtml": page}))
+    assert "A page." in text and "My secret" not in text and "haha" not in text
+
+
+def test_an_epub_that_is_a_bomb(tmp_path, monkeypatch):
+    monkeypatch.setattr(epub, "BEYOND_BYTES", 1 << 20)
+    large = write_epub(tmp_path / "large.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 24)})
+    again = write_epub(tmp_path / "again.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 19)}, spine=REFERENCE * 9)
+    for path in (large, again):
+        with pytest.raises(BadInput, match="unpacks to more than 200 times its size"):
+            read_book(path)
+
+
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("format", ["text", "book"])
+def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, tmp_path, monkeypatch):
+    monkeypatch.setattr(compressed, "BEYOND_BYTES", 1 << 20)
+    monkeypatch.setattr(compressed, "MOST_AT_ONCE", 1 << 18)
+    monkeypatch.setattr(compressed, "CHUNK", dict.fromkeys(PACKERS, 256))
+    path = tmp_path / f"bomb.txt.{kind}"
+    path.write_bytes(PACKERS[kind](b"a" * (1 << 24)))
+    with compressed.open_decompressed(path) as file, pytest.raises(BadInput, match="200 times their size"):
+        file.read()
+    assert file.raw._unpacked < 1 << 24, "it stopped on the way"
+    with pytest.raises(BadInput, match="200 times their size"):
+        list(read_piece(Piece(str(path), format)))
+
+
+def test_bz2_in_parts_is_read_as_a_whole(tmp_path, monkeypatch):
+    """A decompressor may hold more than it gives at once; streams follow each other in one file."""
+    monkeypatch.setattr(compressed, "MOST_AT_ONCE", 1000)
+    content = np.random.default_rng(1).bytes(3000) + b"text\n" * 20_000
+    path = tmp_path / "text.bz2"
+    path.write_bytes(bz2.compress(content) + bz2.compress(b"more\n") + b"\0" * 10)
+    with compressed.open_decompressed(path) as file:
+        assert file.read() == content + b"more\n"
+        assert file.raw.consumed == path.stat().st_size
+    path.write_bytes(bz2.compress(content)[:-4])
+    with compressed.open_decompressed(path) as file, pytest.raises(BadInput, match="not whole"):
+        file.read()
+
+
+def test_a_pipe_or_a_device_is_no_input(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (str(tmp_path / "pipe.txt"), "/dev/zero"):
+        with pytest.raises(UserError, match="a device or a pipe"):
+            find_inputs([path])
+    (tmp_path / "text.txt").write_text("A text.")
+    assert [Path(file.path).name for file in find_inputs([str(tmp_path)])] == ["text.txt"]
+
+
+def test_a_dump_with_entities_of_its_own_is_refused(tmp_path):
+    """A page is parsed alone, so that a document type, the only place of entities, is malformed there."""
+    page = '<page><!DOCTYPE page [<!ENTITY a "aaa">]><title>T</title><text>&a;</text></page>'
+    path = tmp_path / "dump.xml"
+    path.write_text(f'<!DOCTYPE m [<!ENTITY a "aaa">]>\n<mediawiki>\n{page}\n</mediawiki>\n')
+    with pytest.raises(BadInput, match="malformed XML"):
+        list(read_piece(Piece(str(path), "mediawiki")))
+    path.write_text('<!DOCTYPE m [<!ENTITY a "aaa">]>\n<mediawiki>\n<page><text>&a;</text></page>\n</mediawiki>\n')
+    with pytest.raises(BadInput, match="malformed XML"):
+        list(read_piece(Piece(str(path), "mediawiki")))

@@ -1,0 +1,197 @@
+"""`lazyformer bench backends`: the table that `--lazy-backend auto` reads."""
+
+import math
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.bench import back_ends
+from lazyformer_fairseq.modules.attention import measured
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
+from lazyformer_fairseq.modules.attention.measured import Block, add_rows, read_table, table_of, user_file
+from lazyformer_fairseq.modules.processor import device_kind
+
+
+@pytest.fixture(autouse=True)
+def own_file(tmp_path, monkeypatch):
+    """Where the command writes if it is not told; nothing is known of any device."""
+    monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped.json")
+    table_of.cache_clear()
+    yield user_file()
+    table_of.cache_clear()
+
+
+def run(*options: object, sizes: str = "--lengths 8 --layers 1,2 --windows 0"):
+    small = f"bench backends {sizes} --batches 2 --heads 2x4 --rounds 2 --device cpu"
+    return CliRunner().invoke(main, [*small.split(), *map(str, options)], catch_exceptions=False)
+
+
+def blocks(*layers: int, precision: str = "float32") -> list[Block]:
+    return back_ends.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
+
+
+def test_too_little_time_for_a_median_is_said(caplog):
+    back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, minutes=1e-9)
+    (said,) = (record.message for record in caplog.records if "--minutes" in record.message)
+    assert said.startswith(f"{len(blocks(1))} of {len(blocks(1))} blocks had time for fewer than 3 rounds")
+
+
+def test_each_block_is_measured_on_each_back_end(own_file):
+    printed = run().output
+    table = read_table(own_file, device_kind("cpu"))
+    assert list(table.rows) == sorted(blocks(1, 2)) and len(table.rows) == 2 * 5 * 2
+    assert all(set(row) == set(back_ends_of("cpu")) and min(row.values()) > 0 for row in table.rows.values())
+    assert {"threads", "torch"} <= table.origin.keys()
+    assert printed.count(" *") >= len(table.rows) and str(own_file) in printed
+
+
+def test_batches_are_no_larger_than_asked_for():
+    found = back_ends.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
+    assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
+    assert {block.batch for block in found if block.padded} == {4}
+    with pytest.raises(UserError, match="from 1 on"):
+        back_ends.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
+
+
+def test_it_shows_which_measurement_decides(own_file):
+    before = run("--show").output
+    assert "not measured yet" in before and "torch's own" in before and not own_file.exists()
+    fastest = {block: {"eager": 2.0, "fused": 1.0 if block.layers == 1 else 3.0} for block in blocks(1, 2)}
+    add_rows(own_file, device_kind("cpu"), {}, fastest)
+    table_of.cache_clear()
+    after = run("--show", sizes="--lengths 16 --layers 1,3 --windows 0").output
+    assert f"{device_kind('cpu')}: as {own_file} has it" in after
+    lines = [line for line in after.splitlines() if "2 x 16" in line]
+    assert len(lines) == 2 * 5 * 2
+    for line in lines:
+        if "single layers" in line:
+            assert "| fused" in line and "single layers, 2 x 8 tokens, 2 heads of 4: fused 1, eager 2 ms" in line
+        else:
+            assert "| eager" in line and "blocks of 2, 2 x 8 tokens, 2 heads of 4: eager 2, fused 3 ms" in line
+
+
+def test_sights_are_measured_on_back_ends_that_have_them(own_file):
+    printed = run(sizes="--lengths 8 --layers 1 --windows 2,100,200").output
+    rows = read_table(own_file, device_kind("cpu")).rows
+    # Of 8 x 8 pairs 34 are at most 2 apart; of 8 x 16 with a memory each query sees 3, or all of the past.
+    shares = {"nothing": {0.531, 1}, "bias": {0.531, 1}, "positions": {0.188, 0.781}}
+    assert {(block.learned, block.share) for block in rows} == {
+        (learned, float(f"{share:.3g}")) for learned, of_it in shares.items() for share in of_it
+    }
+    assert len(rows) == 2 * 3 * 2 and not any(block.padded for block in rows)
+    assert all(set(row) == {"eager", "recompute", "tiles"} and min(row.values()) > 0 for row in rows.values())
+    table_of.cache_clear()
+    shown = run("--show", sizes="--lengths 8 --layers 1 --windows 2").output
+    assert "not measured" not in printed and "0.531" in printed
+    assert shown.count("0.531 of all pairs in sight") == 4 and shown.count("0.188 of all pairs in sight") == 2
+
+
+@pytest.mark.parametrize("learned", back_ends.LEARNED)
+@pytest.mark.parametrize("window", [0, 1, 3, 7])
+def test_a_block_has_the_window_that_it_was_made_for(learned, window):
+    made = back_ends.blocks_to_measure([16], [1], [1], [(2, 4)], "float32", 16, [window])
+    (block,) = (block for block in made if block.learned == learned and block.training)
+    sight = back_ends._Attention(block, "cpu", torch.float32).scores().sight
+    if not window:
+        assert sight is None
+        return
+    (band,) = sight.groups[0][1]
+    assert band == (window, 0 if learned == "positions" else window, 1, 0)
+
+
+def test_another_file_may_be_named(tmp_path, own_file):
+    path = tmp_path / "new" / "measured.json"
+    assert str(path) in run("--output", path).output
+    assert read_table(path, device_kind("cpu")).rows and not own_file.exists()
+
+
+def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
+    right, begun = back_ends.measure, []
+
+    def measure(*arguments, **more):
+        begun.append(more["description"])
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return right(*arguments, **more)
+
+    monkeypatch.setattr(back_ends, "measure", measure)
+    stopped = run()
+    assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
+    assert len(read_table(own_file, device_kind("cpu")).rows) == 3
+
+
+def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
+    def measure(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(back_ends, "measure", measure)
+    stopped = run()
+    assert stopped.exit_code == 130 and "nothing was written" in stopped.output
+    assert not own_file.exists()
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+    right = back_ends.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        if name == "eager":
+            raise torch.OutOfMemoryError
+        return right(q, k, v, bias, dropout, readers, name)
+
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
+    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
+    assert back_ends.table(rows, "cpu").count("left out") == 10
+
+
+def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
+    right = back_ends.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        output, reusable = right(q, k, v, bias, dropout, readers, name)
+        return output * {"fused": 1.01, "recompute": math.nan, "tiles": 0.98}.get(name, 1.0), reusable
+
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(2), "cpu", rounds=1)
+    assert all(set(row) == {"eager", "materialize"} for row in rows.values())
+    assert "fused is off by 0.01 of its size: left out" in caplog.text
+
+
+def test_what_fails_is_left_out(monkeypatch, caplog):
+    right = back_ends.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        if name == "fused":
+            raise ValueError("no kernel image is available")
+        return right(q, k, v, bias, dropout, readers, name)
+
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
+    assert all(set(row) == set(back_ends_of("cpu")) - {"fused"} for row in rows.values())
+    assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
+
+
+def test_half_precision_is_compared_with_single(monkeypatch):
+    right = back_ends.attend
+
+    def attend(q, k, v, bias, dropout, readers, name):
+        output, reusable = right(q, k, v, bias, dropout, readers, name)
+        return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
+
+    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    assert all(set(row) == set(back_ends_of("cpu")) for row in rows.values())
+    monkeypatch.setattr(back_ends, "attend", attend)
+    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
+
+
+def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypatch):
+    own_file.parent.mkdir()
+    own_file.write_text("{")
+    monkeypatch.setattr(back_ends, "measure_back_ends", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="backends.json"):
+        run()

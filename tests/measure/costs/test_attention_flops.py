@@ -1,0 +1,118 @@
+"""FLOPs of each back end, forward and backward, against torch's own counter."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
+from lazyformer_fairseq.measure.bench.models.contenders import VOCAB_SIZE, FairseqRoberta, HuggingFaceBert
+from lazyformer_fairseq.measure.bench.models.entries import FAIRSEQ, HUGGING_FACE, Entry
+from lazyformer_fairseq.measure.bench.models.workloads import encoder_training, inference
+from lazyformer_fairseq.measure.costs.flops import (
+    PRODUCTS,
+    count_encoder_flops,
+    count_flops,
+    layers_of_block,
+    makers_of_blocks,
+)
+from lazyformer_fairseq.modules.attention import fused, materialize
+from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
+from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.choice import back_ends_of
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
+
+aten = torch.ops.aten
+# torch's counter knows the fused attention of a GPU, but not the processor's.
+OF_A_PROCESSOR = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, q, k, v, *_, **__: (
+        sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+}
+
+
+def counted(call) -> int:
+    with FlopCounterMode(display=False, custom_mapping=OF_A_PROCESSOR) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("back_end", back_ends_of("cpu"))
+@pytest.mark.parametrize("buckets", [0, 8])
+@pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
+def test_a_back_end(back_end, buckets, pattern):
+    sizes = EncoderSizes(17, 12, 20, 3, 16, buckets)
+    encoder = Encoder(
+        pattern, 17, 12, 20, 3, max_positions=16, relative_position_buckets=buckets, lazy_backend=back_end
+    )
+    head = MaskedLMHead(12, encoder.embed_tokens)
+    tokens = torch.randint(2, 17, (2, 16))
+    positions = torch.tensor([1, 5, 30])
+
+    def forward():
+        return head(encoder(tokens)[0], positions)
+
+    arguments = (pattern, sizes, 16, 2, len(positions), lambda layers: back_end)
+    assert counted(lambda: forward().sum().backward()) == count_encoder_flops(*arguments, training=True)
+    with torch.no_grad():
+        assert counted(forward) == count_encoder_flops(*arguments)
+
+
+@pytest.mark.parametrize("back_end", ["materialize", "fused"])
+def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
+    """Of the kernels as plain functions, the counter sees each product; pieces leave out keys in the future."""
+    decoder = CausalDecoder("sflf s", 17, 12, 20, 3, mem_len=6, lazy_backend=back_end)
+    tokens = torch.randint(2, 17, (2, 5))
+
+    def count() -> int:
+        memory = StreamMemory()
+        decoder(tokens, memory)
+        return counted(lambda: decoder(tokens, memory)[0].sum().backward())
+
+    by_formula = count()
+    shared = (blockwise.reuse_forward, blockwise.value_gradient, blockwise.block_gradient)
+    forward = functools.partial(blockwise.attend_forward, store=back_end == "materialize")
+    module = {"fused": fused, "materialize": materialize}[back_end]
+    monkeypatch.setattr(module, "_KERNELS", BlockKernels(forward, *shared))
+    assert by_formula == count()
+
+
+@pytest.mark.parametrize(("name", "build"), [(FAIRSEQ, FairseqRoberta), (HUGGING_FACE, HuggingFaceBert)])
+def test_a_baseline_of_others(name, build):
+    if name == HUGGING_FACE and not has_transformers():
+        pytest.skip("transformers cannot be imported")
+    entry = Entry(name, build(EncoderSizes(VOCAB_SIZE, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
+    assert counted(encoder_training(entry.contender, 2, 16)) == entry.count_flops(2, 16, training=True)
+    assert counted(inference(entry.contender, 2, 16)) == entry.count_flops(2, 16, training=False)
+
+
+def test_products_of_fused_blocks():
+    """m = 2 costs 4 + 8 against 4 + 10 of two fused layers, m = 3 costs 6 + 11 against 6 + 15."""
+    products = PRODUCTS["fused"]
+    assert [(products.forward(m), products.backward(m)) for m in (1, 2, 3)] == [(2, 5), (4, 8), (6, 11)]
+
+
+def test_blocks_of_a_pattern():
+    assert list(map(layers_of_block, makers_of_blocks("M1 M3 (sflflf)x2 ss"))) == [1, 3, 3, 3, 1, 1]
+
+
+def test_eager_inference_is_the_plain_count():
+    sizes = EncoderSizes(17, 12, 20, 3, 16, 0)
+    assert count_encoder_flops("M2x3", sizes, 9, 2, 18) == count_flops("M2x3", sizes, 9, batch=2)
+
+
+@pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])
+def test_what_flops_allow_lazyformer_against_bert(time, limit):
+    """Of M2x6-S in training beside BERT, both fused: what the speed-ups of docs/performance.md are to be read with."""
+    bert, lazy = (EncoderSizes(32_768, 768, width, 12, time) for width in (3072, 3456))
+    fused_flops = [
+        count_encoder_flops(pattern, sizes, time, back_end=lambda maker: "fused", training=True)
+        for pattern, sizes in (("M1x12", bert), ("M2x6", lazy))
+    ]
+    assert fused_flops[0] / fused_flops[1] == pytest.approx(limit, abs=0.006)

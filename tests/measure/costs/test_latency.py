@@ -1,0 +1,62 @@
+"""The measuring of latencies, on things whose calls can be seen."""
+
+import time
+
+import pytest
+import torch
+
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, with_spread
+from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.patterns.grammar import plan
+
+
+def test_things_take_turns_and_warm_up_is_not_kept():
+    calls = []
+    timings = measure({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=5, warm_up=2)
+    rounds = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert len(rounds) == 7 and all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1, "the order changes, so that nobody always follows the same one"
+    assert [len(timing.samples) for timing in timings.values()] == [5, 5, 5]
+
+
+def test_a_slower_thing_takes_longer():
+    timings = measure({"slow": lambda: time.sleep(0.02), "fast": lambda: None}, rounds=3, warm_up=0)
+    assert timings["slow"].median >= 0.02 > timings["fast"].median
+
+
+def test_median_and_quartiles():
+    timing = Timing((4.0, 1.0, 2.0, 3.0, 100.0))
+    assert timing.median == 3.0
+    assert timing.as_json() == {"n": 5, "median": 3.0, "low": 2.0, "high": 4.0, "samples": [4.0, 1.0, 2.0, 3.0, 100.0]}
+    assert with_spread(timing.as_json(), 2) == "3.00 (2.00 to 4.00)"
+    assert with_spread(Timing((4.0, 1.0)).as_json()) == "2.5 (n = 2)", "two samples have no quartiles"
+
+
+SIZES = {"vocab_size": 17, "embed_dim": 8, "ffn_embed_dim": 16, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("network", "memory"), [(Encoder("f", **SIZES), 0), (CausalDecoder("f", **SIZES, mem_len=6), 6)]
+)
+def test_sublayers_of_a_network(network, memory):
+    sublayers = {planned.text: planned for planned in plan("slf")}
+    timings = measure_sublayers(network, sublayers, time=4, memory=memory, rounds=2, warm_up=0)
+    assert list(timings) == ["s", "l", "f"]
+    assert all(len(timing.samples) == 2 and timing.median > 0 for timing in timings.values())
+
+
+def test_next_segment_meets_a_full_memory():
+    decoder = CausalDecoder("sflf", **SIZES, mem_len=6)
+    lengths = []
+
+    def model(tokens_BT, memory, target):
+        lengths.append(memory.length)
+        decoder(tokens_BT, memory)
+
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    score = next_segment(model, tokens, tokens, mem_len=6)
+    score()
+    score()
+    assert lengths == [0, 4, 6, 6]

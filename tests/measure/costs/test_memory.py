@@ -1,0 +1,264 @@
+"""Memory by formula is what torch's allocator counts, within a tenth."""
+
+from typing import Any, NamedTuple, Optional
+
+import pytest
+import torch
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from torch import nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
+from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_optimizer_bytes, count_update_memory
+from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.modules.attention.choice import BACKENDS
+from lazyformer_fairseq.modules.memory_costs import Pass
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from tests.helpers import dictionary_of
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ON_A_PROCESSOR = [name for name in BACKENDS if name != "flex"]  # it does not train there
+TINY = {"batch": 4, "time": 128, "embed_dim": 64, "vocab_size": 512}
+CAUSAL_TINY = {**TINY, "time": 64, "memory": 64}
+LARGER = {"batch": 2, "time": 512, "embed_dim": 256, "vocab_size": 4096}
+
+
+class Case(NamedTuple):
+    """A model and a batch, and the formula's count for one update."""
+
+    model: nn.Module
+    network: Stack
+    run: Pass
+    predicted: Optional[int]
+
+    def count(self, **more: Any) -> UpdateMemory:
+        pattern = self.model.cfg.sublayer_pattern
+        return count_update_memory(pattern, self.network.sizes, self.run, Update(self.predicted, **more))
+
+
+def _pass(
+    cfg: Any, network: Stack, batch: int, time: int, precision: str, back_end: str, memory: int = 0, device="cpu"
+):
+    return Pass(
+        batch,
+        time,
+        memory,
+        precision,
+        device,
+        network.features,
+        cfg.dropout > 0,
+        cfg.attention_dropout > 0,
+        cfg.activation_dropout > 0,
+        str(cfg.activation_fn),
+        network.normalize_before,
+        lambda maker: back_end,
+    )
+
+
+def _encoder(
+    pattern: str, back_end: str, precision: str = "fp32", *, batch, time, embed_dim, vocab_size, device="cpu", **options
+) -> Case:
+    sizes = {"encoder_embed_dim": embed_dim, "encoder_ffn_embed_dim": 4 * embed_dim, "encoder_attention_heads": 4}
+    given = {"attention_dropout": 0.0, "max_positions": time, **sizes, **options}
+    cfg = LazyFormerConfig(sublayer_pattern=pattern, lazy_backend=back_end, **given)
+    model = LazyFormerModel(cfg, dictionary_of(vocab_size)).to(device, DTYPES[precision]).train()
+    network = model.encoder.sentence_encoder
+    run = _pass(cfg, network, batch, time, precision, back_end, device=device)
+    return Case(model, network, run, round(0.15 * batch * time))
+
+
+def _causal(
+    pattern: str, back_end: str, precision: str = "fp32", *, batch, time, memory=0, embed_dim, vocab_size, **options
+) -> Case:
+    sizes = {"decoder_embed_dim": embed_dim, "decoder_ffn_embed_dim": 4 * embed_dim, "decoder_attention_heads": 4}
+    given = {"attention_dropout": 0.0, "adaptive_softmax_cutoff": "", **sizes, **options}
+    cfg = CausalLMConfig(sublayer_pattern=pattern, lazy_backend=back_end, mem_len=memory, **given)
+    model = CausalLanguageModel(cfg, dictionary_of(vocab_size)).to(DTYPES[precision]).train()
+    return Case(model, model.decoder, _pass(cfg, model.decoder, batch, time, precision, back_end, memory), None)
+
+
+def _loss_of(case: Case) -> Any:
+    """What computes the loss of a random batch; only the graph stays, as in the criterions."""
+    run, vocab_size = case.run, case.network.sizes.vocab_size
+    device = next(case.model.parameters()).device
+    tokens = torch.randint(5, vocab_size, (run.batch, run.time), device=device)
+    if case.predicted is None:
+        memory = StreamMemory()
+        if run.memory:
+            case.model(tokens, memory=memory, target=tokens)
+        return lambda: case.model(tokens, memory=memory if run.memory else None, target=tokens)[0].sum()
+    places = torch.randperm(tokens.numel(), device=device)[: case.predicted]
+
+    def loss() -> torch.Tensor:
+        logits, _ = case.model(tokens, masked_tokens=places, has_padding=False)
+        return F.cross_entropy(logits.float(), tokens.flatten()[places], reduction="sum")
+
+    return loss
+
+
+def assert_within_a_tenth(case: Case) -> None:
+    loss = _loss_of(case)
+
+    def update() -> None:
+        loss().backward()
+
+    update()  # plans and operators are made once
+    case.model.zero_grad(set_to_none=True)
+    measured = peak_memory(update, case.run.device)
+    counted = case.count()
+    held = counted.weights + counted.optimizer + counted.carried
+    assert counted.peak - held == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("back_end", ON_A_PROCESSOR)
+class TestEveryBackEnd:
+    def test_encoder(self, back_end):
+        assert_within_a_tenth(_encoder("sflf", back_end, "fp32", **TINY))
+
+    def test_causal_model(self, back_end):
+        assert_within_a_tenth(_causal("sflf", back_end, "bf16", **CAUSAL_TINY))
+
+
+_both = pytest.mark.parametrize("precision", ["fp32", "bf16"])
+
+
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize("back_end", ON_A_PROCESSOR)
+class TestMorePatternsOnEveryBackEnd:
+    @pytest.mark.parametrize("pattern", ["sfsf", "sflflflf"])
+    def test_encoder(self, pattern, back_end, precision):
+        assert_within_a_tenth(_encoder(pattern, back_end, precision, **TINY))
+
+    @pytest.mark.parametrize("pattern", ["sfsf", "sflf"])
+    def test_causal_model(self, pattern, back_end, precision):
+        assert_within_a_tenth(_causal(pattern, back_end, precision, **CAUSAL_TINY))
+
+    def test_at_a_larger_size(self, back_end, precision):
+        assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **LARGER))
+
+
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_dropout": 0.1},
+        {"attention_dropout": 0.1, "lazy_backend": "recompute"},
+        {"dropout": 0.0},
+        {"activation_dropout": 0.1},
+        {"activation_fn": "relu"},
+        {"encoder_normalize_before": True},
+        {"relative_position_buckets": 0, "lazy_backend": "recompute"},
+        {"vocab_size": 8192},
+    ],
+    ids=str,
+)
+def test_options_of_an_encoder(options, precision):
+    options = {**TINY, **options}
+    back_end = options.pop("lazy_backend", "eager")
+    assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **options))
+
+
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize(
+    "options", [{"memory": 0}, {"adaptive_softmax_cutoff": "100,300"}, {"decoder_normalize_before": True}], ids=str
+)
+def test_options_of_a_causal_model(options, precision):
+    assert_within_a_tenth(_causal("sfsflf", "eager", precision, **{**CAUSAL_TINY, **options}))
+
+
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize("back_end", ["eager", "tiles"])
+@pytest.mark.parametrize(
+    "setting", ["window=32", "window=32,global=1", "strided=16", "fixed=32", "linformer=32", "entmax=1.5"]
+)
+def test_kinds_of_attention_that_say_so(setting, back_end, precision):
+    pattern = f"s[{setting}]fs[{setting}]flf"
+    options = {**TINY, "time": 256, "relative_position_buckets": 0}
+    assert_within_a_tenth(_encoder(pattern, back_end, precision, **options))
+
+
+@pytest.mark.slow
+@_both
+@pytest.mark.parametrize("pattern", ["s[window=32]fs[window=32]f", "s[window=32,global=1]fs[window=32,global=1]flf"])
+def test_attention_dropout_in_tiles(pattern, precision):
+    options = {**TINY, "time": 256, "relative_position_buckets": 0, "attention_dropout": 0.1}
+    assert_within_a_tenth(_encoder(pattern, "tiles", precision, **options))
+
+
+@pytest.mark.parametrize(("pattern", "back_end"), [("(f)x4", "eager"), ("sfkf-", "eager"), ("sfkf", "fused")])
+def test_other_kinds_of_sublayers(pattern, back_end):
+    assert_within_a_tenth(_encoder(pattern, back_end, **TINY))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "precision"),
+    [("(c)x4", "fp32"), ("(c)x4", "bf16"), ("(c[width=4])x4", "fp32"), ("(c[width=4])x4", "bf16")],
+)
+def test_convolution(pattern, precision):
+    assert_within_a_tenth(_encoder(pattern, "eager", precision, **TINY))
+
+
+def test_convolution_that_looks_back():
+    assert_within_a_tenth(_causal("(c[width=9])x4", "eager", **CAUSAL_TINY))
+
+
+def test_a_kind_that_does_not_count_is_named():
+    from lazyformer_fairseq.modules.sublayers.interface import Sublayer
+    from lazyformer_fairseq.patterns.grammar import plan
+
+    with pytest.raises(UserError, match="nobody counts the memory of feed-forward"):
+        Sublayer.count_memory(EncoderSizes(10, 8, 16, 2), plan("f")[0], Pass(1, 2))
+
+
+class TestOptimizer:
+    def test_half_precision_keeps_weights_and_gradients_in_single_as_fairseq_does(self):
+        model = nn.Linear(30, 20).to(torch.bfloat16)
+        masters = FP16Optimizer.build_fp32_params(None, list(model.parameters()), flatten=False)
+        numbers = sum(weight.numel() for weight in model.parameters())
+        kept = sum(4 * (master.numel() + master.grad.numel()) for master in masters) + 2 * 4 * numbers
+        assert count_optimizer_bytes(numbers, 2) == kept
+
+    def test_single_precision_keeps_two_moments(self):
+        model = nn.Linear(30, 20)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        model(torch.ones(30)).sum().backward()
+        optimizer.step()
+        moments = [
+            value for state in optimizer.state.values() for name, value in state.items() if name.startswith("exp")
+        ]
+        assert count_optimizer_bytes(620, 4) == sum(4 * moment.numel() for moment in moments)
+
+
+class TestUpdate:
+    def test_gradients_of_an_earlier_batch_are_there_at_the_peak(self):
+        case = _encoder("sfsf", "eager", **{**TINY, "vocab_size": 8192})  # the peak is at the logits
+        assert case.count(accumulates=True).peak == case.count().peak + case.count().gradients
+
+    def test_several_processes_hold_what_they_send(self):
+        case = _encoder("sfsf", "eager", **TINY)
+        one, two = case.count(), case.count(processes=2)
+        assert two.peak - one.peak == two.gradients - one.gradients == one.weights
+
+    def test_parts_of_the_peak_add_up(self):
+        counted = _causal("sfsf", "eager", **CAUSAL_TINY).count(accumulates=True)
+        assert counted.peak == sum(counted[:-1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("back_end", [name for name in BACKENDS if name != "tiles"])
+@pytest.mark.parametrize("pattern", ["sfsf", "sflf"])
+def test_on_a_gpu(pattern, back_end, precision):
+    if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("bf16 came with compute capability 8.0")
+    assert_within_a_tenth(_encoder(pattern, back_end, precision, device="cuda", **{**LARGER, "batch": 8}))

@@ -1,0 +1,114 @@
+"""One run at a time in a folder, and none of other settings."""
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.claims import claimed, held, hold, keep_settings
+from lazyformer_fairseq.storage.whole import unfinished_name
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def claim_and_wait(folder, connection):
+    with claimed(folder):
+        connection.send("claimed")
+        connection.recv()
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that has claimed the folder."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=claim_and_wait, args=(tmp_path / "folder", theirs))
+    process.start()
+    assert ours.recv() == "claimed"
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path, holder):
+    message = rf"folder: another run is at work there \(process {holder.pid} on"
+    with pytest.raises(UserError, match=message), claimed(tmp_path / "folder"):
+        pytest.fail("both claimed it")
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    left = unfinished_name(tmp_path / "folder" / "file")
+    left.touch()
+    with claimed(tmp_path / "folder"):
+        assert not left.exists()
+        assert (tmp_path / "folder" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
+
+
+def claim_from_outside(folder) -> str:
+    code = "import sys; from pathlib import Path; from lazyformer_fairseq.storage.claims import claim; "
+    code += "claim(Path(sys.argv[1]), '.mine.lock')"
+    run = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    return run.stderr
+
+
+def test_a_claim_to_the_end_of_a_process_is_not_its_childrens(tmp_path):
+    """A data worker may live on for seconds when its run was killed, and the run's restart must not wait for it."""
+    code = (
+        "import os, sys, time; from pathlib import Path; from lazyformer_fairseq.storage.claims import claim\n"
+        "for _ in range(2): claim(Path(sys.argv[1]), '.mine.lock')\n"
+        "child = os.fork()\n"
+        "if child: print(child, flush=True)\n"
+        "time.sleep(1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            assert f"another run is at work there (process {holder.pid} on" in claim_from_outside(tmp_path)
+            holder.kill()
+            holder.wait()
+            assert claim_from_outside(tmp_path) == ""
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match="file/folder: cannot be written .Not a directory."),
+        claimed(tmp_path / "file" / "folder"),
+    ):
+        pytest.fail("claimed it")
+
+
+def test_where_no_locks_are_known_the_run_begins(tmp_path, caplog):
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), claimed(tmp_path):
+        assert "knows no locks" in caplog.text
+
+
+def test_held_alone_or_shared(tmp_path):
+    shared = [hold(tmp_path / "lock", shared=True) for _ in range(2)]
+    file = os.open(tmp_path / "lock", os.O_RDWR)
+    for descriptor in shared:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(file)
+    with held(tmp_path / "lock"):
+        pass
+
+
+def test_settings_may_change_until_work_has_begun(tmp_path):
+    file, made = tmp_path / "settings.json", tmp_path / "made"
+    keep_settings(file, {"seed": 1, "rates": (1, 2)}, "a search", begun=False)
+    made.touch()
+    keep_settings(file, {"seed": 1, "rates": (1, 2)}, "a search", begun=True, made_by_them=[made])
+    assert made.exists()
+    keep_settings(file, {"seed": 2, "rates": (1, 2)}, "a search", begun=False, made_by_them=[made])
+    assert not made.exists()
+    with pytest.raises(UserError, match=r"holds a search of other settings \(rates is \[1, 2\] there, \[3\] here\)"):
+        keep_settings(file, {"seed": 2, "rates": (3,)}, "a search", begun=True)

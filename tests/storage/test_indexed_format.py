@@ -1,0 +1,109 @@
+"""Parts joined are one dataset written at once, byte by byte."""
+
+import filecmp
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import indexed_dataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage import indexed_format
+from lazyformer_fairseq.storage.indexed_format import join_parts, read_index, write_items
+from lazyformer_fairseq.storage.whole import remove_leftovers
+
+ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=6)
+
+
+def write(prefix, items, dtype=np.uint16):
+    """By fairseq itself."""
+    builder = MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for item in items:
+        builder.add_item(torch.tensor(item))
+    builder.finalize(f"{prefix}.idx")
+
+
+@settings(max_examples=40)
+@given(st.lists(ITEMS, min_size=1, max_size=4), st.sampled_from([np.uint16, np.uint32, np.int64]))
+def test_as_written_at_once(tmp_path_factory, parts, dtype):
+    folder = tmp_path_factory.mktemp("parts")
+    for number, items in enumerate(parts):
+        write(folder / f"{number}.train", items, dtype)
+    write(folder / "expected", [item for items in parts for item in items], dtype)
+    join_parts([folder / f"{number}.train" for number in range(len(parts))], folder / "shard" / "train")
+    for end in ("bin", "idx"):
+        assert filecmp.cmp(folder / "shard" / f"train.{end}", folder / f"expected.{end}", shallow=False)
+    assert sorted(file.name for file in (folder / "shard").iterdir()) == ["train.bin", "train.idx"]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    for name in "ab":
+        write(tmp_path / name, [[1, 2, 3], [4]])
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+def test_takes_the_place_of_what_a_stopped_run_left(parts, tmp_path):
+    for name in ("joined.bin", "joined.idx", ".joined.bin.0011aabb.unfinished"):
+        (tmp_path / name).write_bytes(b"x" * 999)
+    join_parts(parts, tmp_path / "joined")
+    remove_leftovers(tmp_path)
+    assert [item.tolist() for item in MMapIndexedDataset(str(tmp_path / "joined"))] == [[1, 2, 3], [4]] * 2
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("b.bin", "b.bin: 6 bytes, but its index speaks of 8"), ("b.idx", "b.idx: truncated")]
+)
+def test_truncated_part(parts, tmp_path, name, message):
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
+    with pytest.raises(UserError, match=message):
+        join_parts(parts, tmp_path / "joined")
+    assert not list(tmp_path.glob("*joined*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"MMIDIDX\x00\x00", b"x" * 200])
+def test_not_an_index(parts, tmp_path, content):
+    (tmp_path / "a.idx").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.idx: no index of fairseq"):
+        join_parts(parts, tmp_path / "joined")
+
+
+def test_ids_of_another_type(parts, tmp_path):
+    write(tmp_path / "c", [[1]], np.int64)
+    with pytest.raises(UserError, match=r"c\.idx: its ids are int64, those of the other parts uint16"):
+        join_parts([*parts, tmp_path / "c"], tmp_path / "joined")
+
+
+def test_read_index(parts):
+    index = read_index(parts[0])
+    assert (index.dtype, index.sizes.tolist(), index.pointers.tolist()) == (np.uint16, [3, 1], [0, 6])
+    assert index.bytes == (parts[0].with_suffix(".bin")).stat().st_size
+
+
+@given(ITEMS, st.integers(0, 6))
+def test_items_in_blocks(tmp_path_factory, items, cut):
+    folder = tmp_path_factory.mktemp("items")
+    write(folder / "expected", items)
+    blocks = [
+        (np.array([number for item in part for number in item]), np.array([len(item) for item in part], dtype=int))
+        for part in (items[:cut], items[cut:])
+    ]
+    write_items(folder / "found", np.uint16, blocks)
+    for end in ("bin", "idx"):
+        assert filecmp.cmp(folder / f"found.{end}", folder / f"expected.{end}", shallow=False)
+
+
+def test_no_items(tmp_path):
+    write(tmp_path / "empty", [])
+    assert read_index(tmp_path / "empty").bytes == 0 == len(read_index(tmp_path / "empty").sizes)
+
+
+def test_the_format_is_fairseqs():
+    assert indexed_format.MAGIC == indexed_dataset.MMapIndexedDataset.Index._HDR_MAGIC
+    assert indexed_dataset._code_to_dtype == indexed_format.TYPES
+    for symbols in (10, 65_499, 65_500, 10**6):
+        assert indexed_format.type_of_ids(symbols) == indexed_dataset.best_fitting_int_dtype(symbols)

@@ -1,0 +1,124 @@
+"""A file or folder is there whole or not at all, and nothing stays of one that was never finished."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage import whole
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.whole import UNFINISHED, remove_leftovers, unfinished_name, whole_file, whole_folder
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Names of what is synced to the disk."""
+    names, fsync = [], os.fsync
+
+    def sync(descriptor):
+        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(whole.os, "fsync", sync)
+    return names
+
+
+def test_a_failure_leaves_the_old_file(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "file") as file:
+        file.write(b"half of the new")
+        file.flush()
+        assert (tmp_path / "file").read_text() == "old"
+        raise KeyboardInterrupt
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_what_is_to_last_is_synced_and_its_folder_after_it(tmp_path, synced):
+    with whole_file(tmp_path / "made" / "file"):
+        pass
+    assert len(synced) == 2 and synced[0].endswith(UNFINISHED) and synced[1] == "made"
+    synced.clear()
+    with whole_file(tmp_path / "file", durable=False):
+        pass
+    assert synced == []
+
+
+def test_all_of_a_folder_is_synced(tmp_path, synced):
+    with whole_folder(tmp_path / "folder") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("content")
+    assert synced[:2] == ["inner", "file"] and synced[2].endswith(UNFINISHED) and synced[3] == tmp_path.name
+    assert (tmp_path / "folder" / "inner" / "file").read_text() == "content"
+
+
+def test_two_processes_may_write_a_file_at_once(tmp_path):
+    with whole_file(tmp_path / "file") as first, whole_file(tmp_path / "file") as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "first")]
+
+
+@pytest.mark.parametrize("content", ["a folder", "a file"])
+def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, content):
+    taken = tmp_path / "taken"
+    if content == "a folder":
+        taken.mkdir()
+        taken /= "file"
+    taken.touch()
+    with pytest.raises(UserError, match="taken: exists already"), whole_folder(tmp_path / "taken"):
+        pytest.fail("begins")
+    with pytest.raises(UserError, match="later: exists already"), whole_folder(tmp_path / "later"):
+        (tmp_path / "later").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "taken"]
+
+
+def test_a_folder_that_is_replaced_stands_until_the_new_one_is_whole(tmp_path):
+    for number in range(2):
+        with whole_folder(tmp_path / "folder", replace=True) as folder:
+            (folder / str(number)).touch()
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "folder", replace=True):
+        _ = 1 / 0
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["folder", "folder/1"]
+
+
+def test_who_writes_a_folder_removes_what_the_killed_left_of_it(tmp_path):
+    dead, other = unfinished_name(tmp_path / "out"), unfinished_name(tmp_path / "out2")
+    corpus = tmp_path / f".out.v2{UNFINISHED}"  # a corpus in the making, which goes on from what it holds
+    for path in (dead, other, corpus):
+        path.mkdir()
+    with whole_folder(tmp_path / "out") as alive:
+        assert not dead.exists() and alive.exists() and other.exists() and corpus.exists()
+        remove_leftovers(tmp_path)
+        assert alive.exists() and not other.exists() and corpus.exists()
+
+
+def test_leftovers_in_subfolders(tmp_path):
+    left = [unfinished_name(tmp_path / "a"), unfinished_name(tmp_path / "b" / "c")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    remove_leftovers(tmp_path)
+    assert [path.exists() for path in left] == [False, True]
+    remove_leftovers(tmp_path, deep=True)
+    assert not left[1].exists()
+
+
+def test_a_full_disk_is_named_where_python_does_not(tmp_path):
+    with pytest.raises(OSError) as caught, whole_file(tmp_path / "file"), open("/dev/full", "w") as full:
+        full.write("text")
+    assert caught.value.filename == str(tmp_path / "file")
+
+
+def test_json_in_readable_letters(tmp_path):
+    content = {"name": "\u00e9t\u00e9", "file": os.fsdecode(b"caf\xe9.txt")}
+    write_json(tmp_path / "file.json", content)
+    assert "\u00e9t\u00e9" in (tmp_path / "file.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "file.json") == content
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", "\xff", "[" * 100_000])
+def test_no_json_object(tmp_path, content):
+    (tmp_path / "file.json").write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match=r"file\.json: .*remove it and run the same command again"):
+        read_json(tmp_path / "file.json")

@@ -28,7 +28,7 @@ from lazyformer_fairseq.pattern.commands import pattern
 from lazyformer_fairseq.pretraining.commands import pretrain, train
 from lazyformer_fairseq.pretraining.continuing import continue_pretraining
 from lazyformer_fairseq.pretraining.phases import pretrain_phases
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
 @click.group(cls=GroupOfCommands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

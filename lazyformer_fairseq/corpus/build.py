@@ -29,8 +29,8 @@ from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.whole import remove_leftovers
 
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64

@@ -5,7 +5,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions, warm_start_options
 
 

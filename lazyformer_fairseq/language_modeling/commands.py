@@ -7,7 +7,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare` wrote", holds="manifest.json")

@@ -18,8 +18,8 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.pretraining.commands import GIVEN, SETTINGS
 from lazyformer_fairseq.pretraining.encoder_recipes import PHASES, RECIPES
 from lazyformer_fairseq.pretraining.names import refuse_unknown_arch
-from lazyformer_fairseq.storage.claims import keep_settings
 from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings
 
 LAST, FINISHED = "checkpoint_last.pt", "finished.json"
 OWN = {

@@ -15,7 +15,7 @@ from typing import BinaryIO, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
@@ -143,10 +143,10 @@ def write_items(
     Args:
         dtype: numpy's type of the ids in the file.
         blocks: of any number of items: their ids, one item after the other, and the number of ids of each.
-        durable: see :func:`~lazyformer_fairseq.storage.whole.whole_file`.
+        durable: see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`.
     """
     all_sizes = []
-    with whole_file(f"{prefix}.idx", durable) as index, whole_file(f"{prefix}.bin", durable) as data:
+    with atomic_file(f"{prefix}.idx", durable) as index, atomic_file(f"{prefix}.bin", durable) as data:
         for ids, sizes in blocks:
             ids.astype(dtype, copy=False).tofile(data)
             all_sizes.append(sizes)
@@ -165,7 +165,7 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
     dtype = read_index(parts[0]).dtype
     for part in parts:
         _check_part(part, dtype)
-    with whole_file(f"{target}.idx") as index, whole_file(f"{target}.bin") as data:
+    with atomic_file(f"{target}.idx") as index, atomic_file(f"{target}.bin") as data:
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)

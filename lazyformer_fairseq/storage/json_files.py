@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file
 
 
 def write_json(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.storage.whole.whole_file`."""
+    """Writes a JSON object in UTF-8, whole; see :func:`~lazyformer_fairseq.storage.atomic.atomic_file`."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    with whole_file(path, durable) as file:
+    with atomic_file(path, durable) as file:
         file.write(text.encode(errors="backslashreplace"))  # half a surrogate, from a file's name, say, as JSON has it
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lazyformer_fairseq.storage.whole import whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -21,5 +21,5 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 def write_picture(figure: Figure, path: Path) -> None:
     """Writes a PNG, whole or not at all."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         figure.savefig(file, dpi=150, bbox_inches="tight", format="png")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from lazyformer_fairseq.storage.whole import write_text
+from lazyformer_fairseq.storage.atomic import write_text
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import write_text
 from lazyformer_fairseq.warm_start.report import page
 
 RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"

@@ -25,7 +25,7 @@ from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.claims import claimed
+from lazyformer_fairseq.storage.run_lock import run_lock
 
 SETTINGS = CorpusSettings(
     vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01
@@ -221,7 +221,7 @@ def test_a_folder_of_something_else(raw, tmp_path):
 def test_two_runs_at_once(raw, tmp_path):
     work = tmp_path / ".out.unfinished"
     work.mkdir()
-    with claimed(work), pytest.raises(UserError, match="another run is at work"):
+    with run_lock(work), pytest.raises(UserError, match="another run is at work"):
         build_corpus([str(raw / "plain.txt")], tmp_path / "out", SETTINGS)
 
 

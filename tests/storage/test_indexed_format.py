@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage import indexed_format
+from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.indexed_format import join_parts, read_index, write_items
-from lazyformer_fairseq.storage.whole import remove_leftovers
 
 ITEMS = st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=5), max_size=6)
 

@@ -12,7 +12,7 @@ from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch, read_blocks
 from lazyformer_fairseq.corpus.readers.compressed import BZ2_STREAM, BadInput, compression
 from lazyformer_fairseq.corpus.readers.documents import READERS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 DAMAGE_FILE = "damage.txt"
 EXTENSIONS = {"mediawiki": "xml", "jsonl": "jsonl"}
@@ -67,7 +67,7 @@ def cut_file(
         progress: called after each part with the bytes of ``file`` consumed so far.
     """
     if not folder.is_dir():
-        with whole_folder(folder, durable=False) as unfinished:
+        with atomic_folder(folder, durable=False) as unfinished:
             _write_parts(file, unfinished, part_bytes, bad_files, progress)
     return sorted(folder.glob("part-*"))
 

@@ -27,8 +27,8 @@ from datatrove.utils.stats import PipelineStats
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.claims import held, hold
-from lazyformer_fairseq.storage.whole import OUT_OF_SPACE
+from lazyformer_fairseq.storage.atomic import OUT_OF_SPACE
+from lazyformer_fairseq.storage.run_lock import acquire_file_lock, file_lock
 
 # In every process: the one that the user started reports an error, once.
 loguru.logger.disable("datatrove")
@@ -205,7 +205,7 @@ def _ray(settings: ExecutorSettings, folder: Path) -> tuple[type[PipelineExecuto
 def wait_for_workers(folder: Path) -> None:
     """Waits until the workers of a killed run have exited; they exit by themselves within seconds."""
     folder.mkdir(exist_ok=True)
-    with held(folder / WORKERS_LOCK):
+    with file_lock(folder / WORKERS_LOCK):
         pass
 
 
@@ -233,4 +233,4 @@ def start_fork_server() -> BaseContext:
 def _begin_worker(lock_file: Path) -> None:
     """Ends the worker soon after the process that gave it work has ended, however it ended."""
     end_with_parent()
-    hold(lock_file, shared=True)
+    acquire_file_lock(lock_file, shared=True)

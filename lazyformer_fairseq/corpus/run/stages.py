@@ -44,9 +44,9 @@ from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.whole import whole_file
 
 
 class WorkPaths:
@@ -171,7 +171,7 @@ def mark_duplicates(step: StageStep, rank: int, tasks: int) -> None:
     highest = threshold(kept, step.settings.valid_share)
     for unit, (of_unit, mark) in enumerate(zip(draws, marks, strict=True)):
         mark[(mark == KEEP) & (of_unit < highest)] = HELD_OUT
-        with whole_file(step.paths.duplicates(unit), durable=False) as file:
+        with atomic_file(step.paths.duplicates(unit), durable=False) as file:
             np.save(file, mark, allow_pickle=False)
         for split, documents in documents_of_splits(step, unit).items():
             step.stat_update(split, value=int(documents.sum()))

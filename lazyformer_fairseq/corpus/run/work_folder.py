@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.claims import claimed, differences
+from lazyformer_fairseq.storage.atomic import sync_content
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import sync_content
+from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
 PLAN = "plan.json"
 MANIFEST = "manifest.json"
@@ -46,7 +46,7 @@ def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
     work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
     if (work / PUBLISHED).exists() and not (work / RESULT).exists():
         shutil.rmtree(work)  # what publish() was stopped at
-    with claimed(work):
+    with run_lock(work):
         if (work / PLAN).exists():
             _refuse_other_plan(read_json(work / PLAN), plan, work)
         else:

@@ -17,8 +17,8 @@ from lazyformer_fairseq.corpus.words.vocabulary import place_of, word_hashes
 from lazyformer_fairseq.corpus.words.word_store import SelectedWords, WordStore
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.storage.atomic import atomic_file
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
-from lazyformer_fairseq.storage.whole import whole_file
 
 # Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
 LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
@@ -99,7 +99,7 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextToke
     unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
     unigrams[tokenizer.special.eos] = 0
     found = np.flatnonzero(unigrams)
-    with whole_file(f"{prefix}.unigrams.npy", durable=False) as file:
+    with atomic_file(f"{prefix}.unigrams.npy", durable=False) as file:
         np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
     write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
     sentences = selected.document_sentences.astype(np.int64)

@@ -19,7 +19,7 @@ import xxhash
 
 from lazyformer_fairseq.corpus.words.word_store import VOCABULARY_FILE, WordStore, join_words, split_words
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import whole_file, whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 
 MOST_WORDS_FOR_BPE = 1_000_000
 ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
@@ -62,7 +62,7 @@ def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
     hashes = word_hashes(vocabulary)
     order = np.argsort(hashes)
     order = order[counts[order] > 0]
-    with whole_folder(folder, replace=True, durable=False) as unfinished:
+    with atomic_folder(folder, replace=True, durable=False) as unfinished:
         np.save(unfinished / "hashes.npy", hashes[order], allow_pickle=False)
         np.save(unfinished / "counts.npy", counts[order], allow_pickle=False)
         (unfinished / VOCABULARY_FILE).write_bytes(join_words([vocabulary[row] for row in order.tolist()]))
@@ -91,7 +91,7 @@ def merge_counts(
         UserError: there is no word; the disk is full.
     """
     spared = word_hashes(always_kept)
-    with whole_file(kept_file) as unfinished, TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work:
+    with atomic_file(kept_file) as unfinished, TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work:
         ranges: list[Path] = []
         types_with_count: Counter[int] = Counter()
         for merged in _merged_ranges(folders, entries_at_once):

@@ -25,7 +25,7 @@ import numpy as np
 from datatrove.data import Document, DocumentsPipeline
 
 from lazyformer_fairseq.corpus.step import DocumentStep
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 VOCABULARY_FILE = "vocabulary.bin"
 NOTES_FILE = "notes.json"
@@ -78,7 +78,7 @@ class StoreWords(DocumentStep):
         yield from super().run(data, rank, world_size)
         with (
             self.track_core_time(),
-            whole_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
+            atomic_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
         ):
             self._unit.save(unfinished)
             (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from typing import Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import remove_leftovers, whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file, remove_leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sam
         blocks = pack_full_sentences(item_sizes, tokens_per_sample)
         try:
             remove_leftovers(path.parent, path.name)
-            with whole_file(path, durable=False) as file:
+            with atomic_file(path, durable=False) as file:
                 np.save(file, np.stack(astuple(blocks)))
         except OSError as error:
             logger.info("%s: cannot be written (%s), so each process packs for itself", path, error.strerror)

@@ -21,10 +21,10 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.indexed_format import type_of_ids
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.whole import whole_folder
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 SIZES = ("max_length", "stride", "max_question_length")  # a manifest's names of the settings of windows
@@ -114,7 +114,7 @@ def prepare_squad(
         return _reuse(folder, wanted)
     read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # before any is encoded
     own = load_tokenizer(tokenizer)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         splits = {split: _write(file, split, own, settings, unfinished) for split, file in read.items()}
         own.save(unfinished / "tokenizer")
         manifest = {"format": PreparedSquad.FORMAT, **wanted, "splits": splits, "versions": versions(PACKAGES)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -144,7 +144,7 @@ class TextTokenizer(ABC):
             (folder / name).read_bytes() == (self.folder / name).read_bytes() for name in self.files
         ):
             return
-        with whole_folder(folder) as unfinished:
+        with atomic_folder(folder) as unfinished:
             for name in self.files:
                 shutil.copyfile(self.folder / name, unfinished / name)
 

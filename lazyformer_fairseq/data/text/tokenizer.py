@@ -36,8 +36,8 @@ from lazyformer_fairseq.data.text.normalisation import (
 from lazyformer_fairseq.data.text.places import Span, cover, places_of, spans_of_parts
 from lazyformer_fairseq.data.text.train_tokenizer import train_model
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -164,7 +164,7 @@ class Tokenizer(TextTokenizer):
             "sha256": {name: _sha256(content) for name, content in contents.items()},
         }
         contents[SETTINGS_FILE] = (json.dumps(description, indent=2) + "\n").encode()
-        with whole_folder(Path(folder)) as unfinished:
+        with atomic_folder(Path(folder)) as unfinished:
             for name, content in contents.items():
                 (unfinished / name).write_bytes(content)
         return cls.load(folder)

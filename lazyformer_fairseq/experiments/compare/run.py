@@ -17,8 +17,8 @@ from lazyformer_fairseq.experiments.compare.results import collect
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
 from lazyformer_fairseq.experiments.compare.trainings import count_workers, train
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 RESULTS = "results.json"
 
@@ -41,7 +41,7 @@ def compare(
     contestants = with_equal_parameters(compared)
     if settings.equal_parameters:
         print(widths_in_words(compared, contestants))
-    with claimed(folder), _threads(settings.threads):
+    with run_lock(folder), _threads(settings.threads):
         plan, begun = folder / "lengths.json", any(folder.glob("*/*/checkpoint_last.pt"))
         keep_settings(folder / "settings.json", settings.as_kept(), "a comparison", begun, made_by_them=[plan])
         jobs = Jobs(folder, contestants, kept_lengths(compared, contestants, plan).entries)

@@ -18,8 +18,8 @@ from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
 from lazyformer_fairseq.finetuning.run.one_run import output_to
 from lazyformer_fairseq.finetuning.run.queue import last_line
 from lazyformer_fairseq.finetuning.run.workers import Workers
-from lazyformer_fairseq.storage.claims import held
 from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.run_lock import file_lock
 
 POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
 
@@ -97,7 +97,7 @@ def train_alone(job: Job, settings: CompareSettings, threads: int) -> None:
     start_run()
     torch.set_num_threads(threads)
     job.folder.mkdir(parents=True, exist_ok=True)
-    with held(job.folder / ".lock"), output_to(job.folder / LOG):
+    with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):
         if job.result() is None:
             training = JobTraining(settings.row.load(settings), job)
             with tqdm(total=job.updates, initial=training.updates, disable=True) as progress:

@@ -14,7 +14,7 @@ from datatrove.data import Document
 from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
 from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 FEWEST_WORDS, MOST_WORDS = 5, 25
 FINAL_MARK = re.compile(r"[.?!]+$")
@@ -63,7 +63,7 @@ def write_acceptability_task(
     chance.shuffle(sentences)
     fits = min(1.0, len(sentences) / (train_size + dev_size))
     sizes = {"train": int(train_size * fits) // 2 * 2, "dev": int(dev_size * fits) // 2 * 2}
-    with whole_folder(Path(folder)) as unfinished:
+    with atomic_folder(Path(folder)) as unfinished:
         for split, size in sizes.items():
             chosen, sentences = sentences[:size], sentences[size:]
             rows = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.storage.whole import whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 FEWEST_WORDS = 6
@@ -58,7 +58,7 @@ def python_prose() -> Iterator[Prose]:
 def write_prose(path: Path) -> Path:
     """Writes the documents as JSON lines, unless the file is there. Returns `path`."""
     if not path.exists():
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             for prose in python_prose():
                 file.write((json.dumps({"text": "\n".join(prose.paragraphs)}) + "\n").encode())
     return path

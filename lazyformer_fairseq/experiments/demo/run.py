@@ -24,8 +24,8 @@ from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.demo.side_by_side import finetune, pretrain
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import spread
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 ANSWERS = 5
 
@@ -41,7 +41,7 @@ def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    with claimed(folder), _quiet_on_one_thread():
+    with run_lock(folder), _quiet_on_one_thread():
         begun = (folder / "data").exists()
         keep_settings(folder / "settings.json", asdict(settings), "a demo", begun)
         data, task = folder / "data", folder / "acceptability"

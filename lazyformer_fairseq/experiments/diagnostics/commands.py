@@ -17,7 +17,7 @@ from lazyformer_fairseq.arguments import (
 )
 from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 SPLITS = ("train", "valid", "test")

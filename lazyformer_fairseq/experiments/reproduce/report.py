@@ -20,9 +20,9 @@ from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, own_row
 from lazyformer_fairseq.finetuning.report.results import Results
 from lazyformer_fairseq.measure.bench.models.entries import OURS
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
+from lazyformer_fairseq.storage.atomic import atomic_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json
 from lazyformer_fairseq.storage.tables import markdown_table, write_csv
-from lazyformer_fairseq.storage.whole import whole_file, write_text
 
 NOTHING = "-"
 Row = dict[str, str]
@@ -221,7 +221,7 @@ def _figure_3(places: Places, size: Size) -> str:
         rows.append(cell_of)
     blocks = [markdown_table(rows), "The paper draws its figure and prints no numbers of it; it says almost 2x."]
     for picture in sorted(places.bench("figure_3").glob("speedup_training_*.png")):
-        with picture.open("rb") as source, whole_file(places.report / picture.name) as target:
+        with picture.open("rb") as source, atomic_file(places.report / picture.name) as target:
             shutil.copyfileobj(source, target)
         blocks.append(f"![speed-up against tokens a sequence]({picture.name})")
     return "\n\n".join(blocks)

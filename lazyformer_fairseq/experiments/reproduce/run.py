@@ -21,8 +21,8 @@ from tqdm import tqdm
 from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.reproduce.steps import Step
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 TAIL = 20_000  # bytes of a log
 UPDATES = re.compile(rb"num_updates[= ](\d+)")
@@ -50,7 +50,7 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
         Stopped: Ctrl-C or SIGTERM; the step under way has saved what it could.
     """
     failures: dict[str, str] = {}
-    with claimed(out):
+    with run_lock(out):
         begun = (out / "steps").exists()
         keep_settings(out / "reproduction.json", settings, "a reproduction", begun)
         for number, step in enumerate(steps, 1):

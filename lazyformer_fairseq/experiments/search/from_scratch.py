@@ -13,8 +13,8 @@ from tqdm import tqdm
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.experiments.curve_training import CurveTraining, train_in_turn
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import TASKS
-from lazyformer_fairseq.storage.claims import keep_settings
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings
 
 RESULT = "result.json"
 LONGEST_NAME = 100  # file systems end at 255 bytes, and temporary files add to a name

@@ -25,9 +25,9 @@ from lazyformer_fairseq.experiments.search.state import (
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.experiments.search.supernet.training import SupernetTraining
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import write_text
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 
 def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_I
     fairseq = FairseqSearch(settings)
     fairseq.parts()  # data that does not fit must not leave a folder behind
     refuse_other_things(path)
-    with claimed(path):
+    with run_lock(path):
         keep_settings_of(settings, path)
         if (path / RESULT).exists():
             print(f"{path}: this search is finished.")

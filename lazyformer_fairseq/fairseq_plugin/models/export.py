@@ -17,7 +17,7 @@ from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import (
     OPTIONS,
     WEIGHTS_FILE,
 )
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 
 def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Optional[str] = None) -> None:
@@ -31,7 +31,7 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
         UserError: what :func:`~lazyformer_fairseq.fairseq_plugin.models.hub.load` raises, or `out` exists.
     """
     loaded = LazyFormerModel.from_pretrained(folder, checkpoint_file)
-    with whole_folder(Path(out)) as unfinished:
+    with atomic_folder(Path(out)) as unfinished:
         write_model(loaded, unfinished)
 
 

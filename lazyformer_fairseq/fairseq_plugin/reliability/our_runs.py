@@ -22,7 +22,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.installing import PACKAGE, in
 from lazyformer_fairseq.fairseq_plugin.reliability.options import refuse_impossible, refuse_unfit
 from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
 from lazyformer_fairseq.fairseq_plugin.reliability.update_size import settle
-from lazyformer_fairseq.storage.claims import claim
+from lazyformer_fairseq.storage.run_lock import lock_for_process
 
 
 def names_task_of_ours(settings: Any) -> bool:
@@ -126,7 +126,7 @@ def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
     problem = [None]
     if is_master(distributed_training):
         try:
-            claim(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
+            lock_for_process(Path(checkpoint.save_dir), f".training{checkpoint.checkpoint_suffix}.lock")
             log_to(Path(checkpoint.save_dir))
         except UserError as error:
             problem = [f"--save-dir {error}"]

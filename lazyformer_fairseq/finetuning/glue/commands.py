@@ -9,7 +9,7 @@ import click
 from lazyformer_fairseq.arguments import CommandWithSeveralValues, ExistingPath, GroupOfCommands, divided, numbers
 from lazyformer_fairseq.finetuning.glue.protocols import LAZYFORMER, PROTOCOLS
 from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()

@@ -23,7 +23,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import lo
 from lazyformer_fairseq.finetuning import load_finetuned as finetuned
 from lazyformer_fairseq.finetuning.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.finetuning.run.grid import BEST
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 
 HEADER = ("index", "prediction")
 
@@ -87,7 +87,7 @@ def predict_runs(runs: Sequence[Path], target: Path, wanted: Prediction) -> list
         if task in of_task:
             raise UserError(f"{folder} and {of_task[task]}: both are of {task}; give one run a task")
         of_task[task] = folder
-    with whole_folder(target) as unfinished:
+    with atomic_folder(target) as unfinished:
         submission = _submit(of_task, unfinished, wanted)
     submission.folder = target
     return [submission]
@@ -106,7 +106,7 @@ def predict_best(output: Path, target: Path, wanted: Prediction) -> list[Submiss
     if not results.runs:
         raise UserError(f"{output / 'runs'}: no run has ended well")
     submissions = []
-    with whole_folder(target) as unfinished:
+    with atomic_folder(target) as unfinished:
         for model in results.grid.models:
             best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
             of_task = {task: _one_with_checkpoint(folders) for task, folders in best.items() if folders}

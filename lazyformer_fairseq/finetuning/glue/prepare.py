@@ -18,9 +18,9 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.whole import whole_folder
 
 PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")
 
@@ -143,7 +143,7 @@ def _prepare(
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
     files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         manifest = {
             "format": PreparedTask.FORMAT,
             **settings,

@@ -17,8 +17,8 @@ from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.run.start_models import StartModel
 from lazyformer_fairseq.finetuning.scored_task import ScoredTask, TaskFamily
-from lazyformer_fairseq.storage.claims import differences
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import differences
 
 BATCH_SIZE = 32
 RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"

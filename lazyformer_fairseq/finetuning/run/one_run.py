@@ -24,8 +24,8 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import files as c
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
 from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, Run
-from lazyformer_fairseq.storage.claims import held
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
     start_run(command_line=True)  # the process is this run's alone
     torch.set_num_threads(threads)
     run.folder.mkdir(parents=True, exist_ok=True)
-    with held(run.folder / ".lock"), output_to(run.folder / LOG):
+    with file_lock(run.folder / ".lock"), output_to(run.folder / LOG):
         if run.result() is None:
             _clear_unless_resumable(run)
             write_json(run.folder / SETTINGS, run.settings)

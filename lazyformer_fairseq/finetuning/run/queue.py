@@ -21,8 +21,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.run.cluster import Cluster, ClusterJob
 from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, FAILED, LOG, Grid, Run
 from lazyformer_fairseq.finetuning.run.workers import Job, Workers
-from lazyformer_fairseq.storage.claims import claimed
 from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.run_lock import run_lock
 
 ATTEMPTS = 2
 SHOW_EVERY = 1.0  # seconds
@@ -59,7 +59,7 @@ class RunQueue:
             KeyboardInterrupt: after all processes were stopped.
         """
         self.grid.refuse_other_family()
-        with claimed(self.grid.output / "runs"):
+        with run_lock(self.grid.output / "runs"):
             self._look_at_folders()
             self.grid.write()
             total = sum(run.work for run in self.grid.runs)

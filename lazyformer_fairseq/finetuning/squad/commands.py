@@ -15,7 +15,7 @@ from lazyformer_fairseq.arguments import (
 )
 from lazyformer_fairseq.finetuning.options import checkpoints_option, where_runs_go
 from lazyformer_fairseq.finetuning.squad.protocol import EPOCHS, LEARNING_RATES, SEEDS
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 THERE = ExistingPath()

@@ -24,7 +24,7 @@ from lazyformer_fairseq.finetuning.squad.best_texts import best_texts
 from lazyformer_fairseq.finetuning.squad.report.read_results import read_results
 from lazyformer_fairseq.finetuning.squad_family import SQUAD
 from lazyformer_fairseq.modules.networks.heads import SPAN
-from lazyformer_fairseq.storage.whole import whole_folder, write_text
+from lazyformer_fairseq.storage.atomic import atomic_folder, write_text
 
 PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
 
@@ -69,7 +69,7 @@ def predict_checkpoint(checkpoint: Path, target: Path, wanted: Prediction) -> Pr
     """
     if wanted.file is None:
         raise UserError("--checkpoint: give the questions too, by --file dev-v1.1.json")
-    with whole_folder(target) as unfinished:
+    with atomic_folder(target) as unfinished:
         predicted = _predict(checkpoint, wanted.file, unfinished, wanted)
     return Predicted(target, predicted.questions, predicted.marks)
 
@@ -90,7 +90,7 @@ def predict_best(output: Path, target: Path, wanted: Prediction) -> list[Predict
     if not file.is_file():
         raise UserError(f"{file}: no such file; give the questions by --file dev-v1.1.json")
     predicted = []
-    with whole_folder(target) as unfinished:
+    with atomic_folder(target) as unfinished:
         for model in results.grid.models:
             if best := [run.folder for run in results.of(model, SQUAD.name).best]:
                 run = next((run for run in best if (run / BEST).is_file()), best[0])

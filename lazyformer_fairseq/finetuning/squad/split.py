@@ -5,9 +5,9 @@ from pathlib import Path
 
 from lazyformer_fairseq.data.squad.official import SPLITS
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import atomic_folder, write_text
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import whole_folder, write_text
 
 FORMAT = "lazyformer squad split"
 MANIFEST = "split.json"
@@ -44,7 +44,7 @@ def split_by_articles(source: Path, every: int, folder: Path) -> Path:
     if folder.exists():
         _refuse_other(folder, manifest)
         return folder
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         for file, part in zip(SPLITS.values(), (trained, held_out), strict=True):
             write_text(unfinished / file, json.dumps({**content, "data": part}, ensure_ascii=False))
         write_json(unfinished / MANIFEST, manifest)

@@ -12,7 +12,7 @@ from lazyformer_fairseq.huggingface.export.model_card import model_card
 from lazyformer_fairseq.huggingface.export.source import Source, read_source
 from lazyformer_fairseq.huggingface.tokenizer.export import write_tokenizer
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 AUTO, BERT, CUSTOM = FORMS = ("auto", "bert", "custom")
 WEIGHTS_FILE, CARD_FILE = "model.safetensors", "README.md"
@@ -47,7 +47,7 @@ def export_to_huggingface(
     refuse_filled_folder(out)
     source = read_source(folder, checkpoint_file, head)
     form = choose_form(source, form)
-    with whole_folder(Path(out)) as unfinished:
+    with atomic_folder(Path(out)) as unfinished:
         model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
         write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
         (unfinished / CARD_FILE).write_text(model_card(source, form, Path(out).name), encoding="utf-8")

@@ -11,7 +11,7 @@ from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.reading.convert import AUTO
 from lazyformer_fairseq.huggingface.reading.source import is_ours, read_source
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.record import write_record
 from lazyformer_fairseq.warm_start.start import Trained
@@ -47,7 +47,7 @@ def import_to(
             source = replace(source, cfg=start.new.cfg, weights=dict(start.new.weights))
             record = start.record
         loaded = hub.as_hub(LazyFormerModel, source.cfg, source.weights, source.tokenizer, path)
-        with whole_folder(out) as unfinished:
+        with atomic_folder(out) as unfinished:
             write_model(loaded, unfinished)
             if record is not None:
                 write_record(unfinished, record)

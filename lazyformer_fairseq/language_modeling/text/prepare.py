@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.language_modeling.text.sources import END_OF_LINE, SPLITS, Characters, TextSource, WordsOfLines
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 MANIFEST = "manifest.json"
 
@@ -51,7 +51,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     if official is not None and not official.startswith(corpus):
         raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
-    with whole_folder(out) as folder, _progress_bar(text) as bar:
+    with atomic_folder(out) as folder, _progress_bar(text) as bar:
         counts = text.count("train", bar.update)
         dictionary = _dictionary(counts)
         dictionary.save(str(folder / "dict.txt"))

@@ -22,7 +22,7 @@ from lazyformer_fairseq.arguments import (
     refuse_missing_folders,
 )
 from lazyformer_fairseq.devices.precision import precision_on
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 POSITIVE = click.IntRange(min=1)

@@ -19,9 +19,9 @@ from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder, write_text
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.tables import markdown_table
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, write_text
 
 BASELINE = "bert_base_absolute"
 SPANS = "squad"  # the head's name

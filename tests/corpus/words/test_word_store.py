@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.step import TaskNotes
 from lazyformer_fairseq.corpus.words.word_store import StoreWords, WordStore
-from lazyformer_fairseq.storage.whole import whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file
 
 WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
 TEXT = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=5).map("\n".join)
@@ -109,7 +109,7 @@ def test_a_failure_leaves_nothing(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path):
-    with pytest.raises(OSError) as caught, whole_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
+    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
         np.zeros(100_000).tofile(full)
     assert caught.value.filename == str(tmp_path / "words.npy")
     assert caught.value.strerror == "No space left on device"

@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_keeps_no_blocks(data, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(packing, "whole_file", refuse)
+    monkeypatch.setattr(packing, "atomic_file", refuse)
     assert rows(kept_blocks(*data, 12)) == rows(pack_full_sentences(data[1], 12))
 
 

@@ -16,7 +16,7 @@ from reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.choice import choose
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
-from lazyformer_fairseq.storage.whole import UNFINISHED
+from lazyformer_fairseq.storage.atomic import UNFINISHED
 
 
 @pytest.mark.parametrize(

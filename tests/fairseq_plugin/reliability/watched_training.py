@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
-from lazyformer_fairseq.storage.whole import UNFINISHED
+from lazyformer_fairseq.storage.atomic import UNFINISHED
 
 PHASES = (
     "before the first update",

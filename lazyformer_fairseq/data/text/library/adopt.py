@@ -19,8 +19,8 @@ from lazyformer_fairseq.data.text.library.recipe import (
 from lazyformer_fairseq.data.text.library.tokenizer import LibraryTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json
-from lazyformer_fairseq.storage.whole import refuse_filled_folder
 
 NAMES_OF_ROLES = {
     "bos": "cls_token",

@@ -27,8 +27,8 @@ from lazyformer_fairseq.data.text.library.recipe import MOST_IDS, build_library,
 from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json
-from lazyformer_fairseq.storage.whole import whole_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -148,7 +148,7 @@ class LibraryTokenizer(TextTokenizer):
             "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
         }
         contents[SETTINGS_FILE] = (json.dumps(full, indent=2, ensure_ascii=False) + "\n").encode()
-        with whole_folder(Path(folder)) as unfinished:
+        with atomic_folder(Path(folder)) as unfinished:
             for name, content in contents.items():
                 (unfinished / name).write_bytes(content)
         return cls.load(folder)

@@ -15,8 +15,8 @@ from lazyformer_fairseq.experiments.diagnostics.comparison.report import write_r
 from lazyformer_fairseq.experiments.diagnostics.comparison.settings import SCRATCH, SELF_PRETRAINED, TaskRunSettings
 from lazyformer_fairseq.measure.costs.latency import spread
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 VALIDATIONS = 5  # points of a curve beside the first; it is also saved there
 RESULT = "result.json"
@@ -60,7 +60,7 @@ def run(settings: TaskRunSettings, out: Path, command: Sequence[str]) -> str:
     Raises:
         UserError: the folder holds a comparison of other settings, or a size does not fit.
     """
-    with claimed(out), _random_starts_are_meant():
+    with run_lock(out), _random_starts_are_meant():
         begun = any(out.glob("runs/*/*/checkpoint_last.pt"))
         keep_settings(out / "settings.json", asdict(settings), "a comparison", begun)
         _train_all(settings, out)

@@ -22,7 +22,7 @@ from lazyformer_fairseq.experiments.diagnostics.listops.expressions import DIGIT
 from lazyformer_fairseq.experiments.diagnostics.listops.settings import OPERATORS, ListOpsSettings
 from lazyformer_fairseq.experiments.diagnostics.prepared import write_prepared
 from lazyformer_fairseq.experiments.diagnostics.rules import CONSTANT, bag_of_words, constant_answer, frequent_by_group
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 FIRST_SYMBOL = len(SPECIAL)
@@ -38,7 +38,7 @@ def prepare_listops(settings: ListOpsSettings, out: Path) -> dict[str, Any]:
         UserError: there are not as many different expressions; or `out` holds something.
     """
     refuse_filled_folder(out)
-    with whole_folder(out) as folder, TemporaryDirectory() as scratch:
+    with atomic_folder(out) as folder, TemporaryDirectory() as scratch:
         tokenizer = listops_tokenizer(Path(scratch))
         splits, drawn = {}, distinct_expressions(settings)
         with tqdm(total=sum(settings.rows.values()), desc="draw", unit=" expressions", disable=None) as progress:

@@ -24,7 +24,7 @@ from lazyformer_fairseq.experiments.diagnostics.pairs.stretches import (
 from lazyformer_fairseq.experiments.diagnostics.prepared import write_prepared
 from lazyformer_fairseq.experiments.diagnostics.rules import CONSTANT, bag_of_words, constant_answer, shared_words
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 
 WORDS_ALONE = "which words occur (logistic regression); far from chance it would be a leak"
 SHARED_WORDS = "how many rare words both halves share"
@@ -46,7 +46,7 @@ def prepare_pairs(
     with prepared_corpus(corpus, vocab_size, tokenizer, settings.seed) as folder:
         documents, draws, splits = CorpusDocuments(folder), Draws(settings.seed), {}
         stretches = choose_stretches(documents.sizes, settings, draws)
-        with whole_folder(out) as unfinished:
+        with atomic_folder(out) as unfinished:
             total = sum(settings.rows.values())
             with tqdm(total=total, desc="read", unit=" documents", disable=None) as progress:
                 for split, chosen in stretches.items():

@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 from lazyformer_fairseq.experiments.search.from_checkpoint.pictures import CONTROL, SUMMED, draw_changes, draw_losses
 from lazyformer_fairseq.experiments.search.report.found_pattern import compact
 from lazyformer_fairseq.measure.costs.latency import with_spread
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.tables import markdown_table, write_csv
-from lazyformer_fairseq.storage.whole import write_text
 
 FEWEST = 3  # of a rank correlation
 

@@ -25,9 +25,9 @@ from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import spread
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
+from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import whole_folder
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 from lazyformer_fairseq.warm_start.losses import Scorer
 from lazyformer_fairseq.warm_start.record import write_record
 from lazyformer_fairseq.warm_start.start import Trained
@@ -56,7 +56,7 @@ def run_from_checkpoint(settings: FromCheckpoint, original: Original, path: Path
     text, more = _read_texts(settings, original)
     _refuse_other_things(path)
     choices = Choices.of(original.trained.plan, read_candidates(settings.candidates))
-    with claimed(path):
+    with run_lock(path):
         begun = (path / SCORES).exists()
         keep_settings(path / SETTINGS, asdict(settings), "a search", begun, made_by_them=[path / LATENCIES])
         if (path / RESULT).exists():
@@ -226,6 +226,6 @@ def _write_start(scorer: Scorer, choices: Choices, row: Mapping[str, Any], origi
     start = scorer.start({"sublayer_pattern": choices.pattern(by_place)}, choices.origins(by_place))
     start.record["source"] = path.absolute().name
     loaded = hub.as_hub(LazyFormerModel, start.new.cfg, start.new.weights, original.tokenizer, folder)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         write_model(loaded, unfinished)
         write_record(unfinished, start.record)

@@ -26,8 +26,8 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.space import Path, Space, bands_of
 from lazyformer_fairseq.experiments.search.state import RESULT, refuse_other_things
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
-from lazyformer_fairseq.storage.claims import claimed
 from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import run_lock
 
 JUDGED = "judged.json"
 CONTROL_FOLDER = "control"
@@ -50,7 +50,7 @@ def run_front(
     fairseq.parts()  # data that does not fit must not leave a folder behind
     _supernets_cost(settings, front)
     refuse_other_things(path)
-    with claimed(path):
+    with run_lock(path):
         keep_settings_of(settings, path, front=asdict(front))
         if (path / RESULT).exists():
             print(f"{path}: this search is finished.")
@@ -63,7 +63,7 @@ def run_front(
 
 def train_found(settings: SearchSettings, train: TrainSettings, result: dict[str, Any], path: File) -> str:
     """Trains a front's patterns from scratch in its folder, or resumes that; see :func:`train_front`."""
-    with claimed(path):
+    with run_lock(path):
         return train_front(settings, train, result, path)
 
 

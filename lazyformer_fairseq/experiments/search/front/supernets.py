@@ -31,7 +31,7 @@ from lazyformer_fairseq.experiments.search.supernet.training import (
 )
 from lazyformer_fairseq.fairseq_plugin.optim.lamb import fitted
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
-from lazyformer_fairseq.storage.whole import write_text
+from lazyformer_fairseq.storage.atomic import write_text
 
 
 class Batches:

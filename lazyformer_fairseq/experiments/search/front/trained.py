@@ -13,10 +13,10 @@ from lazyformer_fairseq.experiments.search.front.settings import TrainSettings
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.measure.costs.latency import with_spread
 from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.pictures import COLOURS, write_picture
 from lazyformer_fairseq.storage.tables import markdown_table
-from lazyformer_fairseq.storage.whole import write_text
 
 FOLDER = "from_scratch"
 

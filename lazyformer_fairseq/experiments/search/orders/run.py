@@ -19,10 +19,10 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.patterns.grammar import read_sublayer
-from lazyformer_fairseq.storage.claims import claimed, keep_settings
+from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 from lazyformer_fairseq.storage.tables import write_csv
-from lazyformer_fairseq.storage.whole import write_text
 
 RANDOM, SANDWICH, INTERLEAVED = "random", "sandwich", "interleaved"
 SETTINGS = "settings.json"
@@ -60,7 +60,7 @@ def run_orders(settings: OrdersSettings, recipe: Recipe, path: File) -> str:
     """
     drawn = draw_orders(settings, recipe)
     runs = path / "runs"
-    with claimed(path):
+    with run_lock(path):
         keep_settings(path / SETTINGS, asdict(settings), "orders", any(runs.glob("*/*.json")))
         orders = [row["order"] for row in drawn if row["what"] != INTERLEAVED]
         trained = train_from_scratch(recipe, list(dict.fromkeys(orders)), runs)

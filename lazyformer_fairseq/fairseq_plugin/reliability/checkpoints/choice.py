@@ -16,7 +16,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import DamagedCheckpointError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.names import LAST, checkpoints_in
-from lazyformer_fairseq.storage.whole import remove_leftovers
+from lazyformer_fairseq.storage.atomic import remove_leftovers
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Union
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.whole import unfinished_name, whole_file
+from lazyformer_fairseq.storage.atomic import atomic_file, unfinished_name
 
 PIECE = 2**22  # bytes read at a time
 
@@ -41,7 +41,7 @@ def save(state: Any, path: Union[str, Path]) -> None:
     Raises:
         OSError: the file could not be written; one that was there before is as it was.
     """
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         hashed = _HashedFile(file)
         try:
             torch.save(state, hashed)
@@ -75,7 +75,7 @@ class _HashedFile:
 
 def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
     """Copies a file, whole or not at all. Raises OSError."""
-    with open(source, "rb") as original, whole_file(target) as file:
+    with open(source, "rb") as original, atomic_file(target) as file:
         shutil.copyfileobj(original, file, PIECE)
 
 

@@ -25,9 +25,9 @@ from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.measure.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.tables import write_csv
-from lazyformer_fairseq.storage.whole import refuse_filled_folder, whole_folder
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
         **run_bench(settings),
     }
     text = tables(results)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         write_json(unfinished / "results.json", results)
         write_csv(list(csv_rows(results)), unfinished / "results.csv")
         facts = {"command": f"`{results['command']}`", **results["machine"], **results["versions"]}

@@ -14,7 +14,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.choice import cho
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.storage.whole import UNFINISHED
+from lazyformer_fairseq.storage.atomic import UNFINISHED
 
 SIZES = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4"
 TINY = f"{SIZES} --criterion masked_lm_accuracy --save-interval-updates 3"

@@ -20,7 +20,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import files as checkpoint_files
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import DamagedCheckpointError, check, save
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
-from lazyformer_fairseq.storage.whole import UNFINISHED, remove_leftovers, whole_file
+from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, remove_leftovers
 
 STATE = {
     "model": {"weight": torch.arange(500.0), "half": torch.ones(3, dtype=torch.bfloat16)},
@@ -202,7 +202,7 @@ def test_leftovers_of_the_dead_go_and_those_in_use_stay(tmp_path):
     foreign = [tmp_path / name for name in (".hidden", "checkpoint_last.pt.tmp", "x.unfinished")]
     for path in foreign:
         path.touch()
-    with whole_file(tmp_path / "used.pt") as file:
+    with atomic_file(tmp_path / "used.pt") as file:
         remove_leftovers(tmp_path)
         file.write(b"content")
         assert not dead.exists() and all(path.exists() for path in foreign)

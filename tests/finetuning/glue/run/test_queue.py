@@ -17,7 +17,7 @@ from lazyformer_fairseq.finetuning.run.one_run import fine_tune
 from lazyformer_fairseq.finetuning.run.queue import RunQueue, epochs_done
 from lazyformer_fairseq.finetuning.run.start_models import load_start_models
 from lazyformer_fairseq.finetuning.run.workers import Workers
-from lazyformer_fairseq.storage.claims import claimed
+from lazyformer_fairseq.storage.run_lock import run_lock
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_score_that_is_no_number_is_never_the_best(grid):
 
 def test_two_queues_on_a_folder_are_refused(grid):
     with (
-        claimed(grid("CoLA").output / "runs"),
+        run_lock(grid("CoLA").output / "runs"),
         pytest.raises(UserError, match=rf"at work there \(process {os.getpid()} on"),
     ):
         RunQueue(grid("CoLA"), FakeExecutor()).run()

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import remove_leftovers
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import remove_leftovers
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-_claims: dict[tuple[Path, int], TextIO] = {}  # by file and process
+_locks: dict[tuple[Path, int], TextIO] = {}  # by file and process
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[None]:
     """Makes the folder, and keeps other processes out of it until the block or the process ends, however it ends.
 
     Removes what killed processes left unfinished in it. A hidden file in it names the process at work.
@@ -33,14 +33,14 @@ def claimed(folder: Path) -> Iterator[None]:
         yield
 
 
-def claim(folder: Path, lock: str) -> None:
-    """As :func:`claimed`, by a file `lock`, to the end of the process, which may claim again, but none of its children.
+def lock_for_process(folder: Path, lock: str) -> None:
+    """As :func:`run_lock`, by a file `lock`, to the end of the process, which may ask again; children lack it.
 
     A data worker may outlive a killed process by seconds, and would hold a lock that it inherits.
     """
     path = (folder / lock).absolute()
-    if (path, os.getpid()) not in _claims:
-        _claims[path, os.getpid()] = _locked(path, fcntl.lockf)
+    if (path, os.getpid()) not in _locks:
+        _locks[path, os.getpid()] = _locked(path, fcntl.lockf)
 
 
 def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
@@ -70,17 +70,17 @@ def _locked(path: Path, lock: Callable[[TextIO, int], None]) -> TextIO:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Waits until no other process holds the file; holds it until the block or the process ends, however it ends."""
-    descriptor = hold(path)
+    descriptor = acquire_file_lock(path)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def hold(path: Path, shared: bool = False) -> int:
-    """As :func:`held`, while the process lives or until the returned descriptor is closed; `shared`: beside others."""
+def acquire_file_lock(path: Path, shared: bool = False) -> int:
+    """As :func:`file_lock`, until the process ends or the descriptor is closed; `shared`: beside others."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     return descriptor

@@ -11,25 +11,25 @@ from unittest import mock
 import pytest
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.claims import claimed, held, hold, keep_settings
-from lazyformer_fairseq.storage.whole import unfinished_name
+from lazyformer_fairseq.storage.atomic import unfinished_name
+from lazyformer_fairseq.storage.run_lock import acquire_file_lock, file_lock, keep_settings, run_lock
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 def claim_and_wait(folder, connection):
-    with claimed(folder):
-        connection.send("claimed")
+    with run_lock(folder):
+        connection.send("locked")
         connection.recv()
 
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that has claimed the folder."""
+    """A process that holds the lock of the folder."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=claim_and_wait, args=(tmp_path / "folder", theirs))
     process.start()
-    assert ours.recv() == "claimed"
+    assert ours.recv() == "locked"
     yield process
     process.kill()
     process.join()
@@ -37,20 +37,20 @@ def holder(tmp_path):
 
 def test_a_folder_belongs_to_one_process_until_it_dies(tmp_path, holder):
     message = rf"folder: another run is at work there \(process {holder.pid} on"
-    with pytest.raises(UserError, match=message), claimed(tmp_path / "folder"):
-        pytest.fail("both claimed it")
+    with pytest.raises(UserError, match=message), run_lock(tmp_path / "folder"):
+        pytest.fail("both hold it")
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     left = unfinished_name(tmp_path / "folder" / "file")
     left.touch()
-    with claimed(tmp_path / "folder"):
+    with run_lock(tmp_path / "folder"):
         assert not left.exists()
         assert (tmp_path / "folder" / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def claim_from_outside(folder) -> str:
-    code = "import sys; from pathlib import Path; from lazyformer_fairseq.storage.claims import claim; "
-    code += "claim(Path(sys.argv[1]), '.mine.lock')"
+    code = "import sys; from pathlib import Path; from lazyformer_fairseq.storage.run_lock import lock_for_process; "
+    code += "lock_for_process(Path(sys.argv[1]), '.mine.lock')"
     run = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     return run.stderr
 
@@ -58,8 +58,9 @@ def claim_from_outside(folder) -> str:
 def test_a_claim_to_the_end_of_a_process_is_not_its_childrens(tmp_path):
     """A data worker may live on for seconds when its run was killed, and the run's restart must not wait for it."""
     code = (
-        "import os, sys, time; from pathlib import Path; from lazyformer_fairseq.storage.claims import claim\n"
-        "for _ in range(2): claim(Path(sys.argv[1]), '.mine.lock')\n"
+        "import os, sys, time; from pathlib import Path\n"
+        "from lazyformer_fairseq.storage.run_lock import lock_for_process\n"
+        "for _ in range(2): lock_for_process(Path(sys.argv[1]), '.mine.lock')\n"
         "child = os.fork()\n"
         "if child: print(child, flush=True)\n"
         "time.sleep(1000)"
@@ -79,18 +80,18 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match="file/folder: cannot be written .Not a directory."),
-        claimed(tmp_path / "file" / "folder"),
+        run_lock(tmp_path / "file" / "folder"),
     ):
-        pytest.fail("claimed it")
+        pytest.fail("locked it")
 
 
 def test_where_no_locks_are_known_the_run_begins(tmp_path, caplog):
-    with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), claimed(tmp_path):
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(38, "Function not implemented")), run_lock(tmp_path):
         assert "knows no locks" in caplog.text
 
 
 def test_held_alone_or_shared(tmp_path):
-    shared = [hold(tmp_path / "lock", shared=True) for _ in range(2)]
+    shared = [acquire_file_lock(tmp_path / "lock", shared=True) for _ in range(2)]
     file = os.open(tmp_path / "lock", os.O_RDWR)
     for descriptor in shared:
         with pytest.raises(BlockingIOError):
@@ -98,7 +99,7 @@ def test_held_alone_or_shared(tmp_path):
         os.close(descriptor)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(file)
-    with held(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         pass
 
 

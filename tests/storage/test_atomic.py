@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage import whole
+from lazyformer_fairseq.storage import atomic
+from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, atomic_folder, remove_leftovers, unfinished_name
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.whole import UNFINISHED, remove_leftovers, unfinished_name, whole_file, whole_folder
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def synced(monkeypatch):
         names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         fsync(descriptor)
 
-    monkeypatch.setattr(whole.os, "fsync", sync)
+    monkeypatch.setattr(atomic.os, "fsync", sync)
     return names
 
 
 def test_a_failure_leaves_the_old_file(tmp_path):
     (tmp_path / "file").write_text("old")
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "file") as file:
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file") as file:
         file.write(b"half of the new")
         file.flush()
         assert (tmp_path / "file").read_text() == "old"
@@ -35,17 +35,17 @@ def test_a_failure_leaves_the_old_file(tmp_path):
 
 
 def test_what_is_to_last_is_synced_and_its_folder_after_it(tmp_path, synced):
-    with whole_file(tmp_path / "made" / "file"):
+    with atomic_file(tmp_path / "made" / "file"):
         pass
     assert len(synced) == 2 and synced[0].endswith(UNFINISHED) and synced[1] == "made"
     synced.clear()
-    with whole_file(tmp_path / "file", durable=False):
+    with atomic_file(tmp_path / "file", durable=False):
         pass
     assert synced == []
 
 
 def test_all_of_a_folder_is_synced(tmp_path, synced):
-    with whole_folder(tmp_path / "folder") as folder:
+    with atomic_folder(tmp_path / "folder") as folder:
         (folder / "inner").mkdir()
         (folder / "inner" / "file").write_text("content")
     assert synced[:2] == ["inner", "file"] and synced[2].endswith(UNFINISHED) and synced[3] == tmp_path.name
@@ -53,7 +53,7 @@ def test_all_of_a_folder_is_synced(tmp_path, synced):
 
 
 def test_two_processes_may_write_a_file_at_once(tmp_path):
-    with whole_file(tmp_path / "file") as first, whole_file(tmp_path / "file") as second:
+    with atomic_file(tmp_path / "file") as first, atomic_file(tmp_path / "file") as second:
         first.write(b"first")
         second.write(b"second")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "first")]
@@ -66,18 +66,18 @@ def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, content):
         taken.mkdir()
         taken /= "file"
     taken.touch()
-    with pytest.raises(UserError, match="taken: exists already"), whole_folder(tmp_path / "taken"):
+    with pytest.raises(UserError, match="taken: exists already"), atomic_folder(tmp_path / "taken"):
         pytest.fail("begins")
-    with pytest.raises(UserError, match="later: exists already"), whole_folder(tmp_path / "later"):
+    with pytest.raises(UserError, match="later: exists already"), atomic_folder(tmp_path / "later"):
         (tmp_path / "later").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "taken"]
 
 
 def test_a_folder_that_is_replaced_stands_until_the_new_one_is_whole(tmp_path):
     for number in range(2):
-        with whole_folder(tmp_path / "folder", replace=True) as folder:
+        with atomic_folder(tmp_path / "folder", replace=True) as folder:
             (folder / str(number)).touch()
-    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "folder", replace=True):
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "folder", replace=True):
         _ = 1 / 0
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["folder", "folder/1"]
 
@@ -87,7 +87,7 @@ def test_who_writes_a_folder_removes_what_the_killed_left_of_it(tmp_path):
     corpus = tmp_path / f".out.v2{UNFINISHED}"  # a corpus in the making, which goes on from what it holds
     for path in (dead, other, corpus):
         path.mkdir()
-    with whole_folder(tmp_path / "out") as alive:
+    with atomic_folder(tmp_path / "out") as alive:
         assert not dead.exists() and alive.exists() and other.exists() and corpus.exists()
         remove_leftovers(tmp_path)
         assert alive.exists() and not other.exists() and corpus.exists()
@@ -105,7 +105,7 @@ def test_leftovers_in_subfolders(tmp_path):
 
 
 def test_a_full_disk_is_named_where_python_does_not(tmp_path):
-    with pytest.raises(OSError) as caught, whole_file(tmp_path / "file"), open("/dev/full", "w") as full:
+    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "file"), open("/dev/full", "w") as full:
         full.write("text")
     assert caught.value.filename == str(tmp_path / "file")
 

@@ -26,7 +26,7 @@ OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def whole_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryIO]:
     """Yields a file to write; it takes the name `path` when the block ends well. Makes missing folders.
 
     Args:
@@ -55,17 +55,17 @@ def whole_file(path: Union[str, Path], durable: bool = True) -> Iterator[BinaryI
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file in UTF-8, whole and durable."""
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
-def whole_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
+def atomic_folder(folder: Union[str, Path], replace: bool = False, durable: bool = True) -> Iterator[Path]:
     """Yields an empty folder to write into; it takes the name `folder` when the block ends well.
 
     Args:
         replace: whether it may take the place of a folder that holds something.
-        durable: see :func:`whole_file`; all files in it are synced.
+        durable: see :func:`atomic_file`; all files in it are synced.
 
     Raises:
         UserError: `folder` cannot be made, or holds something already.

@@ -84,7 +84,7 @@ def arrows_that_run_up(imports: Imports) -> list[str]:
 
 
 def subfolders(imports: Imports, depth: int) -> dict[str, set[str]]:
-    """The same graph between folders at a depth (the package's is 1); what lies beside them may import from all of them, and they from it."""
+    """The same graph between folders at a depth (the package's is 1); what lies beside them has no row."""
     folders: dict[str, set[str]] = {}
     for module, others in imports.items():
         if own := subfolder_of(module, depth):
@@ -129,7 +129,8 @@ BAD_TREE = {
     "storage/__init__": "",
     "storage/whole": "def write():\n    from lazyformer_fairseq.storage import json_files",
     "storage/json_files": (
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .whole import write\nfrom ..measure.costs import flops"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .whole import write\n"
+        "from ..measure.costs import flops"
     ),
 }
 

@@ -34,7 +34,7 @@ def test_every_row_has_a_wrapper_and_says_why():
     assert len(HOOKS) == len(set(HOOKS)) > 60
     for hook in HOOKS:
         module, _, name = hook.wrapper.partition(":")
-        assert callable(getattr(importlib.import_module(f"lazyformer_fairseq.{module}"), name)), hook
+        assert callable(getattr(importlib.import_module(f"lazyformer_fairseq.fairseq_plugin.{module}"), name)), hook
         assert len(hook.why) > 10 or hook.why.startswith("--"), hook
 
 
@@ -72,7 +72,7 @@ def of_a_batch(original, self, batch):
 def table(monkeypatch):
     """Sets the rows of a table that is nowhere in place; what was put in place is taken away again."""
     module = SimpleNamespace(Fairseq=Fairseq, doubled=doubled, of_a_batch=of_a_batch)
-    for name in ("stands_for_fairseq", "lazyformer_fairseq.stands_for_ours"):
+    for name in ("stands_for_fairseq", "lazyformer_fairseq.fairseq_plugin.stands_for_ours"):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(installing, "_before", {})
 

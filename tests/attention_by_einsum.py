@@ -85,7 +85,7 @@ class Attending:
         positions = None
         if self.is_causal:
             positions = RelativePositions(encode_distances(self.keys, WIDTH, 0, self.u), self.u, self.v)
-        return Context(scores, lambda readers, settings: self.back_end, positions)
+        return Context(scores, lambda consumers, settings: self.back_end, positions)
 
     def outputs(self) -> list[Tensor]:
         """Of the ``s`` and of the ``l``, whose input is another."""

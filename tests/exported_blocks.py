@@ -12,7 +12,7 @@ from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerCon
 from lazyformer_fairseq.huggingface.modelling.interface import Shared
 from lazyformer_fairseq.huggingface.modelling.stack import RelativePositionBias, build_sublayers, run_sublayers
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 
@@ -135,7 +135,7 @@ def pattern_of(settings: str) -> str:
 def buckets_of(settings: str) -> int:
     """Of T5's bias: where a kind can have it, it has it."""
     values = read_sublayer(f"s[{settings}]").values if settings else with_defaults(())
-    return 0 if any("bias" in choice.refuses for choice in choice_classes(values)) else 8
+    return 0 if any("bias" in choice.refuses for choice in variant_classes(values)) else 8
 
 
 def given(settings: str) -> Optional[Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
 from lazyformer_fairseq.patterns.settings import Setting
@@ -42,8 +42,8 @@ class LocalMean(Sublayer):
         return Flops(2 * batch * (keys + time) * sizes.embed_dim**2)
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         v_BKC = self.v_proj(with_memory(memory_BMC, x_BTC))
         is_text = torch.ones_like(v_BKC[..., :1])
         if (is_padding := shared.scores.is_padding(v_BKC.size(1))) is not None:

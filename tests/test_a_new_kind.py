@@ -37,7 +37,7 @@ def test_it_is_parsed_with_its_settings():
     first, attention, between, _ = plan("m[width=5] s m l")
     assert first.values == {"width": 5} and attention.kind.name == "self-attention"
     assert plan("m")[0].values == {"width": 3}
-    assert (len(attention.readers), between.readers) == (1, ())
+    assert (len(attention.consumers), between.consumers) == (1, ())
     assert find_kind("local mean") is LOCAL_MEAN
 
 

@@ -21,7 +21,7 @@ class Memory(NamedTuple):
         kept: from the forward pass to the backward pass.
         forward: besides, at most, while the forward pass runs.
         backward: besides, at most, while the backward pass runs.
-        pending: from the first backward pass of a reader to its own: gradients that readers leave it.
+        pending: from the first backward pass of a consumer to its own: gradients that consumers leave it.
         scratch: a processor's from the forward pass on, which all sublayers of a network use in turn and none gives
             back.
         more_scratch: what the backward pass adds to that.
@@ -99,7 +99,7 @@ class AttentionSize(NamedTuple):
         device: its type.
         dropout: whether the distribution goes through dropout.
         features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
-        readers: sublayers above that read the distribution.
+        consumers: sublayers above that read the distribution.
         in_tiles: entries that tiles compute of a sight, of all sequences and heads; 0 without a sight.
     """
 
@@ -113,7 +113,7 @@ class AttentionSize(NamedTuple):
     device: str
     dropout: bool
     features: frozenset[str]
-    readers: int = 0
+    consumers: int = 0
     in_tiles: int = 0
 
     @property

@@ -11,9 +11,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
-from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER
 
@@ -41,7 +41,7 @@ class Seen:
 
 def refuses_bias(pattern: str, direction: str) -> bool:
     """Whether a sublayer of the pattern cannot stand with T5's bias."""
-    return any("bias" in choice.refuses for each in plan(pattern, direction) for choice in choice_classes(each.values))
+    return any("bias" in choice.refuses for each in plan(pattern, direction) for choice in variant_classes(each.values))
 
 
 def build_network(
@@ -87,7 +87,7 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
         memory: M, remembered positions of a causal model.
     """
     found: dict[str, Seen] = {}
-    below: HandedOn = {}
+    below: SharedState = {}
     x_BTC = torch.randn(1, tokens, network.embed_dim, dtype=torch.float64)
     memory_BMC = torch.randn(1, memory, network.embed_dim, dtype=torch.float64) if memory else None
     shared = network.context(x_BTC, memory)
@@ -103,12 +103,12 @@ def look(network: Stack, tokens: int, memory: int = 0) -> list[Seen]:
 
 
 def _title(planned: PlannedSublayer) -> str:
-    return planned.text if planned.giver is None else f"{planned.text} reading {planned.giver.text}"
+    return planned.text if planned.producer is None else f"{planned.text} reading {planned.producer.text}"
 
 
 def _run(
-    inner: nn.Module, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Tensor | None
-) -> tuple[Tensor, HandedOn]:
+    inner: nn.Module, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None
+) -> tuple[Tensor, SharedState]:
     """What each head puts out, (T, N, D), and what the sublayer hands on. Its inputs become leaves of a graph."""
     for part in (x_BTC, memory_BMC):
         if part is not None:

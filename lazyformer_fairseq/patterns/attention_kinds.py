@@ -32,7 +32,7 @@ class AttentionKind:
         help: what it computes, one line.
         source: the paper.
         module: ``"file:Class"`` in ``modules/sublayers/attention_kinds``, an
-            :class:`~lazyformer_fairseq.modules.sublayers.attention_choice.AttentionChoice`.
+            :class:`~lazyformer_fairseq.modules.sublayers.attention_variant.AttentionVariant`.
         settings: the first one switches it on; the others mean nothing without it. Rows may share those.
         causal: whether causal models may have it; else `why_not_causal`.
         why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".

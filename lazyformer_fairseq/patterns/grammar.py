@@ -38,14 +38,14 @@ class PlannedSublayer:
 
     Attributes:
         settings: the given ones that differ from the default, in the row's order.
-        readers: for each sublayer above that reads from this one, what it reads.
-        giver: the sublayer below that this one reads from; None if it reads nothing, or the plan does not say.
+        consumers: for each sublayer above that reads from this one, what it reads.
+        producer: the sublayer below that this one reads from; None if it reads nothing, or the plan does not say.
     """
 
     kind: Kind
     settings: tuple[tuple[str, Value], ...] = ()
-    readers: tuple[str, ...] = ()
-    giver: Optional["PlannedSublayer"] = None
+    consumers: tuple[str, ...] = ()
+    producer: Optional["PlannedSublayer"] = None
 
     @property
     def values(self) -> dict[str, Value]:
@@ -55,7 +55,7 @@ class PlannedSublayer:
     @property
     def shaper(self) -> "PlannedSublayer":
         """The sublayer whose settings shape its scores: the one whose keys it reads, else itself."""
-        return self.giver if self.kind.reads == KEYS_AND_VALUES and self.giver else self
+        return self.producer if self.kind.reads == KEYS_AND_VALUES and self.producer else self
 
     @property
     def text(self) -> str:
@@ -99,9 +99,9 @@ def plan(pattern: str, direction: Optional[str] = None) -> tuple[PlannedSublayer
             parser.check(element.sublayer, element.position, causal=direction == CAUSAL)
     connected = connect([element.sublayer for element in elements])
     for element, sublayer in zip(elements, connected, strict=True):
-        why = sublayer.giver and sublayer.kind.check_giver(sublayer.giver.values)
+        why = sublayer.producer and sublayer.kind.check_producer(sublayer.producer.values)
         if why:
-            parser.fail(element.position, f"this {sublayer.kind.letter} cannot read {sublayer.giver.text}: {why}")
+            parser.fail(element.position, f"this {sublayer.kind.letter} cannot read {sublayer.producer.text}: {why}")
     return connected
 
 
@@ -114,12 +114,14 @@ def count_kinds(pattern: str) -> dict[str, int]:
 def connect(sublayers: Sequence[PlannedSublayer]) -> tuple[PlannedSublayer, ...]:
     """Connects each reading sublayer to the nearest one below that hands on what it reads."""
     connected = list(sublayers)
-    readers: list[list[str]] = [[] for _ in sublayers]
-    for index, (sublayer, giver) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
-        if giver is not None:
-            readers[giver].append(sublayer.kind.reads)
-            connected[index] = replace(sublayer, giver=connected[giver])
-    return tuple(replace(sublayer, readers=tuple(found)) for sublayer, found in zip(connected, readers, strict=True))
+    consumers: list[list[str]] = [[] for _ in sublayers]
+    for index, (sublayer, producer) in enumerate(zip(sublayers, places_read(sublayers), strict=True)):
+        if producer is not None:
+            consumers[producer].append(sublayer.kind.reads)
+            connected[index] = replace(sublayer, producer=connected[producer])
+    return tuple(
+        replace(sublayer, consumers=tuple(found)) for sublayer, found in zip(connected, consumers, strict=True)
+    )
 
 
 def places_read(sublayers: Sequence[PlannedSublayer]) -> tuple[Optional[int], ...]:
@@ -154,7 +156,7 @@ def read_sublayer(text: str) -> PlannedSublayer:
     raise UserError(f"{text!r} is no sublayer: use {describe_letters()}, with settings in brackets where it has some")
 
 
-def givers(what: str) -> str:
+def producers(what: str) -> str:
     """Letters of the kinds that hand `what` on."""
     return " or ".join(kind.letter for kind in kinds() if what in kind.hands_on)
 
@@ -178,7 +180,7 @@ class _Parser:
     ) -> tuple[list[Element], int]:
         """Units up to the end, or up to the bracket that closes the one opened at `opened_at`.
 
-        `below` is what sublayers under this sequence hand on; with it we check that every reader has something to read.
+        `below` is what sublayers under this sequence hand on; with it we check that every consumer has a producer.
         """
         elements: list[Element] = []
         position = start
@@ -220,7 +222,7 @@ class _Parser:
         sublayer, end = self.sublayer(position)
         needed = sublayer.kind.reads
         if needed and needed not in below:
-            self.fail(position, f"this {character} has no {givers(needed)} below it whose {needed} it could reuse")
+            self.fail(position, f"this {character} has no {producers(needed)} below it whose {needed} it could reuse")
         return [Element(sublayer, position)], end
 
     def sublayer(self, position: int) -> tuple[PlannedSublayer, int]:

@@ -42,7 +42,7 @@ class Kind:
             beside the others), or None.
         hands_on: what sublayers above may read, such as DISTRIBUTION.
         reads: what it takes from the nearest sublayer below that hands it on.
-        check_giver: settings of the sublayer that it reads from -> why it cannot, or "".
+        check_producer: settings of the sublayer that it reads from -> why it cannot, or "".
         back_ends: those of ``modules/attention`` that compute it; none for plain torch.
         is_identity: whether it passes its input on unchanged; a found pattern leaves it out.
         colour: in pictures; one of Okabe and Ito's, which colour-blind readers can tell apart.
@@ -57,7 +57,7 @@ class Kind:
     check: Optional[Callable[[Mapping[str, Value], Optional[bool]], Optional[tuple[str, str]]]] = None
     hands_on: tuple[str, ...] = ()
     reads: Optional[str] = None
-    check_giver: Callable[[Mapping[str, Value]], str] = lambda values: ""
+    check_producer: Callable[[Mapping[str, Value]], str] = lambda values: ""
     back_ends: tuple[str, ...] = ()
     is_identity: bool = False
     colour: str = "#56B4E9"
@@ -71,7 +71,7 @@ class Kind:
         return DISTRIBUTION in self.hands_on or self.reads == KEYS_AND_VALUES
 
     @property
-    def kept_for_readers(self) -> tuple[str, ...]:
+    def kept_for_consumers(self) -> tuple[str, ...]:
         """What handing on costs. Keys and values are there in any case."""
         return tuple(what for what in self.hands_on if what != KEYS_AND_VALUES)
 
@@ -170,7 +170,7 @@ for _kind in (
         source="Brandon et al., 2024 (cross-layer attention), section 2",
         modules=_modules("shared_keys:SharedKeysAttention", "shared_keys:CausalSharedKeysAttention"),
         reads=KEYS_AND_VALUES,
-        check_giver=attention_kinds.why_keys_stay,
+        check_producer=attention_kinds.why_keys_stay,
         back_ends=_BLOCK,
         colour="#E69F00",
     ),

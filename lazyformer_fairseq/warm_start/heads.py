@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
@@ -34,14 +34,14 @@ class Pair(NamedTuple):
         origin: the old sublayer whose values and output it has.
         reads: the new sublayer that it reads.
         own: the old sublayer that made the distribution which its values met.
-        giver: the old sublayer whose weights `reads` has.
+        producer: the old sublayer whose weights `reads` has.
     """
 
     index: int
     origin: int
     reads: int
     own: int
-    giver: int
+    producer: int
 
 
 class Met(NamedTuple):
@@ -143,18 +143,18 @@ def _pairs(old_plan: Sequence[PlannedSublayer], start: WarmStart) -> list[Pair]:
     pairs = []
     for index, (planned, reads) in enumerate(zip(new_plan, places_read(new_plan), strict=True)):
         origin = sublayers[index]["from"]
-        giver = None if reads is None else sublayers[reads]["from"]
-        if origin is None or giver is None:
+        producer = None if reads is None else sublayers[reads]["from"]
+        if origin is None or producer is None:
             continue
         own = _maker(old_plan, old_reads, origin)
-        is_same = own == giver and new_plan[reads].settings == old_plan[giver].settings
+        is_same = own == producer and new_plan[reads].settings == old_plan[producer].settings
         if (
             own is not None
             and not is_same
             and planned.kind.reads
             and _has_probabilities(new_plan[reads], old_plan[own])
         ):
-            pairs.append(Pair(index, origin, reads, own, giver))
+            pairs.append(Pair(index, origin, reads, own, producer))
     return pairs
 
 
@@ -166,7 +166,7 @@ def _maker(plan: Sequence[PlannedSublayer], reads: Sequence[Optional[int]], inde
 
 
 def _has_probabilities(*sublayers: PlannedSublayer) -> bool:
-    return all(choice.has_probabilities for each in sublayers for choice in choice_classes(each.values))
+    return all(choice.has_probabilities for each in sublayers for choice in variant_classes(each.values))
 
 
 def _measure(
@@ -188,7 +188,7 @@ def _measure(
             made[index] = output[1][DISTRIBUTION].probabilities
 
     hooks = []
-    for index in {number for pair in pairs for number in (pair.origin, pair.own, pair.giver)}:
+    for index in {number for pair in pairs for number in (pair.origin, pair.own, pair.producer)}:
         sublayer = old.sublayers[index]
         hooks.append(sublayer.register_forward_hook(lambda _, args, output, index=index: keep(index, args, output)))
         hooks.append(
@@ -202,8 +202,8 @@ def _measure(
             hook.remove()
     shared = new.context(x, 0, *padding, global_positions(new, tokens_BT))
     read = {
-        reads: new.sublayers[reads](inputs[giver], {}, shared)[1][DISTRIBUTION].probabilities
-        for reads, giver in {(pair.reads, pair.giver) for pair in pairs}
+        reads: new.sublayers[reads](inputs[producer], {}, shared)[1][DISTRIBUTION].probabilities
+        for reads, producer in {(pair.reads, pair.producer) for pair in pairs}
     }
     return {
         pair: Met(read[pair.reads], made[pair.own], *_values_and_output(old, pair.origin, normed[pair.origin]))

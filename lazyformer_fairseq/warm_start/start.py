@@ -162,8 +162,8 @@ def _old(index: int, old: Trained) -> Old:
     """An old sublayer, with the one that it reads."""
     prefix = f"{SUBLAYERS}{index}."
     weights = {name.removeprefix(prefix): weight for name, weight in old.weights.items() if name.startswith(prefix)}
-    giver = places_read(old.plan)[index]
-    return Old(old.plan[index], weights, None if giver is None else _old(giver, old))
+    producer = places_read(old.plan)[index]
+    return Old(old.plan[index], weights, None if producer is None else _old(producer, old))
 
 
 def can_start_fresh(planned: PlannedSublayer) -> bool:

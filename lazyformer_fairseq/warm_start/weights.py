@@ -27,12 +27,12 @@ class Old:
     """An old sublayer, and the one that it reads from, with their weights.
 
     Attributes:
-        giver: None where it reads nothing.
+        producer: None where it reads nothing.
     """
 
     planned: PlannedSublayer
     weights: Weights
-    giver: Optional["Old"] = None
+    producer: Optional["Old"] = None
 
 
 @dataclass
@@ -108,7 +108,7 @@ def _take_attention(
     fresh_parts: set[str] = set()
     places = _parts(planned)
     for part, place in places.items():
-        source = next((each for each in (old, old.giver) if each and part in _parts(each.planned)), None)
+        source = next((each for each in (old, old.producer) if each and part in _parts(each.planned)), None)
         if source is None:
             fresh_parts.add(place[0])
             continue

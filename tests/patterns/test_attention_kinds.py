@@ -30,9 +30,9 @@ def test_settings_stand_in_the_tables_order_whatever_is_written():
 
 
 def test_a_reader_knows_whom_it_reads():
-    window, lazy, _, plain, reader = plan("s[window=3] l f s l")
-    assert lazy.giver.values["window"] == 3 and window.readers == ("distribution",)
-    assert reader.giver.settings == () and plain.readers == ("distribution",)
+    window, lazy, _, plain, consumer = plan("s[window=3] l f s l")
+    assert lazy.producer.values["window"] == 3 and window.consumers == ("distribution",)
+    assert consumer.producer.settings == () and plain.consumers == ("distribution",)
 
 
 @pytest.mark.parametrize(

@@ -106,4 +106,4 @@ def test_a_plan_says_who_reads_whom(letters):
     assert "".join(sublayer.text for sublayer in planned) == letters
     for index, sublayer in enumerate(planned):
         above = letters[index + 1 :].partition("s")[0]
-        assert sublayer.readers == (DISTRIBUTION,) * (above.count("l") if sublayer.text == "s" else 0)
+        assert sublayer.consumers == (DISTRIBUTION,) * (above.count("l") if sublayer.text == "s" else 0)

@@ -32,8 +32,8 @@ def measure_prices(search: FairseqSearch, rounds: int = ROUNDS) -> Prices:
     things: dict[str, PlannedSublayer] = {}
     for name in search.settings.priced:
         things[name] = alone = read_sublayer(name)
-        if alone.kind.kept_for_readers:
-            things[name + READ] = replace(alone, readers=alone.kind.kept_for_readers)
+        if alone.kind.kept_for_consumers:
+            things[name + READ] = replace(alone, consumers=alone.kind.kept_for_consumers)
     prices = _medians(measure_sublayers(network, things, *sizes, rounds=rounds))
     network.sublayers = nn.ModuleList()
     rest = measure({REST: _forward(search, model)}, rounds, device=search.settings.device)

@@ -30,7 +30,7 @@ def _price(prices: Prices, sublayer: PlannedSublayer, is_read: bool) -> float:
 
 
 def _is_read(sublayer: PlannedSublayer) -> bool:
-    return any(what in sublayer.kind.kept_for_readers for what in sublayer.readers)
+    return any(what in sublayer.kind.kept_for_consumers for what in sublayer.consumers)
 
 
 def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
@@ -43,10 +43,10 @@ def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Seque
     rows = [read_sublayer(name) for name in candidates]
     zero = probabilities_LK.new_zeros(())
     total = zero + prices.get(REST, 0.0)
-    read = {what: zero for row in rows for what in (*row.kind.kept_for_readers, row.kind.reads) if what}
+    read = {what: zero for row in rows for what in (*row.kind.kept_for_consumers, row.kind.reads) if what}
     for layer in reversed(probabilities_LK.unbind()):
         for row, chance in zip(rows, layer.unbind(), strict=True):
-            is_read = 1 - math.prod((1 - read[what] for what in row.kind.kept_for_readers), start=zero + 1)
+            is_read = 1 - math.prod((1 - read[what] for what in row.kind.kept_for_consumers), start=zero + 1)
             alone, kept = _price(prices, row, False), _price(prices, row, True)
             total = total + chance * (alone + is_read * (kept - alone))
         for what, before in read.items():
@@ -69,7 +69,7 @@ def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
     content = read_json(path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
     plain = [kind.letter for kind in kinds() if not kind.is_identity]
     names = dict.fromkeys([*plain, *sublayers])
-    known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_readers), REST]
+    known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
     if not set(content) <= set(known):
         raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
     for name, value in content.items():

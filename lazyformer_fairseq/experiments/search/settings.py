@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, givers, read_sublayer, split_sublayers
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import kinds
 
 
@@ -114,7 +114,7 @@ def read_candidates(text: str) -> tuple[str, ...]:
     handed_on = {what for candidate in given for what in candidate.kind.hands_on}
     for candidate in given:
         if candidate.kind.reads and candidate.kind.reads not in handed_on:
-            letters = givers(candidate.kind.reads)
+            letters = producers(candidate.kind.reads)
             raise UserError(
                 f"--candidates {text}: {candidate.text} reuses the {candidate.kind.reads} of an {letters} below it; "
                 f"add {letters}"

@@ -27,7 +27,7 @@ class Band(NamedTuple):
 
 
 class Space:
-    """Valid patterns of `layers` layers: each reader has something below it to read, and one layer is a sublayer.
+    """Valid patterns of `layers` layers: each consumer has something below it to read, and one layer is a sublayer.
 
     Args:
         candidates: names, at least two.
@@ -56,7 +56,7 @@ class Space:
         for name in reversed(path):
             kind, text = self._kinds[name], self._texts[name]
             alone = self.prices.get(text, 0.0)
-            is_read = any(what in read for what in kind.kept_for_readers)
+            is_read = any(what in read for what in kind.kept_for_consumers)
             total += self.prices.get(text + READ, alone) if is_read else alone
             read.difference_update(kind.hands_on)
             if kind.reads is not None:

@@ -81,8 +81,8 @@ class Record:
 
         None where they stand as they did, or nothing came of it.
         """
-        readers = (number for number, source in enumerate(self.sources) if source == old and number > read)
-        order = next((self.head_orders[number] for number in readers), None)
+        consumers = (number for number, source in enumerate(self.sources) if source == old and number > read)
+        order = next((self.head_orders[number] for number in consumers), None)
         return None if order is None else list(order)
 
 

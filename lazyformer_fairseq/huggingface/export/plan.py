@@ -31,7 +31,7 @@ def plan_as_json(pattern: str) -> list[dict[str, Any]]:
                 "letter": planned.kind.letter,
                 "kinds": [row.name for row in rows],
                 "settings": {name: planned.values[name] for name in names},
-                "readers": list(planned.readers),
+                "readers": list(planned.consumers),
                 "giver": newest[planned.kind.reads] if planned.kind.reads else None,
             }
         )

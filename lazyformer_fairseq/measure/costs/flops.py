@@ -82,7 +82,7 @@ _STORED = Products(
 PRODUCTS = {
     "eager": _STORED,
     "materialize": _STORED,
-    # Of the scores that a sight shows. Without a reader it keeps nothing, and computes QK^T once more.
+    # Of the scores that a sight shows. Without a consumer it keeps nothing, and computes QK^T once more.
     "tiles": Products(lambda m: 1, lambda m: m, lambda m: 2 + (m == 1), lambda m: 2 * m),
     # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
     "recompute": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 3 * m, backward_values=lambda m: 2 * m),
@@ -107,8 +107,8 @@ def makers_of_blocks(pattern: str) -> Iterator[PlannedSublayer]:
 
 
 def layers_of_block(maker: PlannedSublayer) -> int:
-    """m, a sublayer that makes a distribution and its readers."""
-    return 1 + maker.readers.count(DISTRIBUTION)
+    """m, a sublayer that makes a distribution and its consumers."""
+    return 1 + maker.consumers.count(DISTRIBUTION)
 
 
 def count_flops(
@@ -161,7 +161,7 @@ def count_encoder_flops(
         total += passes * flops.linear
         if planned.kind.computes_scores:
             total += PRODUCTS[back_end(planned)].count_flops(flops, layers_of_block(planned), training)
-        elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its readers
+        elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its consumers
             total += passes * flops.products
     return total
 

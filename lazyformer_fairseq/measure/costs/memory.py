@@ -129,7 +129,7 @@ def _moments(
 
 
 def _pending_at(sublayers: Sequence[PlannedSublayer], costs: Sequence[Memory]) -> list[int]:
-    """For each sublayer, the gradients that readers above it have left for a sublayer at its place or below."""
+    """For each sublayer, the gradients that consumers above it have left for a sublayer at its place or below."""
     found, of_maker = [0] * len(sublayers), 0
     for number, planned in reversed(list(enumerate(sublayers))):
         found[number] = of_maker

@@ -9,8 +9,8 @@ from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention
 from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
@@ -42,7 +42,7 @@ def measure_sublayers(
 
     Args:
         network: builds the sublayers and what they share; its own sublayers do not run.
-        sublayers: by name; one with readers also keeps what they would read.
+        sublayers: by name; one with consumers also keeps what they would read.
         time: T, tokens of the input.
         memory: M, remembered positions; for a CausalDecoder only.
         how: `rounds`, `warm_up`, `seed` of :func:`measure`.

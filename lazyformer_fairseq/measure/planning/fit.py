@@ -10,7 +10,7 @@ from lazyformer_fairseq.modules.attention import BACK_ENDS, able_back_end
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY
 from lazyformer_fairseq.modules.attention.fused import NOT_IN_TRITON
 from lazyformer_fairseq.modules.memory_costs import NUMBER
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 
 # Of a GPU's memory, what we plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
@@ -93,7 +93,7 @@ def _makers(job: Job) -> list[PlannedSublayer]:
 
 def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     features = job.features
-    for choice in choice_classes(maker.shaper.values):
+    for choice in variant_classes(maker.shaper.values):
         features |= choice.features(maker.shaper.values)
     if name == "tiles" and "sight" not in features:
         return False

@@ -16,7 +16,7 @@ from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
@@ -102,7 +102,7 @@ class Job:
         """Sublayers whose memory is an estimate."""
         sublayers = plan(self.pattern, self.sizes.direction)
         return sorted(
-            {each.text for each in sublayers if not all(row.counts_memory for row in choice_classes(each.values))}
+            {each.text for each in sublayers if not all(row.counts_memory for row in variant_classes(each.values))}
         )
 
     def count_memory(

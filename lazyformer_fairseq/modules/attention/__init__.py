@@ -117,9 +117,9 @@ def able_back_end(name: str, has_dropout: bool, features: Set[str]) -> str:
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int, back_end: str
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int, back_end: str
 ) -> tuple[Tensor, ReusableAttention]:
-    """softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its readers.
+    """softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution for its consumers.
 
     Queries and keys may have another size than values; its root divides their products. Without numbers (0) the
     additions alone are the scores.
@@ -127,8 +127,8 @@ def attend(
     Args:
         scores: what to add, and which keys a query may look at.
         dropout: on the distribution; the ``s`` hands on the one from before it.
-        readers: how many ``l`` will read it.
+        consumers: how many ``l`` will read it.
         back_end: a name of :data:`BACK_ENDS`; see :func:`able_back_end`.
     """
     row = BACK_ENDS[able_back_end(back_end, dropout > 0, scores.features)]
-    return row.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, readers)
+    return row.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)

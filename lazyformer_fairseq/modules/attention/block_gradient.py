@@ -3,8 +3,8 @@
 The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
 softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)); with dropout dP is the sum of what each layer's mask lets through
 of dO_i V_i^T, and the rest stays. An ``l`` need not compute its part of it: it hands dO_i, V_i and
-the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each reader a
-triple of *handles*, zeros that take no memory and that nothing reads, and the reader calls those three tensors the
+the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each consumer a
+triple of *handles*, zeros that take no memory and that nothing reads, and the consumer calls those three tensors the
 handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
 """
 
@@ -21,11 +21,11 @@ from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 
 
 class SharedAttention(NamedTuple):
-    """What the ``s`` of a block hands to its readers; `q_BNTD`, `k_BNKD` and `scores` are without a gradient.
+    """What the ``s`` of a block hands to its consumers; `q_BNTD`, `k_BNKD` and `scores` are without a gradient.
 
     Attributes:
         saved: what the implementation keeps of P.
-        handles: a triple for each reader, with the reader's number from 1 on.
+        handles: a triple for each consumer, with the consumer's number from 1 on.
     """
 
     kernels: BlockKernels
@@ -36,11 +36,11 @@ class SharedAttention(NamedTuple):
     handles: Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V (B, N, T, D). Call it at most once per announced reader."""
-        reader, handles = next(self.handles)
+        """P V (B, N, T, D). Call it at most once per announced consumer."""
+        consumer, handles = next(self.handles)
         scores = self.scores
         if scores.dropout is not None:
-            scores = scores.with_own(dropout=scores.dropout.of([reader]))
+            scores = scores.with_own(dropout=scores.dropout.of([consumer]))
         assert bool(dropout) == (scores.dropout is not None), "a block drops out as its s does"
         tensors, numbers = scores.flat()
         fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
@@ -48,13 +48,19 @@ class SharedAttention(NamedTuple):
 
 
 def attend(
-    kernels: BlockKernels, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, readers: int, dropout: float
+    kernels: BlockKernels,
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    scores: Scores,
+    consumers: int,
+    dropout: float,
 ) -> tuple[Tensor, SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, by the given kernels."""
     if dropout:
-        scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + readers))
+        scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + consumers))
     tensors, numbers = scores.flat()
-    output, saved, *handles = _Attend.apply(kernels, readers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
+    output, saved, *handles = _Attend.apply(kernels, consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     triples = enumerate((tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)), start=1)
     constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers).scores()
     return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
@@ -65,7 +71,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernels: BlockKernels, readers: int, numbers: list[int], q: Tensor, k: Tensor, v: Tensor, *tensors
+        ctx: Any, kernels: BlockKernels, consumers: int, numbers: list[int], q: Tensor, k: Tensor, v: Tensor, *tensors
     ) -> tuple[Tensor, ...]:
         output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers).scores())
         ctx.kernels = kernels
@@ -73,20 +79,20 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, output, saved, *tensors)
         ctx.mark_non_differentiable(saved)
         ctx.set_materialize_grads(False)
-        handles = [handle for _ in range(readers) for handle in _handles(output, v)]
+        handles = [handle for _ in range(consumers) for handle in _handles(output, v)]
         return output, saved, *handles
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_readers: Optional[Tensor]):
+    def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_consumers: Optional[Tensor]):
         q, k, v, output, saved, *tensors = ctx.saved_tensors
         scores = FlatScores(tensors, ctx.numbers).scores()
         d_output = torch.zeros_like(output) if d_output is None else d_output
-        read = [d for d in of_readers if d is not None]
+        read = [d for d in of_consumers if d is not None]
         values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
         if scores.dropout is not None:
-            readers = [number for number, d in enumerate(of_readers[0::3], start=1) if d is not None]
-            scores = scores.with_own(dropout=scores.dropout.of([0, *readers]))
+            consumers = [number for number, d in enumerate(of_consumers[0::3], start=1) if d is not None]
+            scores = scores.with_own(dropout=scores.dropout.of([0, *consumers]))
         delta = torch.stack([_row_sums(d_output, output), *read[2::3]]).sum(0)
         d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
         needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]

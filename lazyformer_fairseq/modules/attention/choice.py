@@ -25,7 +25,7 @@ SHARE_OF_MEMORY = 0.4
 # 0.9 to 2.2 at 128; with 0.24 of all pairs in sight 0.5 to 0.8 at 256 and 0.4 to 0.7 at 512, with 0.44 1.1 and 1.0,
 # with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 in sight, 0.5 to 0.8 and 0.3 to 0.4.
 # With attention dropout, forward and backward, a window over a quarter of all pairs: 0.5 at 256, 0.4 at 512, 0.2 at
-# 1,024 and 2,048; over half of them 1.0, 0.8, 0.5; with a reader 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
+# 1,024 and 2,048; over half of them 1.0, 0.8, 0.5; with a consumer 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
 FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
@@ -87,14 +87,14 @@ def check_backend(name: str, attention_dropout: float) -> None:
         )
 
 
-def choose(name: str, situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> str:
-    """The back end for an ``s`` with this many readers.
+def choose(name: str, situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
+    """The back end for an ``s`` with this many consumers.
 
     Raises:
         BackEndNotHereError: the one that the user names does not run on this device.
     """
     if name == AUTO:
-        return choose_automatically(situation, readers, among)
+        return choose_automatically(situation, consumers, among)
     if not BACK_ENDS[name].runs_on(situation.device):
         major, minor = compute_capability()
         raise BackEndNotHereError(
@@ -105,9 +105,9 @@ def choose(name: str, situation: Situation, readers: int, among: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_automatically(situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> str:
+def choose_automatically(situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
     """Chooses, and logs what and why."""
-    name, why = choose_with_reason(situation, readers, among)
+    name, why = choose_with_reason(situation, consumers, among)
     _log_choice(name, why)
     return name
 
@@ -117,8 +117,8 @@ def _log_choice(name: str, why: str) -> None:
     logger.info("lazy back end: %s (%s)", name, why)
 
 
-def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
-    """The back end that ``auto`` takes for an ``s`` with this many readers, and the measurement that decides.
+def choose_with_reason(situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
+    """The back end that ``auto`` takes for an ``s`` with this many consumers, and the measurement that decides.
 
     A run chooses from tables alone and never measures: so it rounds the same way when it resumes, and on all of its
     processes.
@@ -128,13 +128,13 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
             return "tiles", "attention dropout, and it leaves most pairs out"
         if not BACK_ENDS["recompute"].lacks.isdisjoint(situation.features):
             return "eager", "attention dropout on weights that no kernel of torch has"
-        if readers and (situation.device == "cpu" or not _is_possible("recompute", situation)):
+        if consumers and (situation.device == "cpu" or not _is_possible("recompute", situation)):
             return "eager", "attention dropout, which no fused kernel has here"
         return "recompute", "attention dropout"
     possible = [name for name in among if _is_possible(name, situation)]
-    if situation.keys < situation.time:  # no table has this; torch's was the fastest for 0 to 2 readers
-        return _torchs_own(situation, readers, possible), "torch's own, as there are fewer keys than queries"
-    block, table = _block(situation, readers), table_of(device_kind(situation.device))
+    if situation.keys < situation.time:  # no table has this; torch's was the fastest for 0 to 2 consumers
+        return _torchs_own(situation, consumers, possible), "torch's own, as there are fewer keys than queries"
+    block, table = _block(situation, consumers), table_of(device_kind(situation.device))
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
@@ -142,7 +142,7 @@ def choose_with_reason(situation: Situation, readers: int, among: tuple[str, ...
             return name, "made for attention to some of the keys, and nothing like it was measured here"
         if "tiles" in possible and _leaves_most_out(situation):
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
-        return _torchs_own(situation, readers, possible), "torch's own, as nothing like it was measured here"
+        return _torchs_own(situation, consumers, possible), "torch's own, as nothing like it was measured here"
     times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
     return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
 
@@ -169,14 +169,14 @@ def _for_a_sight(situation: Situation, possible: list[str]) -> Optional[str]:
     return next((name for name in names if name in possible), None)
 
 
-def _torchs_own(situation: Situation, readers: int, possible: list[str]) -> str:
+def _torchs_own(situation: Situation, consumers: int, possible: list[str]) -> str:
     """Fused attention; on a processor ``eager`` where torch would write what it cannot fuse out again and again.
 
     On a GPU torch fuses a bias that learns too (:mod:`.recompute`).
     """
     if situation.device == "cuda":
         return next((name for name in ("recompute", "eager", "fused", "tiles") if name in possible), "eager")
-    writes = bool(readers) if situation.learned == "positions" else situation.is_training
+    writes = bool(consumers) if situation.learned == "positions" else situation.is_training
     first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
     return next((name for name in [*first, "recompute", "eager", "tiles"] if name in possible), "eager")
 
@@ -191,13 +191,13 @@ def _say_that_nothing_was_measured(kind: str, has_sight: bool) -> None:
     )
 
 
-def _block(situation: Situation, readers: int) -> Block:
+def _block(situation: Situation, consumers: int) -> Block:
     return Block(
         training=situation.is_training,
         learned=situation.learned,
         padded="padding" in situation.features,
         precision=str(situation.precision).removeprefix("torch."),
-        layers=readers + 1,
+        layers=consumers + 1,
         batch=situation.batch,
         time=situation.time,
         heads=situation.heads,

@@ -14,7 +14,7 @@ _SEEDS = 2**62
 
 
 class Dropout(NamedTuple):
-    """Of the ``s`` of a block and its readers.
+    """Of the ``s`` of a block and its consumers.
 
     Attributes:
         parts: of PARTS entries, how many are dropped on average.

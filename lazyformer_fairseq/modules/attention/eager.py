@@ -23,7 +23,7 @@ class StoredDistribution(NamedTuple):
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
 ) -> tuple[Tensor, StoredDistribution]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
     added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
@@ -55,8 +55,8 @@ def count_memory(size: AttentionSize) -> Memory:
     if size.features & {"bias", "learned"}:  # written once for all sequences
         added = size.heads * size.time * size.keys * size.number
         forward, backward = forward + added, backward + added
-    pending = stored if size.readers else 0
-    return Memory(kept, forward, backward - pending, pending)  # its own dP adds to that of its readers
+    pending = stored if size.consumers else 0
+    return Memory(kept, forward, backward - pending, pending)  # its own dP adds to that of its consumers
 
 
 def count_reuse_memory(size: AttentionSize) -> Memory:

@@ -71,7 +71,7 @@ class FlexAttention:
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
 ) -> tuple[Tensor, FlexAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
     attention = FlexAttention(q_BNTD, k_BNKD, scores)
@@ -85,8 +85,8 @@ def supports(device: str, features: Set[str], head_size: int) -> bool:
 
 def count_memory(size: AttentionSize) -> Memory:
     """Of an ``s``, besides queries, keys, values and output: one kernel, which keeps a number of each row."""
-    # Each reader differentiates queries and keys too.
-    return count_reuse_memory(size)._replace(pending=size.readers and size.queries + size.values)
+    # Each consumer differentiates queries and keys too.
+    return count_reuse_memory(size)._replace(pending=size.consumers and size.queries + size.values)
 
 
 def count_reuse_memory(size: AttentionSize) -> Memory:

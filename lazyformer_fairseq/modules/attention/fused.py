@@ -23,14 +23,14 @@ LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
     assert not dropout, "it has none"
     is_plain = q_BNTD.size(-1) == v_BNKD.size(-1) and not scores.features & NOT_IN_TRITON
     by_triton = is_plain and uses_triton(q_BNTD.device)
     kernels = triton_kernels() if by_triton else _KERNELS
-    return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
+    return block_gradient.attend(kernels, q_BNTD, k_BNKD, v_BNKD, scores, consumers, dropout)
 
 
 def runs_on(device: str) -> bool:
@@ -84,7 +84,7 @@ def count_memory(size: AttentionSize) -> Memory:
         return blockwise.count_memory(size, store=False)
     sums = size.rows * SINGLE  # a number of each row: log-sum-exp; in the backward pass delta
     backward = size.queries + 2 * size.values + 2 * sums
-    return Memory(sums, 0, backward, size.readers * (size.queries + size.values + sums))
+    return Memory(sums, 0, backward, size.consumers * (size.queries + size.values + sums))
 
 
 def count_reuse_memory(size: AttentionSize) -> Memory:

@@ -10,11 +10,11 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
     assert not dropout, "it has none"
-    return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
+    return block_gradient.attend(_KERNELS, q_BNTD, k_BNKD, v_BNKD, scores, consumers, dropout)
 
 
 _KERNELS = blockwise.kernels("materialize", store=True)

@@ -36,7 +36,7 @@ class RecomputedAttention:
         self.k_BNKD = k_BNKD
         self.scores = scores
         self._learns = scores.is_learning
-        # We write positions out once for all readers: they are no smaller than what torch adds to scores.
+        # We write positions out once for all consumers: they are no smaller than what torch adds to scores.
         self._added = None if scores.position_queries_BNTD is None else self._dense()
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
@@ -48,7 +48,7 @@ class RecomputedAttention:
         is_on_gpu = v_BNKD.device.type == "cuda"
         can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not (dropout or is_on_gpu)
         if self._added is None and self._learns and can_fuse:
-            return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, readers=0)[0]
+            return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, consumers=0)[0]
         added = self._dense() if self._added is None else self._added
         if self._learns and added is not None and is_on_gpu:
             return attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
@@ -60,7 +60,7 @@ class RecomputedAttention:
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int = 0
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
 ) -> tuple[Tensor, RecomputedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`."""
     attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
@@ -70,13 +70,13 @@ def attend(
 def count_memory(size: AttentionSize) -> Memory:
     """Of an ``s``, besides queries, keys, values and output."""
     own = _count_attention(size)
-    # Each reader differentiates queries and keys too.
-    return own._replace(pending=size.readers and size.queries + size.values)
+    # Each consumer differentiates queries and keys too.
+    return own._replace(pending=size.consumers and size.queries + size.values)
 
 
 def count_reuse_memory(size: AttentionSize) -> Memory:
     """Of an ``l``, besides values and output: an attention of its own."""
-    own = _count_attention(size._replace(readers=0))
+    own = _count_attention(size._replace(consumers=0))
     by_steps = own.kept > size.pairs * size.number
     return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
 

@@ -18,8 +18,8 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbeddi
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer, check_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions
 from lazyformer_fairseq.modules.sublayers.relative_attention import encode_distances
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -110,7 +110,7 @@ class CausalDecoder(Stack):
     @mem_len.setter
     def mem_len(self, length: int) -> None:
         for planned in self.plan if length else ():
-            for choice in choice_classes(planned.values):
+            for choice in variant_classes(planned.values):
                 if why := choice.why_no_memory(planned.values):
                     raise UserError(f"--mem-len {length} is not for {planned.text}: {why}; give --mem-len 0")
         self._mem_len = length
@@ -122,7 +122,7 @@ class CausalDecoder(Stack):
     @same_length.setter
     def same_length(self, is_on: bool) -> None:
         for planned in self.plan if is_on else ():
-            for choice in choice_classes(planned.values):
+            for choice in variant_classes(planned.values):
                 if why := choice.refuses.get("sight"):
                     raise UserError(f"--same-length is not for {planned.text}: {why}")
         self._same_length = is_on

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import KEYS_AND_VALUES
 
@@ -107,7 +107,7 @@ class Replacement:
         self.slots = slots_of(sources, len(old))
         plan_of_new, plan_of_old = plans
         self.changing = [slot for slot in self.slots if _changes(slot, plan_of_new, plan_of_old)]
-        _refuse_readers_without_giver(self.slots, set(self.changing), plan_of_new, plan_of_old)
+        _refuse_consumers_without_producer(self.slots, set(self.changing), plan_of_new, plan_of_old)
         self.stand_ins: dict[Slot, _StandIn] = {}
         for slot in self.changing:
             if slot.old is not None:
@@ -141,8 +141,8 @@ class Replacement:
 
 
 def on_eager(shared: Context) -> Context:
-    """The same pass with each distribution written out: back ends that share work in a block expect all its readers."""
-    return shared._replace(back_end=lambda readers, settings: "eager")
+    """The same pass with each distribution written out: those that share work in a block expect all consumers."""
+    return shared._replace(back_end=lambda consumers, settings: "eager")
 
 
 class _StandIn:
@@ -159,7 +159,7 @@ class _StandIn:
     def __init__(self, sublayer: nn.Module, planned: Optional[PlannedSublayer], new: Optional[nn.Module]):
         self.sublayer = sublayer
         self.hands_on = frozenset() if planned is None else frozenset(planned.kind.hands_on)
-        if planned is None or not planned.readers:
+        if planned is None or not planned.consumers:
             return
         for each in (sublayer, new):
             if len(getattr(getattr(each, "inner", None), "value_makers", ())):
@@ -167,11 +167,11 @@ class _StandIn:
                     f"{planned.text}: the sublayers that read it make values for its kind of attention alone, so that "
                     "no other kind can take turns with it; leave --replace-progressively out"
                 )
-        if KEYS_AND_VALUES in planned.readers:
-            sublayer.inner.is_key_giver = True
+        if KEYS_AND_VALUES in planned.consumers:
+            sublayer.inner.is_key_producer = True
 
     def __call__(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, Mapping[str, Any]]:
         x_BTC, handed_on = self.sublayer(x_BTC, below, shared, memory_BMC)
         return x_BTC, {name: what for name, what in handed_on.items() if name in self.hands_on}
@@ -181,13 +181,13 @@ def _changes(slot: Slot, new: Sequence[PlannedSublayer], old: Sequence[PlannedSu
     """Whether old and new take turns. Not where sublayers above would miss what only the new one can hand on."""
     if slot.new is None:
         return True
-    read = set(new[slot.new].readers)
+    read = set(new[slot.new].consumers)
     if slot.old is None:
         return not read
     return new[slot.new].text != old[slot.old].text and read <= set(old[slot.old].kind.hands_on)
 
 
-def _refuse_readers_without_giver(
+def _refuse_consumers_without_producer(
     slots: Sequence[Slot], changing: Set[Slot], new: Sequence[PlannedSublayer], old: Sequence[PlannedSublayer]
 ) -> None:
     """Raises a UserError where an old sublayer reads what, in some draw, nothing below it hands on."""

@@ -17,9 +17,9 @@ from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
-from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
@@ -115,7 +115,7 @@ class Stack(nn.Module):
         Raises:
             UserError: its settings cannot stand with what this network puts into all scores.
         """
-        for choice in choice_classes(planned.values):
+        for choice in variant_classes(planned.values):
             for feature in choice.refuses.keys() & self.features:
                 raise UserError(f"{planned.text}: {choice.refuses[feature]}")
         inner = planned.kind.module(self.direction).build(self.options, planned)
@@ -171,9 +171,9 @@ class Stack(nn.Module):
             )
 
     def back_end(self, x_BTC: Tensor, scores: Scores, memory_length: int = 0) -> Callable[[int, Given], str]:
-        """From readers and settings of an ``s`` to the back end that computes it in this pass.
+        """From consumers and settings of an ``s`` to the back end that computes it in this pass.
 
-        Of a ``k``: no readers, and the settings of its ``s``.
+        Of a ``k``: no consumers, and the settings of its ``s``.
         """
         measure_spans(self.options.common.get(SPANS, ()))  # before, as what torch.compile sees must not wait for a GPU
         blocks = [planned for planned in self.plan if planned.kind.computes_scores]
@@ -195,8 +195,9 @@ class Stack(nn.Module):
             situation = situation._replace(share=share)
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         chosen = {}
-        for readers, settings in {(each.readers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
-            chosen[readers, settings] = choose(self.lazy_backend, _with(situation, settings), readers, self._among())
+        for consumers, settings in {(each.consumers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
+            shaped = _with(situation, settings)
+            chosen[consumers, settings] = choose(self.lazy_backend, shaped, consumers, self._among())
         return partial(_chosen, chosen, self.lazy_backend, situation)
 
     def _among(self) -> tuple[str, ...]:
@@ -239,24 +240,24 @@ class Stack(nn.Module):
 
 
 def _chosen(
-    chosen: dict[tuple[int, Given], str], name: str, situation: Situation, readers: int, settings: Given
+    chosen: dict[tuple[int, Given], str], name: str, situation: Situation, consumers: int, settings: Given
 ) -> str:
     """The choice made already for such a sublayer; else (one outside the network) chooses now."""
-    found = chosen.get((readers, settings))
-    return choose(name, _with(situation, settings), readers) if found is None else found
+    found = chosen.get((consumers, settings))
+    return choose(name, _with(situation, settings), consumers) if found is None else found
 
 
 def _with(situation: Situation, settings: Given) -> Situation:
     """What decides for a sublayer with these settings."""
     values = with_defaults(settings)
-    for choice in choice_classes(values):
+    for choice in variant_classes(values):
         situation = choice.situation(situation, values)
     return situation
 
 
 def _features(planned: PlannedSublayer) -> frozenset[str]:
     """What its settings put into scores."""
-    return frozenset().union(*(choice.features(planned.values) for choice in choice_classes(planned.values)))
+    return frozenset().union(*(choice.features(planned.values) for choice in variant_classes(planned.values)))
 
 
 def _run(
@@ -264,7 +265,7 @@ def _run(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     all_states = [x_BTC] if return_all else []
     attended: list[Tensor] = []
-    below: HandedOn = {}
+    below: SharedState = {}
     for sublayer in sublayers:
         remembered: Any = None
         if memory is not None and sublayer.attends:

@@ -10,16 +10,23 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import BACK_ENDS, able_back_end, attend
 from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attended,
     Attention,
-    ChoiceOptions,
+    VariantOptions,
     build_choices,
     build_values,
-    choice_classes,
     projections,
+    variant_classes,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Settings, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Flops,
+    Settings,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, KEYS_AND_VALUES
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -34,7 +41,7 @@ class AttentionSublayer(Sublayer):
         direction: of the network.
 
     Attributes:
-        readers: how many lazy sublayers above read the distribution.
+        consumers: how many lazy sublayers above read the distribution.
         value_makers: what its kind of attention adds to values.
     """
 
@@ -49,8 +56,8 @@ class AttentionSublayer(Sublayer):
         self.num_heads = options.num_heads
         self.dropout = options.attention_dropout
         self.settings = planned.settings
-        self.readers = planned.readers.count(DISTRIBUTION)
-        self.is_key_giver = KEYS_AND_VALUES in planned.readers
+        self.consumers = planned.consumers.count(DISTRIBUTION)
+        self.is_key_producer = KEYS_AND_VALUES in planned.consumers
 
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "AttentionSublayer":
@@ -62,8 +69,8 @@ class AttentionSublayer(Sublayer):
         return cls.projections
 
     @classmethod
-    def choice_options(cls, options: SublayerOptions, values: Settings) -> ChoiceOptions:
-        return ChoiceOptions.of(options, values, cls.direction == CAUSAL)
+    def variant_options(cls, options: SublayerOptions, values: Settings) -> VariantOptions:
+        return VariantOptions.of(options, values, cls.direction == CAUSAL)
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
@@ -96,15 +103,15 @@ class AttentionSublayer(Sublayer):
             values = maker(values, x_BKC)
         return values
 
-    def attend(self, attention: Attention, shared: Context) -> tuple[Tensor, HandedOn]:
+    def attend(self, attention: Attention, shared: Context) -> tuple[Tensor, SharedState]:
         """Attention, projected; hands on its distribution, from before dropout."""
         handed_on: dict[str, Any] = {}
 
         def innermost(attention: Attention) -> Attended:
-            if self.is_key_giver:
+            if self.is_key_producer:
                 handed_on[KEYS_AND_VALUES] = attention
             dropout = self.dropout if self.training else 0.0
-            back_end = shared.back_end(self.readers, self.settings)
+            back_end = shared.back_end(self.consumers, self.settings)
             return Attended(
                 *attend(
                     attention.q_BNTD,
@@ -112,7 +119,7 @@ class AttentionSublayer(Sublayer):
                     attention.values,
                     attention.scores,
                     dropout,
-                    self.readers,
+                    self.consumers,
                     back_end,
                 )
             )
@@ -125,14 +132,14 @@ class AttentionSublayer(Sublayer):
 
 
 def count_attention_memory(
-    sizes: Sizes, planned: PlannedSublayer, run: Pass, projected: int, is_reader: bool = False
+    sizes: Sizes, planned: PlannedSublayer, run: Pass, projected: int, is_consumer: bool = False
 ) -> Memory:
     """Of a sublayer that attends.
 
     Args:
         planned: whose settings shape the scores.
         projected: bytes of what it projects and autograd keeps.
-        is_reader: whether it reads the distribution of `planned`.
+        is_consumer: whether it reads the distribution of `planned`.
     """
     size = AttentionSize(
         run.batch,
@@ -145,12 +152,12 @@ def count_attention_memory(
         run.device,
         run.attention_dropout,
         run.features,
-        planned.readers.count(DISTRIBUTION),
+        planned.consumers.count(DISTRIBUTION),
     )
-    for choice in choice_classes(planned.values):
+    for choice in variant_classes(planned.values):
         size = choice.attention_size(sizes, planned.values, size)
     row = BACK_ENDS[able_back_end(run.back_end(planned), size.dropout, size.features)]
-    inner = (row.count_reuse_memory if is_reader else row.count_memory)(size)
+    inner = (row.count_reuse_memory if is_consumer else row.count_memory)(size)
     output = run.tokens(sizes.embed_dim)
     # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
     backward = max(output + inner.backward, 2 * projected - inner.kept)
@@ -171,9 +178,9 @@ class ChoosingAttention(AttentionSublayer):
         super().__init__(options, planned)
         kept = projections(planned.values)
         self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
-        reasons = [choice.why_no_memory(planned.values) for choice in choice_classes(planned.values)]
+        reasons = [choice.why_no_memory(planned.values) for choice in variant_classes(planned.values)]
         self.why_no_memory = next(filter(None, reasons), "")
-        of_choice = self.choice_options(options, planned.values)
+        of_choice = self.variant_options(options, planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)
 
@@ -192,20 +199,20 @@ class ChoosingAttention(AttentionSublayer):
         values = planned.values
         own = (
             choice.count_parameters(sizes, values) + choice.count_value_parameters(sizes, values)
-            for choice in choice_classes(values)
+            for choice in variant_classes(values)
         )
         return cls.plain_parameters(sizes) + sum(own)
 
     @classmethod
     def count_common_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> dict[str, int]:
         values = planned.values
-        parts = (choice.count_common_parameters(sizes, values) for choice in choice_classes(values))
+        parts = (choice.count_common_parameters(sizes, values) for choice in variant_classes(values))
         return dict(ChainMap(*parts))
 
     @classmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         flops = cls.plain_flops(sizes, time, keys, batch)
-        for choice in choice_classes(planned.values):
+        for choice in variant_classes(planned.values):
             flops = choice.count_flops(sizes, planned.values, time, keys, batch, flops)
         return flops
 

@@ -10,7 +10,7 @@ from lazyformer_fairseq.modules.depthwise import convolve
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -76,8 +76,8 @@ class Convolution(Sublayer):
         return Memory(4 * x, x, 2 * x)
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         gated = self._gated(x_BTC)
         if (is_padding := shared.scores.is_padding(x_BTC.size(1))) is not None:
             gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
 
@@ -49,7 +49,7 @@ class FeedForward(Sublayer):
         return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
         return self.fc2(hidden), {}

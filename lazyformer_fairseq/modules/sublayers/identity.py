@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor
 
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
 
@@ -32,6 +32,6 @@ class Identity(Sublayer):
         return Memory(0)
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         return x_BTC, {}

@@ -16,7 +16,7 @@ from lazyformer_fairseq.patterns.settings import Value
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
-HandedOn = Mapping[str, Any]
+SharedState = Mapping[str, Any]
 Settings = Mapping[str, Value]  # what stands in brackets, by name
 
 
@@ -55,7 +55,7 @@ class Context(NamedTuple):
 
     Attributes:
         scores: what to add to scores, and which keys a query may look at.
-        back_end: from the readers of a distribution and the settings that shape it to the name of the back end that
+        back_end: from the consumers of a distribution and the settings that shape it to the name of the back end that
             computes it.
         positions: Transformer-XL's relative positions; causal models only.
     """
@@ -129,8 +129,8 @@ class Sublayer(nn.Module):
 
     @abstractmethod
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         """Computes.
 
         Args:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.attention_choice import build_values, choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_heads import (
     AttentionSublayer,
     count_attention_memory,
@@ -15,7 +14,8 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     merge_heads,
     with_memory,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import build_values, variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -33,39 +33,39 @@ class LazyAttention(AttentionSublayer):
         super().__init__(options, planned)
         self.v_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
-        giver = planned.giver
+        producer = planned.producer
         self.value_makers = (
-            nn.ModuleDict() if giver is None else build_values(self.choice_options(options, giver.values))
+            nn.ModuleDict() if producer is None else build_values(self.variant_options(options, producer.values))
         )
         self.start_copies()
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
         """2 C^2, 2 C of biases, and what the distribution that it reads wants of values."""
-        c, giver = sizes.embed_dim, planned.giver
+        c, producer = sizes.embed_dim, planned.producer
         of_values = (
-            choice.count_value_parameters(sizes, giver.values) for choice in choice_classes(giver.values)
-        ) if giver else ()  # fmt: skip
+            choice.count_value_parameters(sizes, producer.values) for choice in variant_classes(producer.values)
+        ) if producer else ()  # fmt: skip
         return 2 * c * c + (2 * c if cls.has_bias else 0) + sum(of_values)
 
     @classmethod
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        c, giver = sizes.embed_dim, planned.giver
+        c, producer = sizes.embed_dim, planned.producer
         flops = Flops(2 * batch * (keys + time) * c * c, 2 * batch * time * keys * c)
-        for choice in choice_classes(giver.values) if giver else ():
-            flops = choice.count_lazy_flops(sizes, giver.values, time, keys, batch, flops)
+        for choice in variant_classes(producer.values) if producer else ():
+            flops = choice.count_lazy_flops(sizes, producer.values, time, keys, batch, flops)
         return flops
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """Values, output, and what the back end keeps."""
         values, inputs = count_remembered(sizes, run)
-        found = count_attention_memory(sizes, planned.giver, run, values, is_reader=True)
+        found = count_attention_memory(sizes, planned.producer, run, values, is_consumer=True)
         return found._replace(kept=found.kept + inputs)
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         """Attends with the given distribution, which includes biases and masks already."""
         x_BKC, distribution = with_memory(memory_BMC, x_BTC), below[DISTRIBUTION]
         if hasattr(distribution, "project"):  # it has a way that is cheaper

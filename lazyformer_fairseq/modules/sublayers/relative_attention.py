@@ -11,7 +11,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes, projections
 from lazyformer_fairseq.modules.sublayers.attention_heads import (
     ChoosingAttention,
     count_attention_memory,
@@ -19,7 +18,8 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     split_heads,
     with_memory,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, projections, variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -84,9 +84,9 @@ class RelativeAttention(ChoosingAttention):
     def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
         """Of the keys that it may reach at most."""
         heads = sizes.num_heads
-        reaches = [choice.count_reach(planned.values, heads) for choice in choice_classes(planned.values)]
+        reaches = [choice.count_reach(planned.values, heads) for choice in variant_classes(planned.values)]
         reach = min([reach for reach in reaches if reach is not None], default=keys)
-        seen = keys if planned.readers else min(keys, time + reach)
+        seen = keys if planned.consumers else min(keys, time + reach)
         return super().count_flops(sizes, planned, time, seen, batch)
 
     @classmethod
@@ -101,8 +101,8 @@ class RelativeAttention(ChoosingAttention):
         return found._replace(kept=found.kept + inputs + distances)
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         if memory_BMC is not None:
             if self.why_no_memory:
                 raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
@@ -121,7 +121,7 @@ class RelativeAttention(ChoosingAttention):
         """
         length = memory_BMC.size(1)
         kept = min([choice.reach for choice in self.choices.values() if choice.reach is not None], default=length)
-        if kept >= length or self.readers or self.is_key_giver:
+        if kept >= length or self.consumers or self.is_key_producer:
             return memory_BMC, shared
         positions = shared.positions._replace(encoded=shared.positions.encoded[-(kept + time + 1) :])
         return memory_BMC[:, length - kept :], shared._replace(positions=positions)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn, Sublayer
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
@@ -44,8 +44,8 @@ class ResidualSublayer(nn.Module):
         return inner._replace(kept=kept, forward=max(inner.forward, x), backward=max(inner.backward - mask, 2 * x))
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         """As :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.

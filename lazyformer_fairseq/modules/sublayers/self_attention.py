@@ -8,13 +8,13 @@ from torch import Tensor
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, projections
 from lazyformer_fairseq.modules.sublayers.attention_heads import (
     ChoosingAttention,
     count_attention_memory,
     split_heads,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, projections
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -59,8 +59,8 @@ class SelfAttention(ChoosingAttention):
         return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared.scores)
         q, k = split_heads(q_BTC, self.num_heads), split_heads(k_BKC, self.num_heads)
         values = self.make_values(x_BTC, v_BKC)

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes
 from lazyformer_fairseq.modules.sublayers.attention_heads import (
     AttentionSublayer,
     count_attention_memory,
     count_remembered,
     split_heads,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, HandedOn, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
 from lazyformer_fairseq.modules.sublayers.relative_attention import with_distances
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, KEYS_AND_VALUES
@@ -53,8 +53,8 @@ class SharedKeysAttention(AttentionSublayer):
         """Two projections, and the products of its ``s``."""
         projections, by_distance, c = cls._count_linear(sizes, time, keys, batch)
         flops = Flops(by_distance, 2 * (2 * batch * time * keys * c))
-        values = {} if planned.giver is None else planned.giver.values
-        for choice in choice_classes(values):
+        values = {} if planned.producer is None else planned.producer.values
+        for choice in variant_classes(values):
             changed = choice.count_flops(sizes, values, time, keys, batch, flops)
             # Less is what is out of sight; more is what the s computes for its keys.
             flops = changed._replace(linear=min(flops.linear, changed.linear))
@@ -66,7 +66,7 @@ class SharedKeysAttention(AttentionSublayer):
         queries = run.tokens(sizes.embed_dim) * (2 if "positions" in run.features else 1)
         shaper = planned.shaper
         copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
-        found = count_attention_memory(sizes, replace(shaper, readers=()), run, queries + copies)
+        found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
         return found._replace(pending=0)
 
     @classmethod
@@ -76,10 +76,10 @@ class SharedKeysAttention(AttentionSublayer):
         return 2 * batch * time * 2 * c * c, 0, c
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
-        of_giver: Attention = below[KEYS_AND_VALUES]
-        attention = self.with_queries(of_giver, self.q_proj(x_BTC), shared)
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        of_producer: Attention = below[KEYS_AND_VALUES]
+        attention = self.with_queries(of_producer, self.q_proj(x_BTC), shared)
         y_BTC, _ = self.attend(replace(attention, x_BTC=x_BTC), shared)
         return y_BTC, {}
 

@@ -10,14 +10,14 @@ from every_kind import build, examples, of_each_kind, rows, run, tokens
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.supernet.mixture import Choices, Supernet, supernet_pattern
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 
 def can_be_mixed(s: str) -> bool:
     values = read_sublayer(s).values
-    return all(choice.has_probabilities for choice in choice_classes(values))
+    return all(choice.has_probabilities for choice in variant_classes(values))
 
 
 @of_each_kind

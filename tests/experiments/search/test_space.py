@@ -26,7 +26,7 @@ def space_of(candidates, layers):
 def assert_valid(space, path):
     """By the grammar, not by the space itself."""
     assert len(path) == space.layers
-    plan(letters(path))  # raises where a reader has nothing below
+    plan(letters(path))  # raises where a consumer has nothing below
     assert space.is_valid(path)
     assert space.latency(path) == pytest.approx(latency_of(PRICES, letters(path)))
 

@@ -137,10 +137,10 @@ def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
 def test_what_does_not_fit_is_said(monkeypatch):
     right = back_ends.attend
 
-    def attend(q, k, v, bias, dropout, readers, name):
+    def attend(q, k, v, bias, dropout, consumers, name):
         if name == "eager":
             raise torch.OutOfMemoryError
-        return right(q, k, v, bias, dropout, readers, name)
+        return right(q, k, v, bias, dropout, consumers, name)
 
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
@@ -151,8 +151,8 @@ def test_what_does_not_fit_is_said(monkeypatch):
 def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
     right = back_ends.attend
 
-    def attend(q, k, v, bias, dropout, readers, name):
-        output, reusable = right(q, k, v, bias, dropout, readers, name)
+    def attend(q, k, v, bias, dropout, consumers, name):
+        output, reusable = right(q, k, v, bias, dropout, consumers, name)
         return output * {"fused": 1.01, "recompute": math.nan, "tiles": 0.98}.get(name, 1.0), reusable
 
     monkeypatch.setattr(back_ends, "attend", attend)
@@ -164,10 +164,10 @@ def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
 def test_what_fails_is_left_out(monkeypatch, caplog):
     right = back_ends.attend
 
-    def attend(q, k, v, bias, dropout, readers, name):
+    def attend(q, k, v, bias, dropout, consumers, name):
         if name == "fused":
             raise ValueError("no kernel image is available")
-        return right(q, k, v, bias, dropout, readers, name)
+        return right(q, k, v, bias, dropout, consumers, name)
 
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
@@ -178,8 +178,8 @@ def test_what_fails_is_left_out(monkeypatch, caplog):
 def test_half_precision_is_compared_with_single(monkeypatch):
     right = back_ends.attend
 
-    def attend(q, k, v, bias, dropout, readers, name):
-        output, reusable = right(q, k, v, bias, dropout, readers, name)
+    def attend(q, k, v, bias, dropout, consumers, name):
+        output, reusable = right(q, k, v, bias, dropout, consumers, name)
         return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
 
     rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)

@@ -21,7 +21,7 @@ BUCKETS, FAR = 8, 6
 
 
 class Block:
-    """Random inputs of an ``s`` and its readers, and what plain softmax makes of them."""
+    """Random inputs of an ``s`` and its consumers, and what plain softmax makes of them."""
 
     def __init__(self, layers, batch, heads, time, size, biased, padded, seed, dtype=torch.double):
         chance = torch.Generator().manual_seed(seed)
@@ -197,9 +197,9 @@ def test_torch_itself_would_not_fuse_a_bias_that_learns():
 def test_each_reader_and_no_more_than_announced():
     block = Block(2, 1, 1, 5, 4, False, False, 1)
     q, k, first, second = block.inputs
-    for backend, readers in itertools.product(("materialize", "fused", "tiles"), (0, 1)):
-        _, reusable = attend(q, k, first, Scores(), 0.0, readers, backend)
-        for _ in range(readers):
+    for backend, consumers in itertools.product(("materialize", "fused", "tiles"), (0, 1)):
+        _, reusable = attend(q, k, first, Scores(), 0.0, consumers, backend)
+        for _ in range(consumers):
             reusable.attend(second, 0.0)
         with pytest.raises(StopIteration):
             reusable.attend(second, 0.0)

@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.attention.choice import (
     choose_automatically,
 )
 from lazyformer_fairseq.modules.attention.measured import Block, Table
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 
 CPU = Situation(
@@ -46,7 +46,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "readers", "expected"),
+    ("changes", "consumers", "expected"),
     [
         ({}, 1, "materialize"),  # 512 is nearer to 128 than to 4096, in octaves
         ({}, 0, "recompute"),
@@ -65,11 +65,11 @@ def measured(monkeypatch):
         ({"device": "cuda", "has_dropout": True, "features": frozenset({"bias"})}, 1, "recompute"),
     ],
 )
-def test_the_nearest_measured_row_decides(measured, monkeypatch, changes, readers, expected):
+def test_the_nearest_measured_row_decides(measured, monkeypatch, changes, consumers, expected):
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     situation = CPU._replace(**{"keys": changes.get("time", CPU.keys), **changes})
-    assert choose("auto", situation, readers) == expected
-    assert choose("eager", situation, readers) == "eager"
+    assert choose("auto", situation, consumers) == expected
+    assert choose("eager", situation, consumers) == "eager"
 
 
 def test_what_does_not_fit_into_memory_is_not_chosen(measured):
@@ -253,6 +253,6 @@ def test_kinds_of_attention_say_what_they_show(settings, is_causal, expected):
     features = frozenset({"causal"}) if is_causal else frozenset()
     situation = CPU._replace(heads=2, time=8, keys=12 if is_causal else 8, features=features)
     values = with_defaults(tuple(settings.items()))
-    for chosen in choice_classes(values):
+    for chosen in variant_classes(values):
         situation = chosen.situation(situation, values)
     assert situation.share == float(f"{expected:.3g}")

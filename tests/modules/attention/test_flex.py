@@ -1,4 +1,4 @@
-"""torch's FlexAttention, unfused on a processor, against `eager` in float64: forward, readers, all gradients."""
+"""torch's FlexAttention, unfused on a processor, against `eager` in float64: forward, consumers, all gradients."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ SIZE = 8
 
 
 class Case:
-    """Random inputs of an ``s`` and its one reader."""
+    """Random inputs of an ``s`` and its one consumer."""
 
     def __init__(self, sight, batch, time, memory, extra, is_causal, parts, seed):
         torch.manual_seed(seed)

@@ -22,7 +22,7 @@ SIGHTS = {
 
 
 class Case:
-    """Inputs of an ``s`` and its one reader, in the layout of a model."""
+    """Inputs of an ``s`` and its one consumer, in the layout of a model."""
 
     def __init__(self, sight: str, time: int, added: str = "", padded: bool = False, memory: int = 0):
         torch.manual_seed(1)

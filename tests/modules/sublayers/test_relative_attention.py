@@ -25,8 +25,8 @@ def make_decoder(heads: int, clamp_len: int = 0, normalize_before: bool = False)
     return decoder.double()
 
 
-def relative_attention(width: int, heads: int, readers: int) -> RelativeAttention:
-    sublayer = plan("s" + "l" * readers)[0]
+def relative_attention(width: int, heads: int, consumers: int) -> RelativeAttention:
+    sublayer = plan("s" + "l" * consumers)[0]
     return RelativeAttention.build(SublayerOptions(width, 12, heads), sublayer)
 
 
@@ -167,10 +167,10 @@ def test_each_back_end_equals_eager_forward_and_gradients(time, memory_length, b
     for name in ("eager", back_end):
         decoder.lazy_backend = name
         x, memory = (part.clone().requires_grad_() for part in segment_and_memory(time, memory_length))
-        of_readers = [value.clone().requires_grad_() for value in values]
+        of_consumers = [value.clone().requires_grad_() for value in values]
         y, handed_on = attention(x, {}, decoder.context(x, memory_length), memory if memory_length else None)
-        outputs = [y, *(handed_on[DISTRIBUTION].attend(value, 0.0) for value in of_readers)]
-        leaves = [x, decoder.content_bias, decoder.position_bias, *attention.parameters(), *of_readers]
+        outputs = [y, *(handed_on[DISTRIBUTION].attend(value, 0.0) for value in of_consumers)]
+        leaves = [x, decoder.content_bias, decoder.position_bias, *attention.parameters(), *of_consumers]
         leaves += [memory] if memory_length else []
         loss = sum((out * torch.linspace(-1, 1, out.numel()).double().view_as(out)).sum() for out in outputs)
         results.append((*outputs, *torch.autograd.grad(loss, leaves)))
@@ -201,7 +201,7 @@ def test_gradients_are_those_of_finite_differences():
     encoded = encode_distances(5, 4, 0, torch.zeros((), dtype=torch.double))
 
     def attend(x, memory, u, v):
-        shared = Context(Scores(is_causal=True), lambda readers, settings: "eager", RelativePositions(encoded, u, v))
+        shared = Context(Scores(is_causal=True), lambda consumers, settings: "eager", RelativePositions(encoded, u, v))
         y, handed_on = attention(x, {}, shared, memory)
         return y, handed_on[DISTRIBUTION].probabilities
 
@@ -238,7 +238,7 @@ def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
         ("s[strided=4,part=local]", 4),
         ("s[strided=4]", 20),
         ("s[fixed=4,part=local]", 20),  # where memory begins, blocks do
-        ("s[window=2] l", 20),  # a reader needs all
+        ("s[window=2] l", 20),  # a consumer needs all
         ("s[window=2] k", 20),
         ("s[window=30]", 20),
     ],

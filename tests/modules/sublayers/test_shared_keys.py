@@ -186,13 +186,13 @@ def test_a_stream_remembers_for_the_s_alone():
 
 def test_each_k_reads_the_nearest_s_and_an_l_looks_through_it():
     first, _, second, shared, lazy = plan("s k s k l")
-    assert first.readers == (KEYS_AND_VALUES,) and second.readers == (KEYS_AND_VALUES, "distribution")
-    assert shared.giver.kind is lazy.giver.kind is second.kind
+    assert first.consumers == (KEYS_AND_VALUES,) and second.consumers == (KEYS_AND_VALUES, "distribution")
+    assert shared.producer.kind is lazy.producer.kind is second.kind
     encoder = encoder_of("s k s l")
-    keeps = [getattr(sublayer.inner, "is_key_giver", False) for sublayer in encoder.sublayers]
+    keeps = [getattr(sublayer.inner, "is_key_producer", False) for sublayer in encoder.sublayers]
     assert keeps == [True, False, False, False]
-    readers = [getattr(sublayer.inner, "readers", 0) for sublayer in encoder.sublayers]
-    assert readers == [0, 0, 1, 0]
+    consumers = [getattr(sublayer.inner, "consumers", 0) for sublayer in encoder.sublayers]
+    assert consumers == [0, 0, 1, 0]
 
 
 def test_a_k_needs_an_s():
@@ -200,16 +200,16 @@ def test_a_k_needs_an_s():
 
 
 @pytest.mark.parametrize(
-    ("giver", "why"),
+    ("producer", "why"),
     [
         ("s[buckets=4]", "buckets keeps its keys and values for itself: they are its queries too"),
         ("s[window=2,global=1]", "its global tokens have keys and values of their own"),
         ("s[synthesizer=random]", "its scores are made for its own input"),
     ],
 )
-def test_an_s_may_keep_its_keys(giver, why):
-    assert_refused(f"s k {giver} (l k)x2", "k)x2", f"this k cannot read {giver}: ")
-    assert_refused(f"s k {giver} (l k)x2", "k)x2", why)
+def test_an_s_may_keep_its_keys(producer, why):
+    assert_refused(f"s k {producer} (l k)x2", "k)x2", f"this k cannot read {producer}: ")
+    assert_refused(f"s k {producer} (l k)x2", "k)x2", why)
 
 
 def counted(call) -> int:

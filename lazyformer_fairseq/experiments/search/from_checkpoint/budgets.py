@@ -94,7 +94,7 @@ class Budgets:
         return min(fitting, key=lambda each: self.losses[each].above)
 
     def sum_of(self, by_place: ByPlace) -> Optional[float]:
-        """Of the scores of single changes; None where the pattern has a reader beyond reach."""
+        """Of the scores of single changes; None where the pattern has a consumer beyond reach."""
         return summed(self.choices, self.scores, by_place)
 
     def control(self, count: int, seed: int) -> None:

@@ -23,12 +23,12 @@ class Made(NamedTuple):
     """A sublayer of a pattern.
 
     Attributes:
-        giver: the place that it reads from; None where it reads nothing.
+        producer: the place that it reads from; None where it reads nothing.
     """
 
     place: int
     text: str
-    giver: Optional[int]
+    producer: Optional[int]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Choices:
     """What stands at each place, and what may.
 
     Attributes:
-        options: by place, the trained model's own sublayer first, each without readers and giver.
+        options: by place, the trained model's own sublayer first, each without consumers and producer.
     """
 
     options: tuple[tuple[PlannedSublayer, ...], ...]
@@ -49,7 +49,7 @@ class Choices:
         :func:`~lazyformer_fairseq.warm_start.alignment.likeness`. One that reads and hands on nothing, such as ``f``,
         may also come in place of an attention, and adds nothing before it learns.
         """
-        own = [replace(each, readers=(), giver=None) for each in trained]
+        own = [replace(each, consumers=(), producer=None) for each in trained]
         return cls(tuple((old, *(new for new in candidates if _can_become(old, new))) for old in own))
 
     @cached_property
@@ -85,7 +85,7 @@ class Choices:
         ]
 
     def is_possible(self, by_place: ByPlace) -> bool:
-        """Whether an encoder can be built of it: it is not empty, and each reader has what it reads below it."""
+        """Whether an encoder can be built of it: it is not empty, and each consumer has what it reads below it."""
         try:
             return bool(plan(self.pattern(by_place), ENCODER))
         except UserError:

@@ -20,7 +20,7 @@ class Given(NamedTuple):
     """The newest sublayer that hands something on.
 
     Attributes:
-        is_read: whether keeping it for readers is paid already.
+        is_read: whether keeping it for consumers is paid already.
     """
 
     what: str
@@ -84,12 +84,12 @@ def best_choices(
     if ticks[REST] < room:
         start[0, ticks[REST]] = 0.0
     layers: list[dict[State, _Layer]] = [{(): _Layer(start, [], np.empty(0))}]
-    last_reader = _last_readers(scores)
+    last_consumer = _last_consumers(scores)
     for place, options in enumerate(choices.options):
         arriving: dict[State, list[tuple[_Arrival, np.ndarray]]] = defaultdict(list)
         for state, layer in layers[-1].items():
             for option in options:
-                step = _step(choices, scores, ticks, last_reader, state, place, option)
+                step = _step(choices, scores, ticks, last_consumer, state, place, option)
                 if step is not None:
                     arrival = _Arrival(state, option.text, step.ticks)
                     arriving[step.to].append((arrival, _moved(layer.sums_KT, step.ticks) + step.score))
@@ -97,19 +97,19 @@ def best_choices(
     return [_least(choices, layers, limit, count) for limit in limits]
 
 
-def _last_readers(scores: Scores) -> dict[int, int]:
+def _last_consumers(scores: Scores) -> dict[int, int]:
     """For each place that is read the highest that may read it: from there on nobody needs to know of it."""
     last: dict[int, int] = {}
     for made in scores:
-        if made.giver is not None:
-            last[made.giver] = max(made.place, last.get(made.giver, 0))
+        if made.producer is not None:
+            last[made.producer] = max(made.place, last.get(made.producer, 0))
     return last
 
 
 def _slack(choices: Choices, ticks: Mapping[str, int]) -> int:
     """By how much ticks may fall again: where a sublayer that is read costs less than alone."""
     falls = [
-        max([0, *(ticks[each.text] - ticks[each.text + READ] for each in options if each.kind.kept_for_readers)])
+        max([0, *(ticks[each.text] - ticks[each.text + READ] for each in options if each.kind.kept_for_consumers)])
         for options in choices.options
     ]
     return sum(falls)
@@ -119,29 +119,29 @@ def _step(
     choices: Choices,
     scores: Scores,
     ticks: Mapping[str, int],
-    last_reader: Mapping[int, int],
+    last_consumer: Mapping[int, int],
     state: State,
     place: int,
     option: PlannedSublayer,
 ) -> Optional[Step]:
     """None where the choice is not possible in this state."""
     given = {each.what: each for each in state}
-    kind, cost, giver = option.kind, ticks[option.text] if not option.kind.is_identity else 0, None
+    kind, cost, producer = option.kind, ticks[option.text] if not option.kind.is_identity else 0, None
     if kind.reads is not None:
-        giver = given.get(kind.reads)
-        if giver is None:
+        producer = given.get(kind.reads)
+        if producer is None:
             return None
-        read = choices.planned(giver.place, giver.text)
-        if kind.check_giver(read.values):
+        read = choices.planned(producer.place, producer.text)
+        if kind.check_producer(read.values):
             return None
-        if kind.reads in read.kind.kept_for_readers and not giver.is_read:
-            cost += ticks[giver.text + READ] - ticks[giver.text]
-            given[kind.reads] = giver._replace(is_read=True)
-    score = scores.get(Made(place, option.text, None if giver is None else giver.place))
+        if kind.reads in read.kind.kept_for_consumers and not producer.is_read:
+            cost += ticks[producer.text + READ] - ticks[producer.text]
+            given[kind.reads] = producer._replace(is_read=True)
+    score = scores.get(Made(place, option.text, None if producer is None else producer.place))
     if score is None:
         return None
     given |= {what: Given(what, place, option.text, False) for what in kind.hands_on}
-    to = sorted(each for each in given.values() if last_reader.get(each.place, -1) > place)
+    to = sorted(each for each in given.values() if last_consumer.get(each.place, -1) > place)
     return Step(tuple(to), score, cost)
 
 

@@ -32,9 +32,9 @@ def measure_prices(trained: Trained, choices: Choices, tokens: int) -> Prices:
     network = model.encoder.sentence_encoder
     things = {text: _first_given(each) for text, each in priced(choices).items()}
     things |= {
-        text + READ: replace(each, readers=each.kind.kept_for_readers)
+        text + READ: replace(each, consumers=each.kind.kept_for_consumers)
         for text, each in things.items()
-        if each.kind.kept_for_readers
+        if each.kind.kept_for_consumers
     }
     prices = _medians(measure_sublayers(network, things, tokens, rounds=ROUNDS))
     network.sublayers = nn.ModuleList()

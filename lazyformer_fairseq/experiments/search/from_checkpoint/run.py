@@ -207,7 +207,7 @@ def _changes(budgets: Budgets) -> list[dict[str, Any]]:
             "place": scoring.made.place,
             "was": budgets.choices.own[scoring.made.place],
             "becomes": scoring.made.text,
-            "reads": scoring.made.giver,
+            "reads": scoring.made.producer,
             "score": budgets.scores[scoring.made],
             "error": budgets.losses[scoring.by_place].error,
             "is_alone": sum(one != own for one, own in zip(scoring.by_place, budgets.choices.own, strict=True)) == 1,

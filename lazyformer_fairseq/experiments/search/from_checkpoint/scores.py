@@ -35,15 +35,15 @@ def list_scorings(choices: Choices, reach: int) -> list[Scoring]:
     found = []
     for place, options in enumerate(choices.options):
         for option in options:
-            givers = [None] if option.kind.reads is None else _givers(choices, place, option, reach)
-            for giver in givers:
-                by_place = _pattern(choices, place, option, giver)
+            producers = [None] if option.kind.reads is None else _producers(choices, place, option, reach)
+            for producer in producers:
+                by_place = _pattern(choices, place, option, producer)
                 if by_place is not None and choices.is_possible(by_place):
-                    found.append(Scoring(Made(place, option.text, giver), by_place))
+                    found.append(Scoring(Made(place, option.text, producer), by_place))
     return found
 
 
-def _givers(choices: Choices, place: int, option: PlannedSublayer, reach: int) -> list[int]:
+def _producers(choices: Choices, place: int, option: PlannedSublayer, reach: int) -> list[int]:
     below = [each for each in range(place) if _handing_on(choices, each, option.kind.reads)]
     return below[-reach:]
 
@@ -53,12 +53,12 @@ def _handing_on(choices: Choices, place: int, what: str) -> Optional[str]:
     return next((each.text for each in choices.options[place] if what in each.kind.hands_on), None)
 
 
-def _pattern(choices: Choices, place: int, option: PlannedSublayer, giver: Optional[int]) -> Optional[ByPlace]:
+def _pattern(choices: Choices, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[ByPlace]:
     by_place = list(choices.own)
     by_place[place] = option.text
-    if giver is not None:
-        by_place[giver] = _handing_on(choices, giver, option.kind.reads)
-        for between in range(giver + 1, place):
+    if producer is not None:
+        by_place[producer] = _handing_on(choices, producer, option.kind.reads)
+        for between in range(producer + 1, place):
             if option.kind.reads in choices.options[between][0].kind.hands_on:
                 others = [option.text, *(each.text for each in choices.options[between] if each.kind.is_identity)]
                 fitting = next((text for text in others if choices.has(between, text)), None)

@@ -25,7 +25,7 @@ class FromCheckpoint:
         tokens: of text that losses are measured on.
         budgets: shares of the trained model's latency.
         candidates: as written in a pattern.
-        reach: how many sublayers below that hand something on a reader may choose from.
+        reach: how many sublayers below that hand something on a consumer may choose from.
         top: patterns of each budget that are measured in a round.
         control: random patterns of each budget; None for as many as the search measures.
         heads: "matched" or "plain".

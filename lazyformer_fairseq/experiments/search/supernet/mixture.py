@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_choice import Attention, choice_classes
-from lazyformer_fairseq.modules.sublayers.interface import Context, HandedOn
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 
@@ -42,7 +42,7 @@ def _refuse_what_cannot_be_mixed(candidates: Iterable[str]) -> None:
     for sublayer in sublayers:
         if lazy is None or DISTRIBUTION not in sublayer.kind.hands_on:
             continue
-        if not all(choice.has_probabilities for choice in choice_classes(sublayer.values)):
+        if not all(choice.has_probabilities for choice in variant_classes(sublayer.values)):
             raise UserError(
                 f"--candidates: {lazy.text} beside {sublayer.text}: a search mixes the distributions that {lazy.text} "
                 f"reuses, and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
@@ -52,20 +52,21 @@ def _refuse_what_cannot_be_mixed(candidates: Iterable[str]) -> None:
 
 def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
     """Raises a UserError where a ``k`` would read keys of several kinds, or keys whose scores learn on their own."""
-    reader = next((sublayer.text for sublayer in sublayers if sublayer.kind.reads == KEYS_AND_VALUES), None)
-    givers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
-    if reader is None:
+    consumer = next((sublayer.text for sublayer in sublayers if sublayer.kind.reads == KEYS_AND_VALUES), None)
+    producers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
+    if consumer is None:
         return
-    if len(givers) > 1:
+    if len(producers) > 1:
         raise UserError(
-            f"--candidates: {reader} beside {' and '.join(giver.text for giver in givers)}: a search mixes the keys "
-            f"and values that {reader} reads, and those of several kinds do not mix; keep one, or leave {reader} out"
+            f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
+            f"the keys and values that {consumer} reads, and those of several kinds do not mix; keep one, or leave "
+            f"{consumer} out"
         )
-    for giver in givers:
-        if any(choice.features(giver.values) & _LEARNING for choice in choice_classes(giver.values)):
+    for producer in producers:
+        if any(choice.features(producer.values) & _LEARNING for choice in variant_classes(producer.values)):
             raise UserError(
-                f"--candidates: {reader} beside {giver.text}: a search mixes the keys and values that {reader} reads, "
-                f"and not what each {giver.text} adds to their scores; leave one of the two out"
+                f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
+                f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"
             )
 
 
@@ -164,8 +165,8 @@ class Mixture(nn.Module):
                 sublayer.inner.value_makers = nn.ModuleDict()
 
     def forward(
-        self, x_BTC: Tensor, below: HandedOn, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, HandedOn]:
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
         """As a :class:`~lazyformer_fairseq.modules.sublayers.residual.ResidualSublayer`'s."""
         if self.only is not None:
             return self.candidate(self.only)(x_BTC, below, shared, memory_BMC)

@@ -23,7 +23,7 @@ class SinglePath(nn.Module):
         self.supernet = supernet
         self._network = [network]  # in a list: it is in the supernet already
         self._backends = {"paths": lazy_backend, "mixtures": network.lazy_backend}
-        self._readers = [_readers(mixture) for mixture in supernet.mixtures]
+        self._consumers = [_consumers(mixture) for mixture in supernet.mixtures]
 
     def take(self, path: Optional[Sequence[str]]) -> None:
         """Of each layer the candidate that runs from now on; None for mixtures again.
@@ -33,15 +33,15 @@ class SinglePath(nn.Module):
         network, mixtures = self._network[0], self.supernet.mixtures
         network.lazy_backend = self._backends["mixtures" if path is None else "paths"]
         if path is None:
-            for mixture, readers in zip(mixtures, self._readers, strict=True):
+            for mixture, consumers in zip(mixtures, self._consumers, strict=True):
                 mixture.only = None
-                _set_readers(mixture, readers)
+                _set_consumers(mixture, consumers)
             return
         planned = connect([read_sublayer(name) for name in path])
         for mixture, name, sublayer in zip(mixtures, path, planned, strict=True):
             mixture.only = name
-            of_path = (sublayer.readers.count(DISTRIBUTION), KEYS_AND_VALUES in sublayer.readers)
-            _set_readers(mixture, {name: of_path})
+            of_path = (sublayer.consumers.count(DISTRIBUTION), KEYS_AND_VALUES in sublayer.consumers)
+            _set_consumers(mixture, {name: of_path})
 
     def forward(self, *args, **kwargs) -> Any:
         return self.supernet.model(*args, **kwargs)
@@ -50,17 +50,17 @@ class SinglePath(nn.Module):
 def _inner(mixture: Mixture, name: str) -> Any:
     """What a candidate has within its residual connection, if it makes a distribution; else None."""
     inner = getattr(mixture.candidate(name), "inner", None)
-    return inner if hasattr(inner, "readers") else None
+    return inner if hasattr(inner, "consumers") else None
 
 
-def _readers(mixture: Mixture) -> dict[str, tuple[int, bool]]:
+def _consumers(mixture: Mixture) -> dict[str, tuple[int, bool]]:
     """By name, of candidates that can be read: by how many lazy ones, and whether by one that shares keys."""
     found = {name: _inner(mixture, name) for name in mixture.names}
-    return {name: (inner.readers, inner.is_key_giver) for name, inner in found.items() if inner is not None}
+    return {name: (inner.consumers, inner.is_key_producer) for name, inner in found.items() if inner is not None}
 
 
-def _set_readers(mixture: Mixture, readers: dict[str, tuple[int, bool]]) -> None:
-    for name, (count, gives_keys) in readers.items():
+def _set_consumers(mixture: Mixture, consumers: dict[str, tuple[int, bool]]) -> None:
+    for name, (count, gives_keys) in consumers.items():
         inner = _inner(mixture, name)
         if inner is not None:
-            inner.readers, inner.is_key_giver = count, gives_keys
+            inner.consumers, inner.is_key_producer = count, gives_keys

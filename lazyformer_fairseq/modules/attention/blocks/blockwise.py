@@ -258,7 +258,7 @@ def count_memory(size: AttentionSize, store: bool) -> Memory:
     if size.number < SINGLE:  # dS in single precision, where sums are made of it or taken from it
         of_piece = max(of_piece, 2 * piece * SINGLE)
     backward = size.queries + 2 * size.values + size.batch * size.time * size.width * SINGLE + size.rows * SINGLE
-    pending = size.readers * (size.queries + size.values)
+    pending = size.consumers * (size.queries + size.values)
     kept = size.pairs * size.number if store else 0
     if size.device == "cpu":
         return Memory(kept, of_piece, backward + of_piece, pending, scratch, more_scratch)

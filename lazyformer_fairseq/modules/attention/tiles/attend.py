@@ -19,7 +19,7 @@ _NOT_IN_TRITON = fused.NOT_IN_TRITON | (blockwise.LACKS - {"sight"})
 
 
 def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, readers: int
+    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int
 ) -> tuple[Tensor, block_gradient.SharedAttention]:
     """As :func:`lazyformer_fairseq.modules.attention.attend`.
 
@@ -29,8 +29,8 @@ def attend(
     if not dropout and _is_for_triton(q_BNTD, k_BNKD, v_BNKD, scores):
         chosen = fused.triton_kernels("triton_tiles", _count_listed)
     else:
-        chosen = _KEEPING if readers else _RECOMPUTING
-    return block_gradient.attend(chosen, q_BNTD, k_BNKD, v_BNKD, scores, readers, dropout)
+        chosen = _KEEPING if consumers else _RECOMPUTING
+    return block_gradient.attend(chosen, q_BNTD, k_BNKD, v_BNKD, scores, consumers, dropout)
 
 
 def has_triton(device: str, features: frozenset[str], head_size: int) -> bool:
@@ -56,14 +56,14 @@ _RECOMPUTING = kernels.kernels("tiles", store=False)
 
 def count_memory(size: AttentionSize) -> Memory:
     """Of an ``s``, besides queries, keys, values and output."""
-    kept = size.shown * size.number if size.readers else 0
+    kept = size.shown * size.number if size.consumers else 0
     piece, share = _count_piece(size)
     has_positions, rows = "positions" in size.features, int(size.queries * share)
     # Scores by distance have as many columns more as a tile has rows.
     in_tile, columns = TILE if size.in_tiles else size.time, size.shown // size.rows
     by_distance = piece + int(size.rows * share) * in_tile
-    scratch = (piece * (not size.readers) + by_distance * has_positions) * size.number + (3 + has_positions) * rows
-    more_scratch = piece * size.number + rows * (1 + size.readers)
+    scratch = (piece * (not size.consumers) + by_distance * has_positions) * size.number + (3 + has_positions) * rows
+    more_scratch = piece * size.number + rows * (1 + size.consumers)
     sums = 2 * (size.values // size.number) * size.single  # of gradients of keys and values
     backward = size.queries + sums + 2 * size.values * (size.number < SINGLE) + size.rows * SINGLE + 2 * rows
     is_half, of_tiles = size.number < SINGLE, 0
@@ -72,12 +72,12 @@ def count_memory(size: AttentionSize) -> Memory:
     if "entmax" in size.features:
         of_tiles = 9 * piece * SINGLE
     backward += max(of_tiles, 2 * is_half * piece * SINGLE)  # dS in single precision, where sums are taken from it
-    pending = size.readers * (size.queries + size.values)
+    pending = size.consumers * (size.queries + size.values)
     forward = rows
     if size.dropout:
         scratch += piece * size.number
-        more_scratch += (piece * size.number + rows) * bool(size.readers)
-        forward, backward = forward + _count_masks(size, 1), backward + _count_masks(size, 1 + size.readers)
+        more_scratch += (piece * size.number + rows) * bool(size.consumers)
+        forward, backward = forward + _count_masks(size, 1), backward + _count_masks(size, 1 + size.consumers)
     if size.device == "cpu":
         return Memory(kept, forward, backward, pending, scratch, more_scratch)
     return Memory(kept, forward + scratch, backward + scratch + more_scratch, pending)

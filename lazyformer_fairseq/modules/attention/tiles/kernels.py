@@ -141,8 +141,8 @@ class _Distribution:
             return total
         total.masked_fill_(masks[0], 0)  # a product with it would copy it as numbers
         for mask, of_layer, d_output in zip(masks[1:], values[1:], d_outputs[1:], strict=True):
-            one = kept_memory.scratch("scores of a reader", piece.shape, rows)
-            self._score(piece, one, rows_of(d_output, piece, "rows of a reader"), of_layer)
+            one = kept_memory.scratch("scores of a consumer", piece.shape, rows)
+            self._score(piece, one, rows_of(d_output, piece, "rows of a consumer"), of_layer)
             total += one.masked_fill_(mask, 0)
         return total.mul_(self.scores.dropout.scale)
 

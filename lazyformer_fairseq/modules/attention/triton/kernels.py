@@ -2,7 +2,7 @@
 
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`; what an ``s`` saves
 is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
-head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 readers m + 4. Any T and
+head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 consumers m + 4. Any T and
 D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a sight programs meet the
 tiles alone that it shows.
 """
@@ -66,7 +66,7 @@ def block_gradient(
     lse: Tensor,
     scores: Scores,
 ) -> list[Tensor]:
-    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its readers.
+    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its consumers.
 
     Programs add to dQ in float32, in any order. Under ``torch.use_deterministic_algorithms(True)`` a kernel of its own
     computes dQ, the same every time, for m + 1 more products. All other sums always run in the same order.

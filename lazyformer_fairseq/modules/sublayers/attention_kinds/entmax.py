@@ -5,12 +5,12 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -20,7 +20,7 @@ _LEARNED = "learned"
 _LEAST, _MOST = 1.01, 2.0
 
 
-class Entmax(AttentionChoice):
+class Entmax(AttentionVariant):
     """alpha-entmax in place of softmax.
 
     Attributes:
@@ -30,7 +30,7 @@ class Entmax(AttentionChoice):
 
     counts_memory = True
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         given = options.values["entmax"]
         self.num_heads = options.num_heads

@@ -17,14 +17,14 @@ from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
@@ -32,7 +32,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 NONE, HEADS, KV, LAYERS = "none", "heads", "kv", "layers"
 
 
-class Linformer(AttentionChoice):
+class Linformer(AttentionVariant):
     """E and F. Letters of shapes: P projected positions, n the longest input.
 
     Attributes:
@@ -46,7 +46,7 @@ class Linformer(AttentionChoice):
         "give --relative-position-buckets 0"
     }
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         self.num_heads = options.num_heads
         share, size = options.values["share"], (options.values["linformer"], options.max_positions)

@@ -8,18 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class Persistent(AttentionChoice):
+class Persistent(AttentionVariant):
     """m keys that every query sees, in one softmax with the tokens' (section 4).
 
     They have no place: no bias by distance, no positions, no padding, no sight and no causality acts on them, and in a
@@ -31,7 +31,7 @@ class Persistent(AttentionChoice):
 
     has_probabilities = False  # not of tokens alone
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         size = (options.num_heads, options.values["persistent"], options.head_size)
         self.keys = nn.Parameter(torch.randn(size) / math.sqrt(options.head_size))
@@ -41,7 +41,7 @@ class Persistent(AttentionChoice):
         return frozenset({"extra"})
 
     @classmethod
-    def build_values(cls, options: ChoiceOptions) -> "PersistentValues":
+    def build_values(cls, options: VariantOptions) -> "PersistentValues":
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
     def attend(self, attention: Attention, inner: Attend) -> Attended:

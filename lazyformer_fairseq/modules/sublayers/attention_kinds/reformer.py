@@ -8,20 +8,20 @@ from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import hashed
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class Reformer(AttentionChoice):
+class Reformer(AttentionVariant):
     """Queries are keys, of the keys' projection; there is none of queries.
 
     A Reformer adds positions to its input. A causal model of ours has none there, as its memory must not depend on
@@ -44,7 +44,7 @@ class Reformer(AttentionChoice):
     }
     has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
         self.dropout = options.attention_dropout

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Sight
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -26,7 +26,7 @@ SPANS = "spans"
 STEP = 64
 
 
-class Span(AttentionChoice):
+class Span(AttentionVariant):
     """Weights fall with the distance (section 2.2): softmax of the scores plus log min(max((R + z - x) / R, 0), 1).
 
     x is the distance in positions, R the ramp. Each head learns its z, from 0 to S. That is the paper's product of mask
@@ -43,7 +43,7 @@ class Span(AttentionChoice):
 
     counts_memory = True
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]

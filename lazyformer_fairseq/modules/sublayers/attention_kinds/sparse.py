@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.sights import Band, Columns, Part, Sight
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
     flops_in_sight,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
@@ -25,7 +25,7 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class Sparse(AttentionChoice):
+class Sparse(AttentionVariant):
     """A local part and one that summarises what is far away.
 
     Raises:
@@ -34,7 +34,7 @@ class Sparse(AttentionChoice):
 
     counts_memory = True
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
 

@@ -34,13 +34,13 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Situation
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     PROJECTIONS,
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
@@ -61,10 +61,10 @@ def factors_of(length: int) -> tuple[int, int]:
     return a, -(-length // a)
 
 
-class Synthesizer(AttentionChoice):
+class Synthesizer(AttentionVariant):
     """Scores of its terms in place of, or beside, products of queries and keys."""
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         values, heads = options.values, options.num_heads
         self.terms = terms_of(values)

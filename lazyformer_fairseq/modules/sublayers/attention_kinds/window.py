@@ -14,22 +14,22 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_choice import (
+from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
     Attended,
     Attention,
-    AttentionChoice,
-    ChoiceOptions,
+    AttentionVariant,
+    VariantOptions,
     flops_in_sight,
 )
-from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
-class Window(AttentionChoice):
+class Window(AttentionVariant):
     """w keys to either side (in causal models to the left), and g tokens that see all and that all see.
 
     With a dilation of r the last `dilated_heads` heads see every r-th key, w of them to either side (section 3.1, and
@@ -52,7 +52,7 @@ class Window(AttentionChoice):
     counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__(options)
         self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
         self.num_heads = options.num_heads
@@ -68,7 +68,7 @@ class Window(AttentionChoice):
         return frozenset({"sight"})
 
     @classmethod
-    def build_values(cls, options: ChoiceOptions) -> Optional[nn.Module]:
+    def build_values(cls, options: VariantOptions) -> Optional[nn.Module]:
         return GlobalValues(options) if options.values["global"] else None
 
     @classmethod
@@ -178,7 +178,7 @@ class GlobalValues(nn.Module):
 
     copies: ClassVar[Mapping[str, str]] = {"v_proj": "v"}
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__()
         self.num_heads = options.num_heads
         self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)

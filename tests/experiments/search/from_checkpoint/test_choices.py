@@ -51,7 +51,7 @@ def test_a_pattern_by_place():
     choices = choices_of("sfsf")
     by_place = ("s", "-", "l", "f")
     assert (choices.pattern(by_place), choices.origins(by_place)) == ("slf", ["0", "2", "3"])
-    assert [(made.place, made.giver) for made in choices.made(by_place)] == [(0, None), (2, 0), (3, None)]
+    assert [(made.place, made.producer) for made in choices.made(by_place)] == [(0, None), (2, 0), (3, None)]
     assert choices.origins(("f", "f", "s", "f")) == ["-", "1", "2", "3"]
     assert choices.is_possible(by_place)
     assert not choices.is_possible(("-", "f", "l", "f"))
@@ -68,5 +68,5 @@ def test_every_pattern_that_is_scored_starts_from_the_weights(pattern):
         )
         places = [made.place for made in choices.made(scoring.by_place)]
         reads = [None if at is None else places[at] for at in places_read(start.new.plan)]
-        assert [made.giver for made in choices.made(scoring.by_place)] == reads
+        assert [made.producer for made in choices.made(scoring.by_place)] == reads
         assert choices.pattern(scoring.by_place) == expand(start.new.cfg.sublayer_pattern)

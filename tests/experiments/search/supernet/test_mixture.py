@@ -103,11 +103,11 @@ def test_a_certain_choice_is_the_network_of_that_pattern(kind):
 
 
 @pytest.mark.parametrize("kind", [Encoder, CausalDecoder])
-@pytest.mark.parametrize("giver", ["s", "s[fixed=2,summary=1]"])
-@pytest.mark.parametrize("chosen", ["giver k k", "giver giver k", "giver f k"])
-def test_a_certain_choice_of_shared_keys_is_the_network_of_that_pattern(kind, giver, chosen):
-    candidates = (giver, "k", "f")
-    chosen = [giver if name == "giver" else name for name in chosen.split()]
+@pytest.mark.parametrize("producer", ["s", "s[fixed=2,summary=1]"])
+@pytest.mark.parametrize("chosen", ["producer k k", "producer producer k", "producer f k"])
+def test_a_certain_choice_of_shared_keys_is_the_network_of_that_pattern(kind, producer, chosen):
+    candidates = (producer, "k", "f")
+    chosen = [producer if name == "producer" else name for name in chosen.split()]
     supernet = make_supernet(candidates, kind)
     fix_weights(supernet, torch.eye(3)[[candidates.index(name) for name in chosen]])
     tokens = torch.randint(2, 11, (2, 5))
@@ -160,9 +160,9 @@ def test_carried_distributions_are_distributions(kind, seed):
 
 
 def test_without_lazy_candidates_no_distribution_is_kept():
-    for candidates, readers in ((WITHOUT_LAZY, [0] * 3), (CANDIDATES, [1, 1, 0])):
+    for candidates, consumers in ((WITHOUT_LAZY, [0] * 3), (CANDIDATES, [1, 1, 0])):
         mixtures = make_supernet(candidates).mixtures
-        assert [mixture.sublayers["s"].inner.readers for mixture in mixtures] == readers
+        assert [mixture.sublayers["s"].inner.consumers for mixture in mixtures] == consumers
     supernet = make_supernet(WITHOUT_LAZY)
     supernet.mixtures[-1].register_forward_hook(lambda module, inputs, output: pytest.fail() if output[1] else None)
     supernet(torch.randint(2, 11, (2, 5)))
@@ -190,7 +190,7 @@ def test_only_one_side_learns(architecture):
 def test_the_pattern_of_a_supernet_has_an_s_read_just_where_an_l_is_above():
     assert supernet_pattern(WITHOUT_LAZY, 2) == "-sf-sf"
     assert supernet_pattern(CANDIDATES, 3) == "-sf-lsf-lsf"
-    assert [len(sublayer.readers) for sublayer in plan("sflsflsf")] == [1, 0, 0, 1, 0, 0, 0, 0]
+    assert [len(sublayer.consumers) for sublayer in plan("sflsflsf")] == [1, 0, 0, 1, 0, 0, 0, 0]
     with pytest.raises(UserError, match="--sublayers 0"):
         supernet_pattern(CANDIDATES, 0)
 

@@ -43,7 +43,7 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("readers", [0, 2])
+@pytest.mark.parametrize("consumers", [0, 2])
 @pytest.mark.parametrize(
     ("sight", "is_causal", "parts"),
     [
@@ -53,7 +53,7 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
-    in_small_pieces, monkeypatch, sight, is_causal, parts, readers
+    in_small_pieces, monkeypatch, sight, is_causal, parts, consumers
 ):
     torch.manual_seed(1)
     batch, heads, time, size = 2, 2, 40, 4
@@ -67,19 +67,19 @@ def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
     if "entmax" in parts:
         learned.append((1.1 + 0.8 * torch.rand(heads, dtype=torch.double)).requires_grad_())
         scores = scores.with_own(exponent_N=learned[0])
-    dropout = Dropout.draw(RATE, 1 + readers)
+    dropout = Dropout.draw(RATE, 1 + consumers)
     monkeypatch.setattr(Dropout, "draw", classmethod(lambda cls, rate, layers: dropout))
     q, k = leaf(batch, heads, time, size), leaf(batch, heads, time, size)
-    values = [leaf(batch, heads, time, size) for _ in range(1 + readers)]
+    values = [leaf(batch, heads, time, size) for _ in range(1 + consumers)]
     d_outputs = [torch.randn_like(value) for value in values]
     leaves = [q, k, *values, *learned]
 
-    output, reusable = attend(q, k, values[0], scores, RATE, readers, "tiles")
+    output, reusable = attend(q, k, values[0], scores, RATE, consumers, "tiles")
     outputs = [output, *(reusable.attend(value, RATE) for value in values[1:])]
     found = [*outputs, *torch.autograd.grad(outputs, leaves, d_outputs)]
 
     with torch.no_grad():
-        masks = masks_of(q, k, scores.with_own(dropout=dropout), 1 + readers)
+        masks = masks_of(q, k, scores.with_own(dropout=dropout), 1 + consumers)
     distribution = attend(q, k, values[0], scores, 0.0, 1, "eager")[1].probabilities
     expected = [(distribution * mask) @ value for mask, value in zip(masks, values, strict=True)]
     expected += torch.autograd.grad(expected, leaves, d_outputs)
@@ -90,11 +90,11 @@ def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
         kept = (shown > 0).double().mean()
         assert abs(kept - (1 - RATE)) < 0.05
         torch.testing.assert_close(shown[shown > 0].mean() * (1 - RATE), torch.ones((), dtype=torch.double))
-    assert not readers or not torch.equal(masks[0], masks[1])
+    assert not consumers or not torch.equal(masks[0], masks[1])
 
 
 def test_an_unread_layer_leaves_the_masks_of_the_others(in_small_pieces):
-    """The second of two readers counts, the first does not: its gradients are as if nothing else were there."""
+    """The second of two consumers counts, the first does not: its gradients are as if nothing else were there."""
     q, k, v = (leaf(1, 2, 40, 4) for _ in range(3))
     scores = Scores(sight=WINDOW)
     found = []

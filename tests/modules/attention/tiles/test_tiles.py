@@ -1,4 +1,4 @@
-"""Attention in tiles against `eager`, which writes the mask out, in float64: forward, readers, all gradients."""
+"""Attention in tiles against `eager`, which writes the mask out, in float64: forward, consumers, all gradients."""
 
 import functools
 
@@ -26,13 +26,13 @@ sights = st.lists(groups, min_size=1, max_size=2).map(lambda found: Sight(tuple(
 
 
 class Case:
-    """Random inputs of an ``s`` and its readers."""
+    """Random inputs of an ``s`` and its consumers."""
 
-    def __init__(self, sight, batch, time, memory, extra, is_causal, parts, readers, seed, dtype=torch.double):
+    def __init__(self, sight, batch, time, memory, extra, is_causal, parts, consumers, seed, dtype=torch.double):
         torch.manual_seed(seed)
         heads, tokens = sum(number for number, _ in sight.groups), memory + time
         keys, size = tokens + extra, 4
-        self.readers = readers
+        self.consumers = consumers
         self.scores = Scores(sight=sight, extra=extra, is_causal=is_causal)
         if "right" in parts:
             self.scores = self.scores.with_padding(
@@ -54,16 +54,17 @@ class Case:
             self.scores = self.scores.with_own(seen_BK=torch.rand(batch, tokens) < 0.1)
         self.learned = {name: part.to(dtype).requires_grad_() for name, part in learned.items()}
         self.scores = self.scores.with_own(**self.learned)
-        rows = [torch.randn(batch, time, heads, size).to(dtype).transpose(1, 2) for _ in range(2 + readers)]
+        rows = [torch.randn(batch, time, heads, size).to(dtype).transpose(1, 2) for _ in range(2 + consumers)]
         self.q, *self.d_outputs = (part.requires_grad_() for part in rows)
         self.k, *self.values = (
-            torch.randn(batch, keys, heads, size).to(dtype).transpose(1, 2).requires_grad_() for _ in range(2 + readers)
+            torch.randn(batch, keys, heads, size).to(dtype).transpose(1, 2).requires_grad_()
+            for _ in range(2 + consumers)
         )
 
     def by(self, back_end: str) -> list[torch.Tensor]:
         """Outputs and gradients of all inputs."""
         first, *others = self.values
-        output, reusable = attend(self.q, self.k, first, self.scores, 0.0, self.readers, back_end)
+        output, reusable = attend(self.q, self.k, first, self.scores, 0.0, self.consumers, back_end)
         outputs = [output, *(reusable.attend(v, 0.0) for v in others)]
         leaves = [self.q, self.k, *self.values, *self.learned.values()]
         return [*outputs, *torch.autograd.grad(outputs, leaves, self.d_outputs)]
@@ -89,15 +90,15 @@ parts = st.sets(st.sampled_from(["bias", "positions", "right", "anywhere", "give
     extra=st.sampled_from([0, 0, 2]),
     is_causal=st.booleans(),
     parts=parts,
-    readers=st.integers(0, 3),
+    consumers=st.integers(0, 3),
     tile=st.sampled_from([4, 8, 64]),
     elements=st.sampled_from([1, 300, 5000, 2**21]),
     seed=st.integers(0, 1000),
 )
 def test_forward_readers_and_all_gradients(
-    sight, batch, time, memory, extra, is_causal, parts, readers, tile, elements, seed
+    sight, batch, time, memory, extra, is_causal, parts, consumers, tile, elements, seed
 ):
-    case = Case(sight, batch, time, memory if is_causal else 0, extra, is_causal, parts, readers, seed)
+    case = Case(sight, batch, time, memory if is_causal else 0, extra, is_causal, parts, consumers, seed)
     with pytest.MonkeyPatch.context() as patch:
         use_sizes(patch, tile, elements)
         found = case.by("tiles")
@@ -122,13 +123,13 @@ def test_in_low_precision(sight, is_causal, dtype, monkeypatch):
         assert error < 16 * torch.finfo(dtype).eps, error
 
 
-@pytest.mark.parametrize("readers", [0, 1])
+@pytest.mark.parametrize("consumers", [0, 1])
 @pytest.mark.parametrize("parts", [set(), {"positions"}])
 @pytest.mark.parametrize("sight", [WINDOW, STRIDED, FIXED, Sight(((1, (Band(6, 6),)), (1, (Columns(2),))))])
-def test_flops_are_those_of_its_steps_one_by_one(sight, parts, readers, monkeypatch):
+def test_flops_are_those_of_its_steps_one_by_one(sight, parts, consumers, monkeypatch):
     """Of the kernels as plain functions, torch's counter sees each product."""
     use_sizes(monkeypatch, 8, 2**21)
-    case = Case(sight, 2, 64, 16, 0, bool(parts), parts, readers, 1)
+    case = Case(sight, 2, 64, 16, 0, bool(parts), parts, consumers, 1)
 
     def count() -> int:
         with FlopCounterMode(display=False) as counter:
@@ -151,15 +152,15 @@ def test_flops_are_those_of_its_steps_one_by_one(sight, parts, readers, monkeypa
 
 
 @pytest.mark.parametrize("sight", [WINDOW, Sight(((2, (Band(6, 6, dilation=2), Columns(2))),))])
-@pytest.mark.parametrize("readers", [0, 1])
-def test_time_and_memory_of_a_window_are_linear(sight, readers):
+@pytest.mark.parametrize("consumers", [0, 1])
+def test_time_and_memory_of_a_window_are_linear(sight, consumers):
     """FLOPs in place of time: they wait for no clock."""
     scores = Scores(sight=sight)
     flops = [geometry.count((1, 2, time, 8), (1, 2, time, 8), scores.flat()).by_key for time in (1024, 2048)]
     assert flops[1] == 2 * flops[0]
     taken = {}
     for time in (2048, 4096):
-        case = Case(sight, 1, time, 0, 0, False, set(), readers, 1, torch.float32)
+        case = Case(sight, 1, time, 0, 0, False, set(), consumers, 1, torch.float32)
         taken[time] = peak_memory(lambda case=case: case.by("tiles"), "cpu")
     assert taken[4096] < 2.6 * taken[2048]
 

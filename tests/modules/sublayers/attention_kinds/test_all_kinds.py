@@ -32,7 +32,7 @@ from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.sublayers.attention_choice import choice_classes
+from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.pattern.seen import build_network, look
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
@@ -43,7 +43,7 @@ def features_of(s: str) -> set[str]:
     """What it puts into scores; nothing where several attentions make one, as with global tokens."""
     values = read_sublayer(s).values
     several = values.get("global") or values.get("span")  # formulas of a span are those of the longest possible
-    return set() if several else set().union(*(choice.features(values) for choice in choice_classes(values)))
+    return set() if several else set().union(*(choice.features(values) for choice in variant_classes(values)))
 
 
 def test_every_row_has_an_example():

@@ -158,12 +158,12 @@ def test_the_equations_and_all_gradients(share, projected, time, batch, back_end
     encoder = encoder_of(f"s[linformer={projected},share={share}] {'l' * lazy}", back_end)
     x = torch.randn(batch, time, WIDTH, dtype=torch.float64)
     is_padding = padded(batch, time)
-    reader = attention_of(encoder, 1) if lazy else None
+    consumer = attention_of(encoder, 1) if lazy else None
     weights = torch.randn_like(x).masked_fill(is_padding[..., None], 0)
     results = []
     for compute in (
         lambda x: through(encoder, x, is_padding, 1 + lazy),
-        lambda x: by_equation(attention_of(encoder), x, is_padding, reader),
+        lambda x: by_equation(attention_of(encoder), x, is_padding, consumer),
     ):
         leaf = x.clone().requires_grad_()
         y = compute(leaf)
@@ -295,7 +295,7 @@ def test_auto_takes_torchs_kernel_where_keys_are_few(monkeypatch):
     seen = {}
     monkeypatch.setattr(
         "lazyformer_fairseq.modules.networks.stack.choose",
-        lambda name, situation, readers, among: seen.setdefault("situation", situation) and "eager",
+        lambda name, situation, consumers, among: seen.setdefault("situation", situation) and "eager",
     )
     encoder(torch.randn(3, 9, WIDTH, dtype=torch.float64), padded(3, 9))
     assert seen["situation"].keys == 4 and not seen["situation"].features

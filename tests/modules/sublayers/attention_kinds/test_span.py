@@ -19,8 +19,8 @@ from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_choice import ChoiceOptions
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, STEP, Span, measure_spans
+from lazyformer_fairseq.modules.sublayers.attention_variant import VariantOptions
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 from lazyformer_fairseq.patterns.grammar import plan
@@ -39,7 +39,7 @@ def fairseqs_example():
 
 
 def span_of(shares: Tensor, **settings) -> Span:
-    options = ChoiceOptions.of(
+    options = VariantOptions.of(
         SublayerOptions(4 * len(shares), 4, len(shares)), with_defaults(tuple(settings.items())), True
     )
     span = Span(options).to(shares.dtype)
@@ -145,7 +145,7 @@ def test_one_pass_of_a_network_measures_all_spans():
 @pytest.mark.parametrize("direction", ["encoder", "causal"])
 def test_keys_beyond_the_longest_span_are_out_of_sight(direction):
     is_causal = direction == "causal"
-    options = ChoiceOptions.of(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
+    options = VariantOptions.of(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
     span = Span(options)
     attending = Attending("s", 5, memory=500 if is_causal else None)
     parts = span._parts(attending.context().scores, attending.keys, attending.time)
@@ -155,7 +155,7 @@ def test_keys_beyond_the_longest_span_are_out_of_sight(direction):
 
 @pytest.mark.parametrize("pattern", ["s[span=5,ramp=2]", "s[span=5,ramp=2]l"])
 def test_memory_that_no_head_reaches_is_left_out(pattern):
-    """Nothing changes but the cost, which is what the formula says; a reader above needs all."""
+    """Nothing changes but the cost, which is what the formula says; a consumer above needs all."""
     decoder, memory = (
         CausalDecoder(pattern, 17, 12, 20, HEADS, mem_len=9, lazy_backend="eager").double(),
         StreamMemory(),

@@ -12,8 +12,8 @@ from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_choice import ChoiceOptions
 from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import VariantOptions
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import plan
@@ -61,7 +61,7 @@ def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, s
 def sight_of(text: str, causal: bool, heads: int = HEADS):
     values = plan(f"s[{text}]")[0].values
     [row] = chosen_kinds(values)
-    return row.load()(ChoiceOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).sight
+    return row.load()(VariantOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).sight
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

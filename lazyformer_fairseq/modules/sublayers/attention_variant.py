@@ -20,7 +20,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceOptions(SublayerOptions):
+class VariantOptions(SublayerOptions):
     """What a choice is built from: the network's options, and those of its ``s``.
 
     Attributes:
@@ -32,7 +32,7 @@ class ChoiceOptions(SublayerOptions):
     is_causal: bool
 
     @classmethod
-    def of(cls, options: SublayerOptions, values: Settings, is_causal: bool) -> "ChoiceOptions":
+    def of(cls, options: SublayerOptions, values: Settings, is_causal: bool) -> "VariantOptions":
         """The options of a network with what is the ``s``'s own."""
         shared = {field.name: getattr(options, field.name) for field in fields(SublayerOptions)}
         return cls(**shared, values=values, is_causal=is_causal)
@@ -94,7 +94,7 @@ Attend = Callable[[Attention], Attended]
 PROJECTIONS = frozenset({"queries", "keys"})
 
 
-class AttentionChoice(nn.Module):
+class AttentionVariant(nn.Module):
     """The module of a row of :data:`lazyformer_fairseq.patterns.attention_kinds.ATTENTION_KINDS`.
 
     A kind changes what it must and inherits the rest, which is a plain ``s``'s. Whoever needs to know something before
@@ -117,7 +117,7 @@ class AttentionChoice(nn.Module):
     copies: ClassVar[Mapping[str, str]] = {}
     has_probabilities: ClassVar[bool] = True
 
-    def __init__(self, options: ChoiceOptions):
+    def __init__(self, options: VariantOptions):
         super().__init__()
         self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
 
@@ -137,7 +137,7 @@ class AttentionChoice(nn.Module):
         return PROJECTIONS
 
     @classmethod
-    def build_values(cls, options: ChoiceOptions) -> Optional[nn.Module]:
+    def build_values(cls, options: VariantOptions) -> Optional[nn.Module]:
         """What turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for plain ones.
 
         Called as (values, x_BKC) -> values, in the table's order.
@@ -229,12 +229,12 @@ class AttentionChoice(nn.Module):
         return situation._replace(share=count_share(sight, situation.time, situation.keys, is_causal))
 
 
-def build_choices(options: ChoiceOptions) -> nn.ModuleDict:
+def build_choices(options: VariantOptions) -> nn.ModuleDict:
     """By name, in the table's order: the first one is outermost."""
     return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
 
 
-def build_values(options: ChoiceOptions) -> nn.ModuleDict:
+def build_values(options: VariantOptions) -> nn.ModuleDict:
     """By name, what an ``s`` and those that read it need for their values."""
     built = {row.name: row.load().build_values(options) for row in chosen_kinds(options.values)}
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
@@ -242,7 +242,7 @@ def build_values(options: ChoiceOptions) -> nn.ModuleDict:
 
 def projections(values: Settings) -> frozenset[str]:
     """Which of "queries" and "keys" an ``s`` of these settings projects."""
-    return PROJECTIONS.intersection(*(choice.projections(values) for choice in choice_classes(values)))
+    return PROJECTIONS.intersection(*(choice.projections(values) for choice in variant_classes(values)))
 
 
 def flops_in_sight(sizes: Sizes, sight: Sight, time: int, keys: int, batch: int, flops: Flops) -> Flops:
@@ -255,5 +255,5 @@ def flops_in_sight(sizes: Sizes, sight: Sight, time: int, keys: int, batch: int,
     return Flops(linear, 4 * pairs)
 
 
-def choice_classes(values: Settings) -> list[type[AttentionChoice]]:
+def variant_classes(values: Settings) -> list[type[AttentionVariant]]:
     return [row.load() for row in chosen_kinds(values)]

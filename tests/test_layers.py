@@ -22,7 +22,8 @@ LAYERS = (
     ("lazyformer_fairseq",),  # its __init__.py
     ("fairseq_plugin",),
     ("data", "modules"),
-    ("arguments", "child_process", "devices", "extras", "patterns", "storage"),
+    ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
+    ("storage",),
     ("errors",),
 )
 

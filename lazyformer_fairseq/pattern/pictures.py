@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from lazyformer_fairseq.pattern.report import name_heads
 from lazyformer_fairseq.pattern.seen import Seen
-from lazyformer_fairseq.storage.pictures import write_picture
+from lazyformer_fairseq.report.figures import write_picture
 
 COLUMNS = 5
 

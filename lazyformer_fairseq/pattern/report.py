@@ -13,7 +13,7 @@ from lazyformer_fairseq.measure.costs.flops import (
 from lazyformer_fairseq.pattern.seen import Seen
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.sizes import Sizes
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.tables import markdown_table
 
 SEEN, FAINT, UNSEEN = "■", "□", "·"
 LEGEND = (

@@ -10,7 +10,7 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.storage.pictures import COLOURS, write_picture
+from lazyformer_fairseq.report.figures import COLOURS, write_picture
 
 SHARES = ".inner.choices.span.shares"
 

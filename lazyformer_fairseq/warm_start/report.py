@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.tables import markdown_table
 
 
 def page(record: Mapping[str, Any]) -> str:

@@ -8,9 +8,9 @@ import numpy as np
 from lazyformer_fairseq.experiments.compare.jobs import Job
 from lazyformer_fairseq.experiments.compare.rates import Choice
 from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
-from lazyformer_fairseq.measure.costs.latency import spread
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.patterns.grammar import count_kinds
+from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.hashes import sha256_of
 
 

@@ -36,7 +36,7 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
         raise UserError(f"--output {output}: give a name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report
     from lazyformer_fairseq.experiments.curves.runs import histories, labels, logs_of_runs
-    from lazyformer_fairseq.storage.tables import write_csv
+    from lazyformer_fairseq.report.tables import write_csv
 
     shown, silent = histories(logs_of_runs(runs))
     names = labels(shown)

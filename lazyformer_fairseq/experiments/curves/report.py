@@ -10,8 +10,8 @@ from matplotlib.ticker import EngFormatter
 
 from lazyformer_fairseq.experiments.curves.history import AXES, History
 from lazyformer_fairseq.experiments.curves.phases import Phases
-from lazyformer_fairseq.storage.pictures import looks, write_picture
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.figures import styles, write_picture
+from lazyformer_fairseq.report.tables import markdown_table
 
 LABELS = {
     "updates": "updates",
@@ -67,7 +67,7 @@ def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path
     """
     figure = Figure(figsize=(1 + 4.6 * len(axes), 4), layout="constrained")
     panels = figure.subplots(1, len(axes), squeeze=False, sharey=True)[0]
-    look_of, drawn = looks(shown), {}
+    look_of, drawn = styles(shown), {}
     for name, panel in zip(axes, panels, strict=True):
         for run, history in shown.items():
             updates = sorted(history.losses)

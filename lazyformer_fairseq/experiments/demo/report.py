@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
-from lazyformer_fairseq.measure.costs.latency import with_spread
-from lazyformer_fairseq.storage.pictures import write_picture
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.figures import write_picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 
 WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq.experiments.demo.python_prose import write_prose
 from lazyformer_fairseq.experiments.demo.settings import DemoSettings
 from lazyformer_fairseq.experiments.demo.side_by_side import finetune, pretrain
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.measure.costs.latency import spread
+from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 

@@ -11,8 +11,8 @@ from lazyformer_fairseq.data.glue.task_table import DIAGNOSTICS
 from lazyformer_fairseq.data.prepared_folder import MANIFEST
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import tokenizer_hashes
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.tables import markdown_table
 
 REPORT = "report.md"
 

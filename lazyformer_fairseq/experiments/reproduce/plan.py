@@ -13,7 +13,7 @@ from lazyformer_fairseq.experiments.reproduce.settings import Inputs, Size
 from lazyformer_fairseq.experiments.reproduce.steps import Step, finetuned_updates
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.planning.job import Job, job_of_arch, with_options
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.tables import markdown_table
 
 BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
 FURTHER_CHECKPOINTS = 5  # the last three, best and last

@@ -20,9 +20,9 @@ from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, own_row
 from lazyformer_fairseq.finetuning.report.results import Results
 from lazyformer_fairseq.measure.bench.models.entries import OURS
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json
-from lazyformer_fairseq.storage.tables import markdown_table, write_csv
 
 NOTHING = "-"
 Row = dict[str, str]

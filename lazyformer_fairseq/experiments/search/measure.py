@@ -14,12 +14,13 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet.data_parts import Part, move_to
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.experiments.search.supernet.training import SupernetTraining, update_weights, weights_optimizer
-from lazyformer_fairseq.measure.costs.latency import Timing, measure, spread, with_spread
+from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, read_sublayer
+from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.tables import markdown_table
 
 ROUNDS, ROUNDS_OF_UPDATES = 30, 20
 PAPERS_CANDIDATES = SearchSettings.candidates

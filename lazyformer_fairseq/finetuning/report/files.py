@@ -9,7 +9,7 @@ import numpy as np
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.report.results import Results, mean_bounds
 from lazyformer_fairseq.finetuning.report.tables import Table
-from lazyformer_fairseq.storage.tables import write_csv
+from lazyformer_fairseq.report.tables import write_csv
 
 
 def refuse_no_runs(results: Results) -> None:

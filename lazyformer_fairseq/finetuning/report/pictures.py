@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.finetuning.report.results import Results, TaskResults
-from lazyformer_fairseq.storage.pictures import looks, write_picture
+from lazyformer_fairseq.report.figures import styles, write_picture
 
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
 FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all
@@ -48,7 +48,7 @@ def draw_seeds(results: Results, scores: Sequence[Panel], path: Path, baseline_n
         scores: those that no model has a run of are left out.
     """
     models = list(results.grid.models)
-    look_of = looks(models)
+    look_of = styles(models)
     scores = _drawable(results, scores, models)
     figure, panels = _panels(len(scores))
     for axis, score in zip(panels, scores, strict=True):
@@ -88,7 +88,7 @@ def draw_updates(
     series = checkpoint_series(results)
     if not any(len(points) > 1 for points in series.values()):
         return False
-    look_of = looks(series)
+    look_of = styles(series)
     scores = _drawable(results, scores, [model for points in series.values() for _, model in points])
     averages = {name: _averages(average, points) for name, points in series.items()}
     with_average = any(averages.values())

@@ -15,14 +15,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.latency import FEWEST_FOR_QUARTILES, measure
+from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
 from lazyformer_fairseq.modules.attention.choice import Situation, back_ends_of, choose_with_reason
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.sights import Band, Sight, count_share
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES
+from lazyformer_fairseq.report.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 

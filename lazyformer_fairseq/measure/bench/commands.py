@@ -284,7 +284,7 @@ def loader(
     refuse_missing_folders(data)
     from lazyformer_fairseq.measure.bench.loader import as_rows, measure_speeds
     from lazyformer_fairseq.measure.costs.machine import device_named
-    from lazyformer_fairseq.storage.tables import markdown_table
+    from lazyformer_fairseq.report.tables import markdown_table
 
     command = [
         *_reading(data, arch, tokens_per_sample, batch_size),
@@ -322,7 +322,7 @@ def startup(
     """
     refuse_missing_folders(data)
     from lazyformer_fairseq.measure.bench.start_up import measure_start_up, memory_rows, stage_rows
-    from lazyformer_fairseq.storage.tables import markdown_table
+    from lazyformer_fairseq.report.tables import markdown_table
 
     command = [
         *_reading(data, arch, tokens_per_sample, batch_size),

@@ -11,13 +11,14 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.bench.longformer import HuggingFaceLongformer, plain_window
-from lazyformer_fairseq.measure.costs.latency import Timing, measure, spread, with_spread
+from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 

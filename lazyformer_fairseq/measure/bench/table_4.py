@@ -13,15 +13,16 @@ from lazyformer_fairseq.measure.bench.models.report import milliseconds
 from lazyformer_fairseq.measure.bench.models.settings import check_names
 from lazyformer_fairseq.measure.bench.paper_latency import PAPER_LATENCY
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
-from lazyformer_fairseq.measure.costs.latency import measure, spread, with_spread
+from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder, write_text
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.tables import markdown_table
 
 BASELINE = "bert_base_absolute"
 SPANS = "squad"  # the head's name

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from lazyformer_fairseq.report.numbers import spread
+
 WARM_UP = 3
-FEWEST_FOR_QUARTILES = 3
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,6 @@ class Timing:
 
     def as_json(self) -> dict[str, Any]:
         return {**spread(self.samples), "samples": list(self.samples)}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """`n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
-    found = {"n": len(values), "median": float(np.median(values))}
-    if len(values) >= FEWEST_FOR_QUARTILES:
-        found |= {"low": float(np.quantile(values, 0.25)), "high": float(np.quantile(values, 0.75))}
-    return found
-
-
-def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
-    """The median and, in brackets, `low` and `high`, or how few values there were."""
-    beside = f"{of['low']:.{digits}f} to {of['high']:.{digits}f}" if "low" in of else f"n = {of['n']}"
-    return f"{of['median']:.{digits}f} ({beside})"
 
 
 def measure(

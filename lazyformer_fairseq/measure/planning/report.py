@@ -9,7 +9,7 @@ from lazyformer_fairseq.measure.planning.fit import USABLE, Fit, Place, count_on
 from lazyformer_fairseq.measure.planning.job import Job
 from lazyformer_fairseq.modules.attention.choice import AUTO
 from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.tables import markdown_table
 
 GB, TERA, HOUR = 1e9, 1e12, 3600
 BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs

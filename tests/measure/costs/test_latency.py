@@ -5,11 +5,12 @@ import time
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.costs.latency import Timing, measure, with_spread
+from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.grammar import plan
+from lazyformer_fairseq.report.numbers import with_spread
 
 
 def test_things_take_turns_and_warm_up_is_not_kept():

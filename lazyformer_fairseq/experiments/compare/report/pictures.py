@@ -12,7 +12,7 @@ from lazyformer_fairseq.experiments.compare.report.comparison import Comparison,
 from lazyformer_fairseq.experiments.compare.report.fronts import Front
 from lazyformer_fairseq.experiments.compare.report.times import NEVER, TimeToTarget
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
-from lazyformer_fairseq.storage.pictures import looks, write_picture
+from lazyformer_fairseq.report.figures import styles, write_picture
 
 LABELS = {
     "updates": "updates",
@@ -32,7 +32,7 @@ def draw_curves(comparison: Comparison, times: Sequence[TimeToTarget], title: st
     """
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2, sharey=True)
-    look_of = looks(comparison.families)
+    look_of = styles(comparison.families)
     for cost, axis in zip(("updates", "tokens", "flops", "seconds"), panels.flat, strict=True):
         for family, models in comparison.families.items():
             look = look_of[family]
@@ -78,7 +78,7 @@ def draw_times(times: Sequence[TimeToTarget], title: str, path: Path) -> None:
     shown = sorted(
         (time for time in times if "seconds" in time.ratios), key=lambda time: -time.ratios["seconds"].median
     )
-    look_of = looks(dict.fromkeys(time.model for time in times))
+    look_of = styles(dict.fromkeys(time.model for time in times))
     figure = Figure(figsize=(8, 1.4 + 0.42 * max(len(shown), 1)), layout="constrained")
     axis = figure.subplots()
     ends = [end for time in shown for end in _reached(time.ratios["seconds"].by_seed.values())]
@@ -110,7 +110,7 @@ def draw_fronts(comparison: Comparison, fronts: Sequence[Front], title: str, pat
     """The final measure against each cost, a panel each; a line joins the models that no other beats in both."""
     figure = Figure(figsize=(1 + 4.4 * len(fronts), 4.4), layout="constrained")
     panels = figure.subplots(1, len(fronts), squeeze=False, sharey=True)[0]
-    look_of = looks(comparison.families)
+    look_of = styles(comparison.families)
     for front, axis in zip(fronts, panels, strict=True):
         for name, (cost, quality) in front.points.items():
             model = comparison.models[name]
@@ -136,7 +136,7 @@ def draw_attention(comparison: Comparison, title: str, path: Path) -> None:
     models = [model for model in comparison.models.values() if _has_both(model)]
     attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
     counts = [sum(model.facts["sublayers"].get(kind.letter, 0) for kind in attention) for model in models]
-    look_of = looks(model.name for model in models)
+    look_of = styles(model.name for model in models)
     for model, place in zip(models, side_by_side(counts), strict=True):
         look, latency = look_of[model.name], model.facts["latency_milliseconds"]
         ends = model.finals(f"test_{comparison.measure.name}")

@@ -18,8 +18,8 @@ from lazyformer_fairseq.experiments.compare.report.tables import (
     time_table,
 )
 from lazyformer_fairseq.experiments.compare.report.times import Target, times_to_target
+from lazyformer_fairseq.report.tables import write_csv
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.tables import write_csv
 
 OF_OTHERS = {"fairseq": "fairseq's own model", "huggingface": "Hugging Face's own model"}
 

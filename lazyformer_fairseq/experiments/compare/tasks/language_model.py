@@ -16,9 +16,10 @@ from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.costs.latency import measure, spread
+from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.model_latency import next_segment
 from lazyformer_fairseq.patterns.sizes import CausalSizes
+from lazyformer_fairseq.report.numbers import spread
 
 SPLITS = ("valid", "test")
 ROUNDS = 50

@@ -5,10 +5,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lazyformer_fairseq.measure.costs.latency import with_spread
+from lazyformer_fairseq.report.figures import write_picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.pictures import write_picture
-from lazyformer_fairseq.storage.tables import markdown_table, write_csv
 
 NOTE = (
     "Accuracy is on the test split after the last update: the median over seeds, and the lowest and highest. The rules "

@@ -13,8 +13,8 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
 from lazyformer_fairseq.experiments.curve_training import CurveTraining, train_in_turn
 from lazyformer_fairseq.experiments.diagnostics.comparison.report import write_report
 from lazyformer_fairseq.experiments.diagnostics.comparison.settings import SCRATCH, SELF_PRETRAINED, TaskRunSettings
-from lazyformer_fairseq.measure.costs.latency import spread
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 
-from lazyformer_fairseq.storage.pictures import COLOURS, write_picture
+from lazyformer_fairseq.report.figures import COLOURS, write_picture
 
 SCORED, SUMMED, CONTROL = "scored", "summed", "control"  # what a pattern was measured for
 LINEAR = 0.05  # bits: from here on axes and colours go by ratios

@@ -8,9 +8,9 @@ from scipy.stats import spearmanr
 
 from lazyformer_fairseq.experiments.search.from_checkpoint.pictures import CONTROL, SUMMED, draw_changes, draw_losses
 from lazyformer_fairseq.experiments.search.report.found_pattern import compact
-from lazyformer_fairseq.measure.costs.latency import with_spread
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.tables import markdown_table, write_csv
 
 FEWEST = 3  # of a rank correlation
 

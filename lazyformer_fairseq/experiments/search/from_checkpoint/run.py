@@ -23,8 +23,8 @@ from lazyformer_fairseq.experiments.search.price import Prices, latency_of
 from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.measure.costs.latency import spread
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock

@@ -6,10 +6,10 @@ from typing import Any, Optional
 
 from matplotlib.figure import Figure
 
-from lazyformer_fairseq.measure.costs.latency import with_spread
+from lazyformer_fairseq.report.figures import COLOURS, MARKS, write_picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.pictures import COLOURS, MARKS, write_picture
-from lazyformer_fairseq.storage.tables import markdown_table, write_csv
 
 NAMES = ("found", "control")
 

@@ -11,12 +11,12 @@ from lazyformer_fairseq.experiments.search.from_scratch import Recipe, mean_loss
 from lazyformer_fairseq.experiments.search.front.latency_check import rank_correlations
 from lazyformer_fairseq.experiments.search.front.settings import TrainSettings
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.measure.costs.latency import with_spread
 from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.report.figures import COLOURS, write_picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.pictures import COLOURS, write_picture
-from lazyformer_fairseq.storage.tables import markdown_table
 
 FOLDER = "from_scratch"
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from lazyformer_fairseq.experiments.search.report.found_pattern import compact
 from lazyformer_fairseq.patterns.grammar import read_sublayer
-from lazyformer_fairseq.storage.pictures import write_picture
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.figures import write_picture
+from lazyformer_fairseq.report.tables import markdown_table
 
 TITLES = {"counts": "as many s as f", "parameters": "equal parameters"}
 

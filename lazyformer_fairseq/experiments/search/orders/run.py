@@ -19,10 +19,10 @@ from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
 from lazyformer_fairseq.patterns.grammar import read_sublayer
+from lazyformer_fairseq.report.tables import write_csv
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
-from lazyformer_fairseq.storage.tables import write_csv
 
 RANDOM, SANDWICH, INTERLEAVED = "random", "sandwich", "interleaved"
 SETTINGS = "settings.json"

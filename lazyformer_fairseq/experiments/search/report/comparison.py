@@ -7,9 +7,10 @@ from lazyformer_fairseq.experiments.search.measure import measure_models
 from lazyformer_fairseq.experiments.search.report.found_pattern import compact, letters
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.costs.latency import Timing, with_spread
+from lazyformer_fairseq.measure.costs.latency import Timing
 from lazyformer_fairseq.patterns.grammar import count_kinds
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 
 
 def compare_with_baseline(search: FairseqSearch, chosen: list[str]) -> list[dict[str, Any]]:

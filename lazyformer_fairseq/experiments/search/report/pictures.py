@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.storage.pictures import write_picture
+from lazyformer_fairseq.report.figures import write_picture
 
 STAGES = {"weights": ("o", "#0072B2", "on the weights' data"), "architecture": ("s", "#D55E00", "on held-apart data")}
 LINES = ("--", ":", "-.")  # of one kind with several settings

@@ -15,7 +15,7 @@ from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, all_table
 from lazyformer_fairseq.finetuning.report.files import refuse_no_runs, six_digits, write_files
 from lazyformer_fairseq.finetuning.report.notes import notes_on_failures, notes_on_runs
 from lazyformer_fairseq.finetuning.report.results import Results, Run
-from lazyformer_fairseq.storage.tables import write_csv
+from lazyformer_fairseq.report.tables import write_csv
 
 LAZYFORMERS = PROTOCOLS[LAZYFORMER]
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq.finetuning.scored_task import split_file
 from lazyformer_fairseq.finetuning.squad.protocol import EPOCHS, LEARNING_RATES, OFFICIAL_QUESTIONS, PAPER_F1, SEEDS
 from lazyformer_fairseq.finetuning.squad.report.read_results import read_results
 from lazyformer_fairseq.finetuning.squad_family import SQUAD
-from lazyformer_fairseq.storage.tables import write_csv
+from lazyformer_fairseq.report.tables import write_csv
 
 PANELS = [Panel(name, SQUAD.name, "valid", metric) for name, metric in (("F1", "f1"), ("exact match", "exact_match"))]
 BASELINE = "the best heuristic by F1"

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator
 
 from lazyformer_fairseq.measure.bench.models.entries import BASELINES, OURS
 from lazyformer_fairseq.measure.bench.models.report import cells
-from lazyformer_fairseq.storage.pictures import looks, write_picture
+from lazyformer_fairseq.report.figures import styles, write_picture
 
 TABLE_2_LENGTH = 512  # LazyFormer, section 3.1
 TABLE_4_LENGTH = 384  # SQuAD's, on which PAR's Table 4 measures
@@ -52,7 +52,7 @@ def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) ->
     axes = figure.subplots(1, len(names), squeeze=False, sharex=True, sharey=True)[0]
     for name, axis in zip(names, axes, strict=True):
         lines = _lines(measured, name)
-        for label, look in looks(lines).items():
+        for label, look in styles(lines).items():
             times, beside = zip(*lines[label], strict=True)
             axis.plot(times, [one["limit"] for one in beside], color=look["color"], alpha=0.5, linewidth=0.8)
             for time, one in lines[label]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from lazyformer_fairseq.measure.bench.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
 from lazyformer_fairseq.measure.bench.models.workloads import WORKLOADS
-from lazyformer_fairseq.measure.costs.latency import with_spread
-from lazyformer_fairseq.storage.tables import markdown_table
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 
 # A speed-up's column header names its baseline; here it is in full.
 EXPLAINED = {

@@ -8,7 +8,8 @@ from lazyformer_fairseq.measure.bench.models.contenders import predicted_words
 from lazyformer_fairseq.measure.bench.models.entries import BASELINES, OURS, Entry
 from lazyformer_fairseq.measure.bench.models.workloads import WORKLOADS, Cell
 from lazyformer_fairseq.measure.costs.flops import makers_of_blocks
-from lazyformer_fairseq.measure.costs.latency import Timing, spread
+from lazyformer_fairseq.measure.costs.latency import Timing
+from lazyformer_fairseq.report.numbers import spread
 
 
 def describe(entry: Entry, cell: Cell, timing: Timing, memory: int, peak: float) -> dict[str, Any]:

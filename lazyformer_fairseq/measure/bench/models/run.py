@@ -25,9 +25,9 @@ from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.measure.costs.matrix_peak import matrix_peak, matrix_products
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.report.tables import write_csv
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import write_json
-from lazyformer_fairseq.storage.tables import write_csv
 
 logger = logging.getLogger(__name__)
 

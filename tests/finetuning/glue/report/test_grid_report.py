@@ -20,7 +20,7 @@ from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
 from lazyformer_fairseq.finetuning.report import pictures
 from lazyformer_fairseq.finetuning.report.pictures import checkpoint_series
 from lazyformer_fairseq.finetuning.report.results import RunKey
-from lazyformer_fairseq.storage.pictures import looks
+from lazyformer_fairseq.report.figures import styles
 
 RATES, SEEDS = [2e-5, 5e-5], [1, 2, 3]
 BERT = PAPER_ROWS[0].scores
@@ -180,7 +180,7 @@ def test_pictures_are_drawn(tmp_path):
 
 def axes_of(values: list[float], baseline: float) -> Axes:
     axis = Figure().subplots()
-    pictures._draw_model(axis, 0, np.array(values), looks(["model"])["model"])
+    pictures._draw_model(axis, 0, np.array(values), styles(["model"])["model"])
     pictures._draw_baseline(axis, baseline, np.array(values))
     return axis
 

@@ -1,0 +1,83 @@
+"""The look that figures share, and the one place that writes them."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lazyformer_fairseq.storage.atomic import atomic_file
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; each also has a mark of its own.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+IN_COLUMNS = 4  # of a legend
+
+Style = Mapping[str, Any]  # as matplotlib takes it
+
+
+def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """By name a colour and a mark, as matplotlib takes them: no pair comes twice among the first 42."""
+    pairs = zip(itertools.cycle(COLOURS), itertools.cycle(MARKS), strict=False)
+    return {name: {"color": colour, "marker": mark} for name, (colour, mark) in zip(names, pairs, strict=False)}
+
+
+@contextmanager
+def picture(
+    path: Path,
+    rows: int = 1,
+    columns: int = 1,
+    panel: tuple[float, float] = (5.5, 4.4),
+    title: str = "",
+    legend: Sequence[Line2D] = (),
+    **subplots: Any,
+) -> Iterator[np.ndarray]:
+    """Yields an array of axes, (rows, columns), with a grid; writes the figure as a PNG when the block ends well.
+
+    Args:
+        path: of the PNG, which is there whole or not at all.
+        panel: width and height of a panel, inches.
+        title: above all panels.
+        legend: handles below all panels, see :func:`handles`; extend the list that you give while you draw.
+        subplots: as ``sharex`` and ``sharey``, for matplotlib's `Figure.subplots`.
+    """
+    figure = Figure(figsize=(panel[0] * columns, panel[1] * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
+    yield axes
+    if title:
+        figure.suptitle(title, fontsize=11)
+    if legend:
+        columns_of_legend = min(len(legend), IN_COLUMNS)
+        figure.legend(handles=list(legend), loc="outside lower center", ncols=columns_of_legend, frameon=False)
+    write_picture(figure, path)
+
+
+def handles(style_of: Mapping[str, Style], **more: Any) -> list[Line2D]:
+    """A handle of a legend for each name; `more` is for all of them, as ``linestyle=""``."""
+    return [Line2D([], [], label=name, **{**style, **more}) for name, style in style_of.items()]
+
+
+def draw_band(axis: Axes, x: Sequence[float], values: np.ndarray, style: Style, label: Optional[str] = None) -> None:
+    """The median of `values`, (seeds, points), as a line over `x`, (points,), in a band from lowest to highest."""
+    axis.fill_between(x, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.18, linewidth=0)
+    axis.plot(x, np.median(values, axis=0), color=style["color"], linewidth=1.4, label=label)
+
+
+def draw_spread(axis: Axes, x: float, values: Sequence[float], style: Style, marksize: float = 8) -> None:
+    """A mark at the median of `values` and a bar from lowest to highest."""
+    axis.vlines(x, min(values), max(values), color=style["color"], linewidth=1)
+    axis.plot(x, np.median(values), linestyle="", markersize=marksize, zorder=3, **style)
+
+
+def write_picture(figure: Figure, path: Path) -> None:
+    """Writes a PNG, whole or not at all."""
+    with atomic_file(path) as file:
+        figure.savefig(file, dpi=150, bbox_inches="tight", format="png")

@@ -1,0 +1,34 @@
+"""Numbers as a reader wants them: few digits, and how far several of them lie apart."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+NOTHING = "-"  # a cell that has no value
+FEWEST_FOR_QUARTILES = 3
+
+
+def number(value: float) -> str:
+    """Three digits or more, and no power of ten: 0.0123, 4.56, 7,890."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """`n`, `median`, and the quartiles, `low` and `high`; fewer than three values have none."""
+    found = {"n": len(values), "median": float(np.median(values))}
+    if len(values) >= FEWEST_FOR_QUARTILES:
+        found |= {"low": float(np.quantile(values, 0.25)), "high": float(np.quantile(values, 0.75))}
+    return found
+
+
+def with_spread(of: Mapping[str, float], digits: int = 1) -> str:
+    """The median and, in brackets, `low` and `high`, or how few values there were; takes what `spread` returns."""
+    beside = f"{of['low']:.{digits}f} to {of['high']:.{digits}f}" if "low" in of else f"n = {of['n']}"
+    return f"{of['median']:.{digits}f} ({beside})"
+
+
+def with_range(values: Sequence[float]) -> str:
+    """The median and, in brackets, the lowest and the highest where there are several; four digits or more."""
+    middle = float(np.median(values))
+    said, *ends = (f"{value:.{1 if abs(middle) >= 100 else 3}f}" for value in (middle, min(values), max(values)))
+    return said if len(values) < 2 else f"{said} ({' to '.join(ends)})"

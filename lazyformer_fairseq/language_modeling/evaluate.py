@@ -133,7 +133,7 @@ def token_losses(
         batch_size: streams.
 
     Raises:
-        UserError: the model's kinds of attention have no such memory or sight.
+        UserError: the model's kinds of attention have no such memory or mask.
     """
     refuse_same_length_without_memory(same_length, mem_len)
     text = TokenStreams(tokens, 1, tgt_len, eos, model.padding_idx, keeps_rest=True)

@@ -100,7 +100,7 @@ class AttentionSize(NamedTuple):
         dropout: whether the distribution goes through dropout.
         features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
         consumers: sublayers above that read the distribution.
-        in_tiles: entries that tiles compute of a sight, of all sequences and heads; 0 without a sight.
+        in_tiles: entries that tiles compute of a mask, of all sequences and heads; 0 without a mask.
     """
 
     batch: int

@@ -63,7 +63,7 @@ def show(
     \b
     lazyformer pattern show 's[strided=8]f' --tokens 32
     lazyformer pattern show --arch lazyformer_m2x6_s
-    lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output sights.png
+    lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output masks.png
     """
     may_leave_bias_out = arch is None and buckets is None
     direction, arch = _choose(direction, arch)

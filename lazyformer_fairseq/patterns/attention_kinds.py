@@ -5,7 +5,7 @@ An attention is four choices, so rows of different choices combine:
 | choice | if no row is chosen | |
 |---|---|---|
 | scores | QK^T / sqrt(D) | where numbers come from |
-| sight | all, in causal models the past | which keys a query may look at |
+| mask | all, in causal models the past | which keys a query may look at |
 | weights | softmax | how scores become a distribution |
 | memory | the tokens | what keys and values are |
 
@@ -19,7 +19,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.patterns.settings import Setting, Value
 
-SCORES, SIGHT, WEIGHTS, MEMORY = CHOICES = ("scores", "sight", "weights", "memory")
+SCORES, MASK, WEIGHTS, MEMORY = CHOICES = ("scores", "mask", "weights", "memory")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Optio
 
 ATTENTION_KINDS: tuple[AttentionKind, ...] = (
     AttentionKind(
-        choice=SIGHT,
+        choice=MASK,
         system="Longformer",
         help="keys at most so far from the query, and tokens that see and are seen by all",
         source="Beltagy et al., 2020, section 3.1",
@@ -161,7 +161,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         check=_check_window,
     ),
     AttentionKind(
-        choice=SIGHT,
+        choice=MASK,
         system="Sparse Transformer, strided",
         help="keys near the query, and every so many-th key",
         source="Child et al., 2019, section 4.3",
@@ -176,7 +176,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         check=_check_parts,
     ),
     AttentionKind(
-        choice=SIGHT,
+        choice=MASK,
         system="Sparse Transformer, fixed",
         help="keys of the query's own block, and the last ones of all blocks",
         source="Child et al., 2019, section 4.3",
@@ -201,7 +201,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
         why_not_causal="each of its keys mixes all positions, those in the future too",
         excludes=dict.fromkeys(
-            (SCORES, SIGHT), "its keys mix all positions, so none has a place of its own among the tokens"
+            (SCORES, MASK), "its keys mix all positions, so none has a place of its own among the tokens"
         ),
     ),
     AttentionKind(
@@ -226,7 +226,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         check=_check_synthesizer,
     ),
     AttentionKind(
-        choice=SIGHT,
+        choice=MASK,
         system="adaptive span",
         help="each head learns how far it looks",
         source="Sukhbaatar et al., 2019a, section 2.2",
@@ -264,7 +264,7 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = (
         ),
     ),
     AttentionKind(
-        choice=SIGHT,
+        choice=MASK,
         system="Reformer",
         help="positions that hash alike look at each other: queries are keys",
         source="Kitaev et al., 2020, section 2",

@@ -17,10 +17,10 @@ from tqdm import tqdm
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.choice import Situation, back_ends_of, choose_with_reason
+from lazyformer_fairseq.modules.attention.choice import Workload, back_ends_of, choose_with_reason
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, count_share
 from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Sight, count_share
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES
 from lazyformer_fairseq.report.tables import markdown_table
@@ -52,7 +52,7 @@ def blocks_to_measure(
         heads: N and D.
         precision: as in "float32".
         tokens: most in a batch; a longer sequence makes a batch of its own.
-        windows: keys to either side (in causal attention to the left) that are in sight; 0 for all.
+        windows: keys to either side (in causal attention to the left) that are shown; 0 for all.
 
     Raises:
         UserError: a length, number of layers or batch is 0.
@@ -75,11 +75,11 @@ def _share(block: Block, window: int) -> float:
     return count_share(_window(window, block.heads, is_causal), block.time, _keys(block), is_causal)
 
 
-def _window(window: int, heads: int, is_causal: bool) -> Sight:
-    return Sight(((heads, (Band(window, 0 if is_causal else window),)),))
+def _window(window: int, heads: int, is_causal: bool) -> AttentionMask:
+    return AttentionMask(((heads, (Band(window, 0 if is_causal else window),)),))
 
 
-def _sight(block: Block) -> Optional[Sight]:
+def _mask(block: Block) -> Optional[AttentionMask]:
     """The smallest window that shows as much as the block says."""
     if not block.share:
         return None
@@ -165,7 +165,7 @@ def choices(blocks: Sequence[Block], device: str) -> str:
     lines = []
     for block in blocks:
         of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
-        situation = Situation(
+        workload = Workload(
             device=device,
             precision=getattr(torch, block.precision),
             batch=block.batch,
@@ -175,13 +175,13 @@ def choices(blocks: Sequence[Block], device: str) -> str:
             head_size=block.head_size,
             is_training=block.training,
             features=frozenset(
-                [*of_learned, *(["padding"] if block.padded else []), *(["sight"] if block.share else [])]
+                [*of_learned, *(["padding"] if block.padded else []), *(["mask"] if block.share else [])]
             ),
             has_dropout=False,
             blocks=BLOCKS,
             share=block.share,
         )
-        chosen, reason = choose_with_reason(situation, block.layers - 1)
+        chosen, reason = choose_with_reason(workload, block.layers - 1)
         lines.append({**_cells(block), "auto takes": chosen, "because of": reason})
     return markdown_table(lines, left=("learned", "padding", "auto takes", "because of"))
 
@@ -195,7 +195,7 @@ def _cells(block: Block) -> dict[str, object]:
         "pass": "forward and backward" if block.training else "forward",
         "learned": block.learned,
         "padding": "yes" if block.padded else "no",
-        "in sight": f"{block.share:.3g}" if block.share else "all",
+        "shown": f"{block.share:.3g}" if block.share else "all",
         "layers": block.layers,
         "B x n": f"{block.batch} x {block.time}",
         "heads": f"{block.heads} x {block.head_size}",
@@ -213,7 +213,7 @@ class _Attention:
 
         keys = _keys(block)
         self.block = block
-        self.sight = _sight(block)
+        self.mask = _mask(block)
         self.q = heads_side_by_side(block.time)
         self.k, *self.values = (heads_side_by_side(keys) for _ in range(1 + block.layers))
         self.gradients = [heads_side_by_side(block.time) for _ in self.values]
@@ -248,8 +248,8 @@ class _Attention:
         if self.block.learned == "bias":
             shared = RelativePositionBias(self.block.heads).to(self.q.device)(self.block.time)
             parts = self.learned[0], shared.bucket_by_distance, shared.far, self.lengths
-            return Scores(*parts, sight=self.sight)
-        return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions", sight=self.sight)
+            return Scores(*parts, mask=self.mask)
+        return Scores(lengths_B=self.lengths, is_causal=self.block.learned == "positions", mask=self.mask)
 
     def run(self, back_end: str) -> list[Tensor]:
         """Outputs of all layers; in training also the gradients of all inputs."""

@@ -82,7 +82,7 @@ _STORED = Products(
 PRODUCTS = {
     "eager": _STORED,
     "materialize": _STORED,
-    # Of the scores that a sight shows. Without a consumer it keeps nothing, and computes QK^T once more.
+    # Of the scores that a mask shows. Without a consumer it keeps nothing, and computes QK^T once more.
     "tiles": Products(lambda m: 1, lambda m: m, lambda m: 2 + (m == 1), lambda m: 2 * m),
     # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
     "recompute": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 3 * m, backward_values=lambda m: 2 * m),

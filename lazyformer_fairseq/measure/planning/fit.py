@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory
 from lazyformer_fairseq.measure.planning.job import Job
-from lazyformer_fairseq.modules.attention import BACK_ENDS, able_back_end
+from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY
 from lazyformer_fairseq.modules.attention.fused import NOT_IN_TRITON
 from lazyformer_fairseq.modules.memory_costs import NUMBER
@@ -79,7 +79,7 @@ def count_on(job: Job, place: Place, back_end: str, batch: int, share: int) -> U
 
 
 def possible_back_ends(job: Job, device: str) -> list[str]:
-    """Those that compute all attention of the job; ``tiles`` where there is a sight. None of them if nothing attends.
+    """Those that compute all attention of the job; ``tiles`` where there is a mask. None of them if nothing attends.
 
     On a GPU ``fused`` is Triton's, and ``flex`` is for GPUs alone; which of them runs on a given GPU is not asked here.
     """
@@ -95,13 +95,13 @@ def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
     features = job.features
     for choice in variant_classes(maker.shaper.values):
         features |= choice.features(maker.shaper.values)
-    if name == "tiles" and "sight" not in features:
+    if name == "tiles" and "mask" not in features:
         return False
     if name == "fused" and device == "cuda" and features & NOT_IN_TRITON:
         return False
     if name == "flex" and device != "cuda":
         return False
-    can = able_back_end(name, job.config.attention_dropout > 0, features) == name
+    can = fallback_backend(name, job.config.attention_dropout > 0, features) == name
     return can and name in (maker.kind.back_ends or BACKENDS)
 
 

@@ -134,7 +134,7 @@ class Job:
     def features(self) -> frozenset[str]:
         """Of the network's scores."""
         if self.is_causal:
-            return CausalDecoder.features | ({"sight"} if self.config.same_length else set())
+            return CausalDecoder.features | ({"mask"} if self.config.same_length else set())
         return frozenset({"bias"} if self.config.relative_position_buckets else ())
 
 

@@ -6,8 +6,8 @@
 | ``materialize`` | its distribution | a product; gradients of the block come together once | T x K |
 | ``recompute`` | Q and K | torch's fused attention | T (T x K with positions, on a GPU and at inference with a bias) |
 | ``fused`` | Q, K and a number a row | P anew; gradients of the block come together once | T |
-| ``tiles`` | of its distribution what the sight shows | products of that; gradients as above | T times keys in sight |
-| ``flex`` | Q and K | torch's FlexAttention | T (T times keys in sight with positions) |
+| ``tiles`` | of its distribution what the mask shows | products of that; gradients as above | T times keys shown |
+| ``flex`` | Q and K | torch's FlexAttention | T (T times keys shown with positions) |
 
 All compute the same thing. An ``s`` that no ``l`` reads is a block of one layer.
 """
@@ -105,7 +105,7 @@ BACK_ENDS = {
 }
 
 
-def able_back_end(name: str, has_dropout: bool, features: Set[str]) -> str:
+def fallback_backend(name: str, has_dropout: bool, features: Set[str]) -> str:
     """The back end that computes where `name` is chosen.
 
     ``eager`` takes its place where it cannot: for dropout, and for scores of a kind of attention that has several, such
@@ -128,7 +128,7 @@ def attend(
         scores: what to add, and which keys a query may look at.
         dropout: on the distribution; the ``s`` hands on the one from before it.
         consumers: how many ``l`` will read it.
-        back_end: a name of :data:`BACK_ENDS`; see :func:`able_back_end`.
+        back_end: a name of :data:`BACK_ENDS`; see :func:`fallback_backend`.
     """
-    row = BACK_ENDS[able_back_end(back_end, dropout > 0, scores.features)]
+    row = BACK_ENDS[fallback_backend(back_end, dropout > 0, scores.features)]
     return row.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)

@@ -19,13 +19,13 @@ AUTO = "auto"
 BACKENDS = tuple(BACK_ENDS)
 # Share of a device's memory that the distributions of all blocks may take under ``auto``.
 SHARE_OF_MEMORY = 0.4
-# From so many queries on, and below such a share in sight, ``tiles`` is taken without a measurement. Time of ``tiles``
-# over that of the faster of ``eager`` and ``recompute``, training and inference, 12 heads of 64, batch 1, fp32, one
-# thread of a Zen 5 (processor time, in turn, medians of 3 to 5, on a machine with other work): 2.3 to 3.0 at n = 64,
-# 0.9 to 2.2 at 128; with 0.24 of all pairs in sight 0.5 to 0.8 at 256 and 0.4 to 0.7 at 512, with 0.44 1.1 and 1.0,
-# with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 in sight, 0.5 to 0.8 and 0.3 to 0.4.
-# With attention dropout, forward and backward, a window over a quarter of all pairs: 0.5 at 256, 0.4 at 512, 0.2 at
-# 1,024 and 2,048; over half of them 1.0, 0.8, 0.5; with a consumer 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
+# From so many queries on, and below such a share of pairs shown, ``tiles`` is taken without a measurement. Time of
+# ``tiles`` over that of the faster of ``eager`` and ``recompute``, training and inference, 12 heads of 64, batch 1,
+# fp32, one thread of a Zen 5 (processor time, in turn, medians of 3 to 5, on a machine with other work): 2.3 to 3.0 at
+# n = 64, 0.9 to 2.2 at 128; with 0.24 of all pairs shown 0.5 to 0.8 at 256 and 0.4 to 0.7 at 512, with 0.44 1.1 and
+# 1.0, with 0.6 0.7 to 1.6 and 1.0 to 1.1; with positions, 0.06 to 0.19 shown, 0.5 to 0.8 and 0.3 to 0.4. With attention
+# dropout, forward and backward, a window over a quarter of all pairs: 0.5 at 256, 0.4 at 512, 0.2 at 1,024 and 2,048;
+# over half of them 1.0, 0.8, 0.5; with a consumer 0.4 to 0.7, 0.4 to 0.6, 0.2 to 0.4, 0.2.
 FEWEST_IN_TILES = 256
 SHARE_IN_TILES = 0.5
 
@@ -39,7 +39,7 @@ class BackEndNotHereError(UserError, RuntimeError):
     """A RuntimeError too: on any other error in an update fairseq first writes a whole checkpoint, crash.pt."""
 
 
-class Situation(NamedTuple):
+class Workload(NamedTuple):
     """What decides the choice in a forward pass.
 
     Attributes:
@@ -54,7 +54,7 @@ class Situation(NamedTuple):
         features: of the scores, see :attr:`~lazyformer_fairseq.modules.attention.scores.Scores.features`.
         has_dropout: whether the distribution goes through dropout.
         blocks: sublayers of the network that make a distribution.
-        share: of all pairs of query and key, those in sight; 0 without a sight. See :class:`.measured.Block`.
+        share: of all pairs of query and key, those that a mask shows; 0 without a mask. See :class:`.measured.Block`.
     """
 
     device: str
@@ -87,15 +87,15 @@ def check_backend(name: str, attention_dropout: float) -> None:
         )
 
 
-def choose(name: str, situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
+def choose(name: str, workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
     """The back end for an ``s`` with this many consumers.
 
     Raises:
         BackEndNotHereError: the one that the user names does not run on this device.
     """
     if name == AUTO:
-        return choose_automatically(situation, consumers, among)
-    if not BACK_ENDS[name].runs_on(situation.device):
+        return choose_automatically(workload, consumers, among)
+    if not BACK_ENDS[name].runs_on(workload.device):
         major, minor = compute_capability()
         raise BackEndNotHereError(
             f"--lazy-backend {name}: needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}: "
@@ -105,9 +105,9 @@ def choose(name: str, situation: Situation, consumers: int, among: tuple[str, ..
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_automatically(situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
+def choose_automatically(workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> str:
     """Chooses, and logs what and why."""
-    name, why = choose_with_reason(situation, consumers, among)
+    name, why = choose_with_reason(workload, consumers, among)
     _log_choice(name, why)
     return name
 
@@ -117,137 +117,137 @@ def _log_choice(name: str, why: str) -> None:
     logger.info("lazy back end: %s (%s)", name, why)
 
 
-def choose_with_reason(situation: Situation, consumers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
+def choose_with_reason(workload: Workload, consumers: int, among: tuple[str, ...] = BACKENDS) -> tuple[str, str]:
     """The back end that ``auto`` takes for an ``s`` with this many consumers, and the measurement that decides.
 
     A run chooses from tables alone and never measures: so it rounds the same way when it resumes, and on all of its
     processes.
     """
-    if situation.has_dropout:
-        if _is_for_tiles_with_dropout(situation, among):
+    if workload.has_dropout:
+        if _is_for_tiles_with_dropout(workload, among):
             return "tiles", "attention dropout, and it leaves most pairs out"
-        if not BACK_ENDS["recompute"].lacks.isdisjoint(situation.features):
+        if not BACK_ENDS["recompute"].lacks.isdisjoint(workload.features):
             return "eager", "attention dropout on weights that no kernel of torch has"
-        if consumers and (situation.device == "cpu" or not _is_possible("recompute", situation)):
+        if consumers and (workload.device == "cpu" or not _is_possible("recompute", workload)):
             return "eager", "attention dropout, which no fused kernel has here"
         return "recompute", "attention dropout"
-    possible = [name for name in among if _is_possible(name, situation)]
-    if situation.keys < situation.time:  # no table has this; torch's was the fastest for 0 to 2 consumers
-        return _torchs_own(situation, consumers, possible), "torch's own, as there are fewer keys than queries"
-    block, table = _block(situation, consumers), table_of(device_kind(situation.device))
+    possible = [name for name in among if _is_possible(name, workload)]
+    if workload.keys < workload.time:  # no table has this; torch's was the fastest for 0 to 2 consumers
+        return _torchs_own(workload, consumers, possible), "torch's own, as there are fewer keys than queries"
+    block, table = _block(workload, consumers), table_of(device_kind(workload.device))
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
-        _say_that_nothing_was_measured(device_kind(situation.device), bool(situation.share))
-        if situation.device == "cuda" and situation.share and (name := _for_a_sight(situation, possible)):
+        _say_that_nothing_was_measured(device_kind(workload.device), bool(workload.share))
+        if workload.device == "cuda" and workload.share and (name := _for_a_mask(workload, possible)):
             return name, "made for attention to some of the keys, and nothing like it was measured here"
-        if "tiles" in possible and _leaves_most_out(situation):
+        if "tiles" in possible and _leaves_most_out(workload):
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
-        return _torchs_own(situation, consumers, possible), "torch's own, as nothing like it was measured here"
+        return _torchs_own(workload, consumers, possible), "torch's own, as nothing like it was measured here"
     times = sorted((taken, name) for name, taken in table.rows[nearest].items() if name in possible)
     return times[0][1], f"{nearest}: {', '.join(f'{name} {taken:g}' for taken, name in times)} ms"
 
 
-def _leaves_most_out(situation: Situation) -> bool:
-    return situation.time >= FEWEST_IN_TILES and 0 < situation.share < SHARE_IN_TILES
+def _leaves_most_out(workload: Workload) -> bool:
+    return workload.time >= FEWEST_IN_TILES and 0 < workload.share < SHARE_IN_TILES
 
 
-def _is_for_tiles_with_dropout(situation: Situation, among: tuple[str, ...]) -> bool:
+def _is_for_tiles_with_dropout(workload: Workload, among: tuple[str, ...]) -> bool:
     """Where most pairs are left out: on a GPU, whose `tiles` with dropout are no kernels, if nothing else has room."""
-    can = "tiles" in among and _is_possible("tiles", situation) and _leaves_most_out(situation)
-    return can and (situation.device == "cpu" or not _is_possible("recompute", situation))
+    can = "tiles" in among and _is_possible("tiles", workload) and _leaves_most_out(workload)
+    return can and (workload.device == "cpu" or not _is_possible("recompute", workload))
 
 
-def _for_a_sight(situation: Situation, possible: list[str]) -> Optional[str]:
+def _for_a_mask(workload: Workload, possible: list[str]) -> Optional[str]:
     """On a GPU: ``flex``; but ``tiles`` where Triton computes them and a bias learns.
 
     There all pairs of one distance add to one number at a time in ``flex``, and in an order that differs from run to
     run. None where neither can compute it as kernels do.
     """
-    by_triton = "tiles" in possible and tiles.has_triton(situation.device, situation.features, situation.head_size)
-    first = "bias" in situation.features and situation.is_training
+    by_triton = "tiles" in possible and tiles.has_triton(workload.device, workload.features, workload.head_size)
+    first = "bias" in workload.features and workload.is_training
     names = (["tiles"] if by_triton and first else []) + ["flex"] + (["tiles"] if by_triton else [])
     return next((name for name in names if name in possible), None)
 
 
-def _torchs_own(situation: Situation, consumers: int, possible: list[str]) -> str:
+def _torchs_own(workload: Workload, consumers: int, possible: list[str]) -> str:
     """Fused attention; on a processor ``eager`` where torch would write what it cannot fuse out again and again.
 
     On a GPU torch fuses a bias that learns too (:mod:`.recompute`).
     """
-    if situation.device == "cuda":
+    if workload.device == "cuda":
         return next((name for name in ("recompute", "eager", "fused", "tiles") if name in possible), "eager")
-    writes = bool(consumers) if situation.learned == "positions" else situation.is_training
-    first = ["eager"] if writes and situation.learned != NOTHING_LEARNED else []
+    writes = bool(consumers) if workload.learned == "positions" else workload.is_training
+    first = ["eager"] if writes and workload.learned != NOTHING_LEARNED else []
     return next((name for name in [*first, "recompute", "eager", "tiles"] if name in possible), "eager")
 
 
 @functools.cache
-def _say_that_nothing_was_measured(kind: str, has_sight: bool) -> None:
+def _say_that_nothing_was_measured(kind: str, has_mask: bool) -> None:
     logger.warning(
         "no back end of %s was measured on %s: what is taken may not be the fastest; `lazyformer bench backends` "
         "measures all, once for every later run",
-        "attention to some of the keys" if has_sight else "lazy attention",
+        "attention to some of the keys" if has_mask else "lazy attention",
         kind,
     )
 
 
-def _block(situation: Situation, consumers: int) -> Block:
+def _block(workload: Workload, consumers: int) -> Block:
     return Block(
-        training=situation.is_training,
-        learned=situation.learned,
-        padded="padding" in situation.features,
-        precision=str(situation.precision).removeprefix("torch."),
+        training=workload.is_training,
+        learned=workload.learned,
+        padded="padding" in workload.features,
+        precision=str(workload.precision).removeprefix("torch."),
         layers=consumers + 1,
-        batch=situation.batch,
-        time=situation.time,
-        heads=situation.heads,
-        head_size=situation.head_size,
-        share=situation.share,
+        batch=workload.batch,
+        time=workload.time,
+        heads=workload.heads,
+        head_size=workload.head_size,
+        share=workload.share,
     )
 
 
-def _is_possible(name: str, situation: Situation) -> bool:
+def _is_possible(name: str, workload: Workload) -> bool:
     """Whether a back end can compute this in the memory available."""
     row = BACK_ENDS[name]
-    if not row.lacks.isdisjoint(situation.features) or not row.supports(
-        situation.device, situation.features, situation.head_size
+    if not row.lacks.isdisjoint(workload.features) or not row.supports(
+        workload.device, workload.features, workload.head_size
     ):
         return False
-    if name == "recompute" and situation.is_training and not _torch_fuses(situation):
+    if name == "recompute" and workload.is_training and not _torch_fuses(workload):
         return False  # `fused` would compute under its name, or torch would write the distribution
-    written = _numbers_written(name, situation) * torch.empty((), dtype=situation.precision).element_size()
-    return not written or written <= SHARE_OF_MEMORY * _memory(situation.device)
+    written = _numbers_written(name, workload) * torch.empty((), dtype=workload.precision).element_size()
+    return not written or written <= SHARE_OF_MEMORY * _memory(workload.device)
 
 
-def _torch_fuses(situation: Situation) -> bool:
+def _torch_fuses(workload: Workload) -> bool:
     """Whether torch fuses an attention whose additions to scores learn: a bias, dense scores.
 
     Positions count as fused on a processor: a table tells what they cost there.
     """
-    if situation.device != "cuda":
-        return "learned" not in situation.features
-    if situation.learned == NOTHING_LEARNED and "learned" not in situation.features:
+    if workload.device != "cuda":
+        return "learned" not in workload.features
+    if workload.learned == NOTHING_LEARNED and "learned" not in workload.features:
         return True
-    return recompute.has_kernel(situation.precision, situation.head_size, compute_capability())
+    return recompute.has_kernel(workload.precision, workload.head_size, compute_capability())
 
 
-def _numbers_written(name: str, situation: Situation) -> int:
+def _numbers_written(name: str, workload: Workload) -> int:
     """Numbers of T x K matrices that are in memory at once."""
-    matrix = situation.heads * situation.time * situation.keys
-    distribution = situation.batch * matrix
+    matrix = workload.heads * workload.time * workload.keys
+    distribution = workload.batch * matrix
     if BACK_ENDS[name].keeps_distribution:
-        return distribution * (situation.blocks if situation.is_training else 1)
-    if name == "flex" and "positions" in situation.features:  # of keys that a sight may hide
-        return 2 * distribution * (situation.blocks if situation.is_training else 1)  # in single precision
+        return distribution * (workload.blocks if workload.is_training else 1)
+    if name == "flex" and "positions" in workload.features:  # of keys that a mask may hide
+        return 2 * distribution * (workload.blocks if workload.is_training else 1)  # in single precision
     if name != "recompute":
         return 0
-    if "sight" in situation.features:  # a mask, for each head if there is a bias
+    if "mask" in workload.features:  # a mask, for each head if there is a bias
         return distribution
-    own = {"positions", "learned"} & situation.features
-    if situation.device != "cuda" or not situation.is_training or not (own or "bias" in situation.features):
+    own = {"positions", "learned"} & workload.features
+    if workload.device != "cuda" or not workload.is_training or not (own or "bias" in workload.features):
         return 0
     # The additions, of each sublayer or for all; and their gradient, a piece at a time.
-    added = distribution * situation.blocks if own else distribution if "padding" in situation.features else matrix
+    added = distribution * workload.blocks if own else distribution if "padding" in workload.features else matrix
     return added + min(distribution, max(matrix, recompute.PIECE_NUMBERS))
 
 

@@ -32,7 +32,7 @@ def attend(
     if added is not None:
         scores_BNTK = scores_BNTK + added
     # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
-    has_blind_rows = scores.sight is not None
+    has_blind_rows = scores.mask is not None
     stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
     return stored.attend(v_BNKD, dropout), stored
 
@@ -48,7 +48,7 @@ def count_memory(size: AttentionSize) -> Memory:
     forward = stored * (1 + has_positions) + (single if is_half else 0) + (stored if is_half and size.dropout else 0)
     # softmax's gradient needs P, dP and dS at once; the product's and dropout's own are gone by then.
     backward = single if size.dropout else 2 * single - (stored if is_half else 0)
-    if "sight" in size.features and not is_half:  # rows that see nothing are looked for
+    if "mask" in size.features and not is_half:  # rows that see nothing are looked for
         backward += single
     if "entmax" in size.features:
         forward, backward = forward + 3 * single, backward + 3 * single

@@ -1,4 +1,4 @@
-"""Back end ``flex``: torch's FlexAttention on a GPU, which passes over blocks of keys that a sight does not show.
+"""Back end ``flex``: torch's FlexAttention on a GPU, which passes over blocks of keys that a mask does not show.
 
 torch compiles it with the functions that hide keys and add to scores. All that changes from call to call reaches these
 functions as tensors: a number would be a constant, and each value of it another compilation. What remains is one
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import fused
+from lazyformer_fairseq.modules.attention.mask_blocks import Numbers, blocks_of, longest_reach
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sight_blocks import Numbers, blocks_of, longest_reach
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
@@ -26,7 +26,7 @@ from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memor
 LACKS = frozenset({"entmax", "learned", "synthetic"})
 BLOCK = 128  # queries and keys of a block; what torch takes by default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
-_KEPT = 64  # plans: one for each length of text and kind of sight
+_KEPT = 64  # plans: one for each length of text and kind of mask
 
 
 class FlexAttention:
@@ -38,9 +38,9 @@ class FlexAttention:
         # The compiler traces what is behind a cache; unasked it warns.
         plan_of = _plan.__wrapped__ if torch.compiler.is_compiling() else _plan
         self.plan = plan = plan_of(
-            scores.sight, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal, q_BNTD.device
+            scores.mask, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal, q_BNTD.device
         )
-        self.block_mask = scores.once(("flex", scores.sight), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
+        self.block_mask = scores.once(("flex", scores.mask), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
         self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
 
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
@@ -65,7 +65,7 @@ class FlexAttention:
 
         if torch.compiler.is_compiling() or not _is_compiled(self.q_BNTD.device):
             return flex_attention
-        numbers, features = self.plan.numbers, self.scores.features - {"sight"}
+        numbers, features = self.plan.numbers, self.scores.features - {"mask"}
         parts = numbers.bands_NX4.size(1), numbers.columns_NX3.size(1), self.scores.seen_BK is None
         return _compiled((features, parts, self.q_BNTD.dtype, torch.is_grad_enabled()))
 
@@ -125,11 +125,11 @@ def _copy(function: FunctionType) -> FunctionType:
 
 
 class _Plan(NamedTuple):
-    """What depends on a sight and on sizes alone.
+    """What depends on a mask and on sizes alone.
 
     Attributes:
-        numbers: the sight's.
-        shown, whole: of blocks, see :class:`.sight_blocks.Blocks`.
+        numbers: the mask's.
+        shown, whole: of blocks, see :class:`.mask_blocks.Blocks`.
         offset: (), how far places of keys are before those of queries with the same number.
         latest: (), how far ahead of the query a key may be at most.
         tokens: (), keys that are tokens.
@@ -147,17 +147,17 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=_KEPT)
 @torch.inference_mode(False)  # what validation has made, training may use
-def _plan(sight, heads_and_time, keys: int, extra: int, is_causal: bool, device: torch.device) -> _Plan:
+def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, device: torch.device) -> _Plan:
     heads, time = heads_and_time
     tokens = keys - extra
-    reach = longest_reach(sight)
+    reach = longest_reach(mask)
 
     def number(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int32, device=device)
 
     return _Plan(
-        Numbers.of(sight, heads, device),
-        *blocks_of(sight, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
+        Numbers.of(mask, heads, device),
+        *blocks_of(mask, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
         number(tokens - time),
         number(0 if is_causal else keys + time),
         number(tokens),
@@ -267,7 +267,7 @@ def _positions(by_distance_BNTR: Tensor, plan: _Plan) -> Callable[..., Tensor]:
 
     def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         place = last + k - q - offset
-        inside = torch.minimum(torch.clamp(place, min=0), last)  # what is out of sight is hidden
+        inside = torch.minimum(torch.clamp(place, min=0), last)  # what lies beyond it is hidden
         return score + torch.where(k < tokens, by_distance_BNTR[b, h, q, inside], 0)
 
     return add

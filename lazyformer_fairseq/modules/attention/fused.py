@@ -63,7 +63,7 @@ def has_triton() -> bool:
 
 @functools.cache
 def triton_kernels(name: str = "triton", count_scores: Callable[..., Counted] = dense_scores) -> BlockKernels:
-    """As operators of that name. With a sight they compute the tiles alone that it shows."""
+    """As operators of that name. With a mask they compute the tiles alone that it shows."""
     from lazyformer_fairseq.modules.attention.triton import kernels
 
     return as_operators(

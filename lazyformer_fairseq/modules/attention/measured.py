@@ -34,8 +34,8 @@ class Block(NamedTuple):
         time: T.
         heads: N.
         head_size: D.
-        share: of all pairs of query and key, those in sight (:func:`~.sights.count_share`). 0 without a sight, which is
-            not the same as a sight of all: fewer back ends compute that.
+        share: of all pairs of query and key, those that a mask shows (:func:`~.masks.count_share`). 0 without
+            one, which is not the same as a mask of all: fewer back ends compute that.
     """
 
     training: bool
@@ -55,7 +55,7 @@ class Block(NamedTuple):
             kind,
             *([] if self.learned == NOTHING_LEARNED else [self.learned]),
             *(["padding"] if self.padded else []),
-            *([f"{self.share:.3g} of all pairs in sight"] if self.share else []),
+            *([f"{self.share:.3g} of all pairs shown"] if self.share else []),
             self.precision,
         ]
         block = f"blocks of {self.layers}" if self.layers > 1 else "single layers"
@@ -64,7 +64,7 @@ class Block(NamedTuple):
     def distance(self, other: "Block") -> tuple[float, ...]:
         """How unlike two are: precision counts first, then sizes, in octaves, of which padding is worth half a one.
 
-        The share in sight counts as a size.
+        The share counts as a size.
         """
         sizes = ((mine, its) for mine, its in zip(self[4:], other[4:], strict=True) if mine and its)
         octaves = sum(abs(math.log2(mine / its)) for mine, its in sizes)
@@ -90,7 +90,7 @@ class Table(NamedTuple):
     def nearest(self, block: Block, back_ends: Sequence[str]) -> Optional[Block]:
         """The measured block most like `block`, among those on which one of `back_ends` ran.
 
-        With a sight, among those with a sight.
+        With a mask, among those with a mask.
         """
         alike = (
             other
@@ -161,7 +161,7 @@ def add_rows(path: Path, kind: str, origin: Mapping[str, Any], rows: Rows) -> No
 
 
 def _row(cells: dict[str, str]) -> tuple[Block, dict[str, float]]:
-    # Tables of before there were sights have no shares.
+    # Tables of before there were masks have no shares.
     of_block = {name: cells.pop(name) for name in Block._fields if name in cells or name != "share"}
     share = float(of_block.pop("share", 0))
     words = {name: of_block.pop(name) for name in ("learned", "precision")}

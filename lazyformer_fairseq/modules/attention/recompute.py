@@ -86,8 +86,8 @@ def _count_attention(size: AttentionSize) -> Memory:
     is_on_gpu = size.device == "cuda"
     if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
         return fused.count_memory(size)
-    has_sight = "sight" in size.features
-    if not is_on_gpu and (size.dropout or has_positions or learns or has_sight):
+    has_mask = "mask" in size.features
+    if not is_on_gpu and (size.dropout or has_positions or learns or has_mask):
         return _count_by_steps(size)
     # One kernel: a number of each row, and what is added to scores, where that is a sublayer's own.
     added = size.pairs * size.number if has_positions else 0

@@ -1,6 +1,6 @@
 """What shapes a distribution besides queries and keys, in one object.
 
-Bias, padding, causality, relative positions, sight, keys that are no tokens, and what turns scores into weights.
+Bias, padding, causality, relative positions, mask, keys that are no tokens, and what turns scores into weights.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.attention.dropout import Dropout
-from lazyformer_fairseq.modules.attention.sights import Sight, sight_of
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
 
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "hidden_BK", "is_causal", "seen_BK"}
@@ -31,12 +31,12 @@ class Scores:
         lengths_B: keys from there on are padding; None where nothing is padded.
         is_causal: a query sees no key after itself.
         hidden_BK: True at padding that stands elsewhere too, then `lengths_B` is None. Not in a causal model without a
-            sight: there a query before all text would see nothing, and its output would be NaN.
+            mask: there a query before all text would see nothing, and its output would be NaN.
         position_queries_BNTD: (Q + v) / sqrt(D) of Transformer-XL's positions; None without such positions.
         distances_NKD: (N, K + 1, D): the projected distances K - 1, ..., 0 and -1. The last belongs to a key in the
             future, which no query may look at: with it, :func:`relative_shift` is a view.
-        sight: which keys a query may look at besides; None for all. A query that then sees none has an output of zeros.
-        seen_BK: True at keys that every query sees, whatever the sight; None for none.
+        mask: which keys a query may look at besides; None for all. A query that then sees none has an output of zeros.
+        seen_BK: True at keys that every query sees, whatever the mask; None for none.
         extra: the last so many keys are no tokens: every query sees them, without bias, positions or padding.
         exponent_N: alpha of entmax for each head, in place of softmax; None for softmax.
         given_BK, given_places_BG: True at the positions that the caller gives, and where they are, T in place of those
@@ -54,7 +54,7 @@ class Scores:
     hidden_BK: Optional[Tensor] = None
     position_queries_BNTD: Optional[Tensor] = None
     distances_NKD: Optional[Tensor] = None
-    sight: Optional[Sight] = None
+    mask: Optional[AttentionMask] = None
     seen_BK: Optional[Tensor] = None
     extra: int = 0
     exponent_N: Optional[Tensor] = None
@@ -64,7 +64,7 @@ class Scores:
     dropout: Optional[Dropout] = None
 
     def __post_init__(self) -> None:
-        assert self.hidden_BK is None or not self.is_causal or self.sight, "streams have no padding before their text"
+        assert self.hidden_BK is None or not self.is_causal or self.mask, "streams have no padding before their text"
         self._written: dict[Hashable, Any] = {}  # sublayers of a forward pass share it
 
     def with_padding(self, padding_mask_BK: Tensor, is_on_right: bool) -> "Scores":
@@ -98,7 +98,7 @@ class Scores:
         return own
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` returns, the same object for all sublayers of a forward pass that share padding and sight."""
+        """What `make` returns, the same object for all sublayers of a forward pass that share padding and mask."""
         if key not in self._written:
             self._written[key] = make()
         return self._written[key]
@@ -112,7 +112,7 @@ class Scores:
             "holes": self.hidden_BK is not None,
             "causal": self.is_causal,
             "positions": self.position_queries_BNTD is not None,
-            "sight": self.sight is not None,
+            "mask": self.mask is not None,
             "extra": self.extra > 0,
             "entmax": self.exponent_N is not None,
             "learned": self.learned_BNTK is not None,
@@ -133,8 +133,8 @@ class Scores:
         """For torch operators, whose arguments are tensors and numbers."""
         parts, seeds = self.dropout or (0, None)
         fixed = (self.bucket_by_distance, self.lengths_B, self.hidden_BK, self.seen_BK, seeds)
-        sight = [] if self.sight is None else self.sight.flat()
-        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal), self.extra, parts, *sight])
+        mask = [] if self.mask is None else self.mask.flat()
+        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal), self.extra, parts, *mask])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
@@ -156,10 +156,10 @@ class Scores:
             layout: lays out what is written, the same numbers, as a back end reads them; leaves what fits as it is.
         """
         tokens = keys - self.extra
-        # A sublayer may leave out memory beyond its reach, which follows from its sight. torch.compile would make a
+        # A sublayer may leave out memory beyond its reach, which follows from its mask. torch.compile would make a
         # graph for each size that is a key.
         sizes = () if torch.compiler.is_compiling() else (time, tokens)
-        added = self.once((self.sight, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
+        added = self.once((self.mask, layout, *sizes), lambda: _laid_out(self._write(time, tokens, like), layout))
         if self.position_queries_BNTD is not None:
             by_distance = torch.matmul(self.position_queries_BNTD, self.distances_NKD.transpose(-2, -1))
             shifted = relative_shift(by_distance)
@@ -171,7 +171,7 @@ class Scores:
         return _laid_out(added, layout)
 
     def _write(self, time: int, keys: int, like: Tensor) -> Optional[Tensor]:
-        """Bias by distance, -inf at padding, at the future and at what is out of sight."""
+        """Bias by distance, -inf at padding, at the future and at what the mask hides."""
         added = None if self.table_KN is None else self._by_distance(time, keys).to(like.dtype)
         hidden = [mask for mask in self._hidden(time, keys, like.device) if mask is not None]
         for mask in hidden:
@@ -181,13 +181,13 @@ class Scores:
         return added
 
     def _hidden(self, time: int, keys: int, device: torch.device) -> Iterator[Optional[Tensor]]:
-        """Masks broadcastable to (B, N, T, K), True at padding, at the future, and out of sight."""
+        """Masks broadcastable to (B, N, T, K), True at padding, at the future, and at what the mask hides."""
         is_padding = self.is_padding(keys)
         yield None if is_padding is None else is_padding[:, None, None, :]
         if self.is_causal:
             yield torch.ones(time, keys, dtype=torch.bool, device=device).triu(keys - time + 1)
-        if self.sight is not None:
-            seen = self.sight.mask(time, keys, device)
+        if self.mask is not None:
+            seen = self.mask.dense(time, keys, device)
             yield ~(seen if self.seen_BK is None else seen | self.seen_BK[:, None, None, :])
 
     def _by_distance(self, time: int, keys: int) -> Tensor:
@@ -217,7 +217,7 @@ class FlatScores(NamedTuple):
         """The object it came from."""
         table, position_queries, distances, exponent, learned, *fixed = self.tensors
         bucket_by_distance, lengths, hidden, seen, seeds = fixed
-        far, is_causal, extra, parts, *sight = self.numbers
+        far, is_causal, extra, parts, *mask = self.numbers
         return Scores(
             table,
             bucket_by_distance,
@@ -227,7 +227,7 @@ class FlatScores(NamedTuple):
             hidden,
             position_queries,
             distances,
-            sight_of(sight),
+            mask_of(mask),
             seen,
             extra,
             exponent,

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
 from lazyformer_fairseq.modules.attention.choice import AUTO
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Sight
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
@@ -77,7 +77,7 @@ class CausalDecoder(Stack):
         self.clamp_len = clamp_len
         self.same_length = same_length
         if same_length:
-            _refuse_back_end_without_sight(self.lazy_backend)
+            _refuse_back_end_without_mask(self.lazy_backend)
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
@@ -123,14 +123,14 @@ class CausalDecoder(Stack):
     def same_length(self, is_on: bool) -> None:
         for planned in self.plan if is_on else ():
             for choice in variant_classes(planned.values):
-                if why := choice.refuses.get("sight"):
+                if why := choice.refuses.get("mask"):
                     raise UserError(f"--same-length is not for {planned.text}: {why}")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
         """T queries over M remembered tokens and themselves; streams have no padding."""
-        sight = Sight(((self.num_heads, (Band(self.mem_len, 0),)),)) if self.same_length else None
-        scores = Scores(is_causal=True, sight=sight)
+        mask = AttentionMask(((self.num_heads, (Band(self.mem_len, 0),)),)) if self.same_length else None
+        scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
             return Context(scores, self.back_end(x_BTC, scores, memory_length))
         encoded = encode_distances(
@@ -195,9 +195,9 @@ def _check_sizes(embed_dim: int, ffn_embed_dim: int, num_heads: int, mem_len: in
         raise UserError(f"--clamp-len {clamp_len}: must be positive, or 0 for no limit to distances")
 
 
-def _refuse_back_end_without_sight(name: str) -> None:
+def _refuse_back_end_without_mask(name: str) -> None:
     """Raises a UserError; in evaluation, where the option may come to a model of any back end, ``eager`` steps in."""
-    able = [each for each, row in BACK_ENDS.items() if "sight" not in row.lacks]
+    able = [each for each, row in BACK_ENDS.items() if "mask" not in row.lacks]
     if name not in (AUTO, *able):
         raise UserError(f"--lazy-backend {name}: cannot compute --same-length; choose from {', '.join((AUTO, *able))}")
 

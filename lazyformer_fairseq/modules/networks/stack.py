@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS
-from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Situation, check_backend, choose
+from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, Workload, check_backend, choose
+from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import count_share
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
 from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
@@ -177,7 +177,7 @@ class Stack(nn.Module):
         """
         measure_spans(self.options.common.get(SPANS, ()))  # before, as what torch.compile sees must not wait for a GPU
         blocks = [planned for planned in self.plan if planned.kind.computes_scores]
-        situation = Situation(
+        workload = Workload(
             device=x_BTC.device.type,
             precision=x_BTC.dtype,
             batch=x_BTC.size(0),
@@ -190,15 +190,15 @@ class Stack(nn.Module):
             has_dropout=self.training and self.options.attention_dropout > 0,
             blocks=len(blocks),
         )
-        if scores.sight is not None:
-            share = count_share(scores.sight, situation.time, situation.keys, scores.is_causal)
-            situation = situation._replace(share=share)
+        if scores.mask is not None:
+            share = count_share(scores.mask, workload.time, workload.keys, scores.is_causal)
+            workload = workload._replace(share=share)
         # Choose now, not where it is used: torch.compile then sees a constant, and none of the code that chooses.
         chosen = {}
         for consumers, settings in {(each.consumers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
-            shaped = _with(situation, settings)
+            shaped = _with(workload, settings)
             chosen[consumers, settings] = choose(self.lazy_backend, shaped, consumers, self._among())
-        return partial(_chosen, chosen, self.lazy_backend, situation)
+        return partial(_chosen, chosen, self.lazy_backend, workload)
 
     def _among(self) -> tuple[str, ...]:
         """The back ends that the kinds of this network allow."""
@@ -240,19 +240,19 @@ class Stack(nn.Module):
 
 
 def _chosen(
-    chosen: dict[tuple[int, Given], str], name: str, situation: Situation, consumers: int, settings: Given
+    chosen: dict[tuple[int, Given], str], name: str, workload: Workload, consumers: int, settings: Given
 ) -> str:
     """The choice made already for such a sublayer; else (one outside the network) chooses now."""
     found = chosen.get((consumers, settings))
-    return choose(name, _with(situation, settings), consumers) if found is None else found
+    return choose(name, _with(workload, settings), consumers) if found is None else found
 
 
-def _with(situation: Situation, settings: Given) -> Situation:
+def _with(workload: Workload, settings: Given) -> Workload:
     """What decides for a sublayer with these settings."""
     values = with_defaults(settings)
     for choice in variant_classes(values):
-        situation = choice.situation(situation, values)
-    return situation
+        workload = choice.workload(workload, values)
+    return workload
 
 
 def _features(planned: PlannedSublayer) -> frozenset[str]:

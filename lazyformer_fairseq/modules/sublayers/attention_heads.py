@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import BACK_ENDS, able_back_end, attend
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, fallback_backend
 from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attended,
     Attention,
+    AttentionOutput,
     VariantOptions,
     build_choices,
     build_values,
@@ -107,12 +107,12 @@ class AttentionSublayer(Sublayer):
         """Attention, projected; hands on its distribution, from before dropout."""
         handed_on: dict[str, Any] = {}
 
-        def innermost(attention: Attention) -> Attended:
+        def innermost(attention: Attention) -> AttentionOutput:
             if self.is_key_producer:
                 handed_on[KEYS_AND_VALUES] = attention
             dropout = self.dropout if self.training else 0.0
             back_end = shared.back_end(self.consumers, self.settings)
-            return Attended(
+            return AttentionOutput(
                 *attend(
                     attention.q_BNTD,
                     attention.k_BNKD,
@@ -156,7 +156,7 @@ def count_attention_memory(
     )
     for choice in variant_classes(planned.values):
         size = choice.attention_size(sizes, planned.values, size)
-    row = BACK_ENDS[able_back_end(run.back_end(planned), size.dropout, size.features)]
+    row = BACK_ENDS[fallback_backend(run.back_end(planned), size.dropout, size.features)]
     inner = (row.count_reuse_memory if is_consumer else row.count_memory)(size)
     output = run.tokens(sizes.embed_dim)
     # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.

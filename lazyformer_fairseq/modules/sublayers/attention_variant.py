@@ -7,9 +7,9 @@ from typing import Any, ClassVar, NamedTuple, Optional
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.choice import Situation
+from lazyformer_fairseq.modules.attention.choice import Workload
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_pairs, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Sight, count_pairs, count_share
 from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
@@ -68,17 +68,17 @@ class Attention:
         """The same with some parts of the scores replaced."""
         return replace(self, scores=self.scores.with_own(**parts))
 
-    def with_sight(self, sight: Sight, **parts: Any) -> "Attention":
-        """The same with a choice's sight, as far back as the network's own lets queries see, and other parts."""
-        network = self.scores.sight
-        return self.with_scores(sight=sight if network is None else sight.within(network.reach), **parts)
+    def with_mask(self, mask: AttentionMask, **parts: Any) -> "Attention":
+        """The same with a choice's mask, as far back as the network's own lets queries see, and other parts."""
+        network = self.scores.mask
+        return self.with_scores(mask=mask if network is None else mask.within(network.reach), **parts)
 
     def with_(self, **parts: Any) -> "Attention":
         """The same with some parts replaced."""
         return replace(self, **parts)
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What comes of it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Attended(NamedTuple):
     distribution: ReusableAttention
 
 
-Attend = Callable[[Attention], Attended]
+Attend = Callable[[Attention], AttentionOutput]
 PROJECTIONS = frozenset({"queries", "keys"})
 
 
@@ -127,7 +127,7 @@ class AttentionVariant(nn.Module):
         """Queries, keys and values, (B, places, C) each, of an encoder's ``s``; None for all positions' projections."""
         return None
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         """Changes what comes in, has the rest of the choices attend (`inner`), and changes what comes out."""
         return inner(attention)
 
@@ -159,8 +159,8 @@ class AttentionVariant(nn.Module):
     @classmethod
     def count_reach(cls, values: Settings, heads: int) -> Optional[int]:
         """The most that `reach` may become, in a causal model."""
-        sight = cls.sight_of(values, heads, is_causal=True)
-        return None if sight is None else sight.reach
+        mask = cls.mask_of(values, heads, is_causal=True)
+        return None if mask is None else mask.reach
 
     # What it costs.
 
@@ -200,12 +200,12 @@ class AttentionVariant(nn.Module):
         """
         size = size._replace(features=size.features | cls.features(values))
         is_causal = sizes.direction == CAUSAL
-        sight = cls.sight_of(values, sizes.num_heads, is_causal)
-        if sight is None:
+        mask = cls.mask_of(values, sizes.num_heads, is_causal)
+        if mask is None:
             return size
         head = size.width // size.heads
         shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
-        shown = geometry.count(*shapes, Scores(is_causal=is_causal, sight=sight).flat(), size.device)
+        shown = geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask).flat(), size.device)
         return size._replace(in_tiles=shown.by_key)
 
     @classmethod
@@ -214,19 +214,19 @@ class AttentionVariant(nn.Module):
         return frozenset()
 
     @classmethod
-    def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[Sight]:
+    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> Optional[AttentionMask]:
         """What queries see at most; None for all, and where no back end is chosen for it."""
         return None
 
     @classmethod
-    def situation(cls, situation: Situation, values: Settings) -> Situation:
+    def workload(cls, workload: Workload, values: Settings) -> Workload:
         """What decides which back end computes the innermost attention."""
-        situation = situation._replace(features=situation.features | cls.features(values))
-        is_causal = "causal" in situation.features
-        sight = cls.sight_of(values, situation.heads, is_causal)
-        if sight is None:
-            return situation
-        return situation._replace(share=count_share(sight, situation.time, situation.keys, is_causal))
+        workload = workload._replace(features=workload.features | cls.features(values))
+        is_causal = "causal" in workload.features
+        mask = cls.mask_of(values, workload.heads, is_causal)
+        if mask is None:
+            return workload
+        return workload._replace(share=count_share(mask, workload.time, workload.keys, is_causal))
 
 
 def build_choices(options: VariantOptions) -> nn.ModuleDict:
@@ -245,10 +245,10 @@ def projections(values: Settings) -> frozenset[str]:
     return PROJECTIONS.intersection(*(choice.projections(values) for choice in variant_classes(values)))
 
 
-def flops_in_sight(sizes: Sizes, sight: Sight, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-    """FLOPs of an attention that computes what is in sight alone, given those of one that computes all pairs."""
+def flops_shown(sizes: Sizes, mask: AttentionMask, time: int, keys: int, batch: int, flops: Flops) -> Flops:
+    """FLOPs of an attention that computes what a mask shows alone, given those of one that computes all pairs."""
     is_causal = sizes.direction == CAUSAL
-    pairs = batch * count_pairs(sight, time, keys, is_causal) * (sizes.embed_dim // sizes.num_heads)
+    pairs = batch * count_pairs(mask, time, keys, is_causal) * (sizes.embed_dim // sizes.num_heads)
     linear = flops.linear
     if is_causal:  # Transformer-XL's positions meet every query
         linear += 2 * pairs - 2 * batch * time * (keys + 1) * sizes.embed_dim

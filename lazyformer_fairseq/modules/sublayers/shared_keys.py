@@ -28,7 +28,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 class SharedKeysAttention(AttentionSublayer):
     """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
 
-    It sees what that ``s`` sees: bias, padding, sight, persistent or projected keys, weights. It draws its own dropout.
+    It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights. It draws its own dropout.
     """
 
     direction = ENCODER
@@ -56,7 +56,7 @@ class SharedKeysAttention(AttentionSublayer):
         values = {} if planned.producer is None else planned.producer.values
         for choice in variant_classes(values):
             changed = choice.count_flops(sizes, values, time, keys, batch, flops)
-            # Less is what is out of sight; more is what the s computes for its keys.
+            # Less is what the mask hides; more is what the s computes for its keys.
             flops = changed._replace(linear=min(flops.linear, changed.linear))
         return flops._replace(linear=projections + flops.linear)
 

@@ -74,7 +74,7 @@ def test_it_shows_which_measurement_decides(own_file):
             assert "| eager" in line and "blocks of 2, 2 x 8 tokens, 2 heads of 4: eager 2, fused 3 ms" in line
 
 
-def test_sights_are_measured_on_back_ends_that_have_them(own_file):
+def test_masks_are_measured_on_back_ends_that_have_them(own_file):
     printed = run(sizes="--lengths 8 --layers 1 --windows 2,100,200").output
     rows = read_table(own_file, device_kind("cpu")).rows
     # Of 8 x 8 pairs 34 are at most 2 apart; of 8 x 16 with a memory each query sees 3, or all of the past.
@@ -87,7 +87,7 @@ def test_sights_are_measured_on_back_ends_that_have_them(own_file):
     table_of.cache_clear()
     shown = run("--show", sizes="--lengths 8 --layers 1 --windows 2").output
     assert "not measured" not in printed and "0.531" in printed
-    assert shown.count("0.531 of all pairs in sight") == 4 and shown.count("0.188 of all pairs in sight") == 2
+    assert shown.count("0.531 of all pairs shown") == 4 and shown.count("0.188 of all pairs shown") == 2
 
 
 @pytest.mark.parametrize("learned", back_ends.LEARNED)
@@ -95,11 +95,11 @@ def test_sights_are_measured_on_back_ends_that_have_them(own_file):
 def test_a_block_has_the_window_that_it_was_made_for(learned, window):
     made = back_ends.blocks_to_measure([16], [1], [1], [(2, 4)], "float32", 16, [window])
     (block,) = (block for block in made if block.learned == learned and block.training)
-    sight = back_ends._Attention(block, "cpu", torch.float32).scores().sight
+    mask = back_ends._Attention(block, "cpu", torch.float32).scores().mask
     if not window:
-        assert sight is None
+        assert mask is None
         return
-    (band,) = sight.groups[0][1]
+    (band,) = mask.groups[0][1]
     assert band == (window, 0 if learned == "positions" else window, 1, 0)
 
 

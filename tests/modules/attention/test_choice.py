@@ -8,7 +8,7 @@ from lazyformer_fairseq.modules.attention import choice, fused
 from lazyformer_fairseq.modules.attention.choice import (
     BACKENDS,
     BackEndNotHereError,
-    Situation,
+    Workload,
     choose,
     choose_automatically,
 )
@@ -16,7 +16,7 @@ from lazyformer_fairseq.modules.attention.measured import Block, Table
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 
-CPU = Situation(
+CPU = Workload(
     device="cpu", precision=torch.float32, batch=1, heads=12, time=512, keys=512, head_size=64, is_training=True,
     features=frozenset(), has_dropout=False, blocks=6,
 )  # fmt: skip
@@ -67,9 +67,9 @@ def measured(monkeypatch):
 )
 def test_the_nearest_measured_row_decides(measured, monkeypatch, changes, consumers, expected):
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
-    situation = CPU._replace(**{"keys": changes.get("time", CPU.keys), **changes})
-    assert choose("auto", situation, consumers) == expected
-    assert choose("eager", situation, consumers) == "eager"
+    workload = CPU._replace(**{"keys": changes.get("time", CPU.keys), **changes})
+    assert choose("auto", workload, consumers) == expected
+    assert choose("eager", workload, consumers) == "eager"
 
 
 def test_what_does_not_fit_into_memory_is_not_chosen(measured):
@@ -167,7 +167,7 @@ def test_a_choice_is_logged_once_with_its_reason(measured, caplog):
     ]
 
 
-SPARSE = CPU._replace(features=frozenset({"sight"}), share=0.125)
+SPARSE = CPU._replace(features=frozenset({"mask"}), share=0.125)
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ SPARSE = CPU._replace(features=frozenset({"sight"}), share=0.125)
         ({"time": 4096}, "tiles"),
         ({"time": 4096, "share": 0.9}, "recompute"),
         ({"time": 64}, "eager"),
-        ({"time": 4096, "features": frozenset({"sight", "entmax"})}, "tiles"),
-        ({"time": 4096, "features": frozenset({"sight", "learned"})}, "eager"),  # neither of the others has it
+        ({"time": 4096, "features": frozenset({"mask", "entmax"})}, "tiles"),
+        ({"time": 4096, "features": frozenset({"mask", "learned"})}, "eager"),  # neither of the others has it
         ({"time": 4096, "has_dropout": True}, "tiles"),
         ({"time": 4096, "share": 0.9, "has_dropout": True}, "recompute"),
     ],
 )
-def test_a_sight_is_computed_by_the_nearest_measured(measured, changes, expected):
+def test_a_mask_is_computed_by_the_nearest_measured(measured, changes, expected):
     for time, share, fastest in ((128, 0.2, "eager"), (2048, 0.1, "tiles"), (2048, 1.0, "recompute")):
         block, _ = row(time, 1, fastest)
         times = dict.fromkeys(("eager", "recompute", "tiles"), 2.0) | {fastest: 1.0}
@@ -190,13 +190,13 @@ def test_a_sight_is_computed_by_the_nearest_measured(measured, changes, expected
     assert choose_automatically(SPARSE._replace(**{"keys": changes.get("time", CPU.keys), **changes}), 0) == expected
 
 
-def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_most_out(measured, caplog):
+def test_a_mask_that_was_not_measured_is_computed_in_tiles_where_that_leaves_most_out(measured, caplog):
     choice._say_that_nothing_was_measured.cache_clear()
     assert choose_automatically(SPARSE, 1) == "tiles"
     assert choose_automatically(SPARSE._replace(share=0.8), 1) == "recompute"
     assert choose_automatically(SPARSE._replace(time=16, keys=16), 1) == "recompute"
-    assert choose_automatically(SPARSE._replace(time=16, keys=16, features=frozenset({"sight", "bias"})), 1) == "eager"
-    assert choose_automatically(SPARSE._replace(features=frozenset({"sight", "learned"})), 1) != "tiles"
+    assert choose_automatically(SPARSE._replace(time=16, keys=16, features=frozenset({"mask", "bias"})), 1) == "eager"
+    assert choose_automatically(SPARSE._replace(features=frozenset({"mask", "learned"})), 1) != "tiles"
     assert choose_automatically(SPARSE._replace(has_dropout=True), 1) == "tiles"
     assert choose_automatically(SPARSE._replace(has_dropout=True, share=0.8), 1) == "eager"
     assert choose_automatically(SPARSE._replace(share=0.8, time=2**18, keys=2**18), 1) == "tiles"  # no mask fits
@@ -209,27 +209,27 @@ def test_a_sight_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mo
     [
         ({}, "flex"),
         ({"share": 0.9}, "flex"),
-        ({"features": frozenset({"sight", "causal", "positions"})}, "flex"),
-        ({"features": frozenset({"sight", "entmax"})}, "tiles"),
+        ({"features": frozenset({"mask", "causal", "positions"})}, "flex"),
+        ({"features": frozenset({"mask", "entmax"})}, "tiles"),
         ({"head_size": 48}, "tiles"),  # of a size that not every torch has
         ({"head_size": 48, "share": 0.9}, "tiles"),  # in Triton
         ({"head_size": 256, "share": 0.9}, "recompute"),
-        ({"features": frozenset({"sight", "bias"})}, "tiles"),  # whose sums flex adds up one by one
-        ({"features": frozenset({"sight", "bias"}), "is_training": False}, "flex"),
-        ({"features": frozenset({"sight", "bias", "causal"})}, "flex"),
+        ({"features": frozenset({"mask", "bias"})}, "tiles"),  # whose sums flex adds up one by one
+        ({"features": frozenset({"mask", "bias"}), "is_training": False}, "flex"),
+        ({"features": frozenset({"mask", "bias", "causal"})}, "flex"),
         ({"share": 0.0, "features": frozenset()}, "recompute"),  # all keys
-        ({"features": frozenset({"sight", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
+        ({"features": frozenset({"mask", "causal", "positions"}), "time": 2**18, "keys": 2**18}, "tiles"),
         ({"has_dropout": True}, "recompute"),
     ],
 )
-def test_a_sight_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
+def test_a_mask_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
     monkeypatch.setattr(fused, "has_triton", lambda: True)
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     cuda = SPARSE._replace(**{"device": "cuda", **changes})
     assert choose_automatically(cuda, 0) == expected
 
 
-def test_without_triton_a_gpu_computes_sights_in_tiles(measured, monkeypatch):
+def test_without_triton_a_gpu_computes_masks_in_tiles(measured, monkeypatch):
     monkeypatch.setattr(fused, "has_triton", lambda: False)
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
@@ -251,8 +251,8 @@ def test_without_triton_a_gpu_computes_sights_in_tiles(measured, monkeypatch):
 )
 def test_kinds_of_attention_say_what_they_show(settings, is_causal, expected):
     features = frozenset({"causal"}) if is_causal else frozenset()
-    situation = CPU._replace(heads=2, time=8, keys=12 if is_causal else 8, features=features)
+    workload = CPU._replace(heads=2, time=8, keys=12 if is_causal else 8, features=features)
     values = with_defaults(tuple(settings.items()))
     for chosen in variant_classes(values):
-        situation = chosen.situation(situation, values)
-    assert situation.share == float(f"{expected:.3g}")
+        workload = chosen.workload(workload, values)
+    assert workload.share == float(f"{expected:.3g}")

@@ -9,8 +9,8 @@ from torch.nn.attention import flex_attention as torchs
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import attend, flex
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 
 pytestmark = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.7"),
@@ -23,9 +23,9 @@ columns = st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)).map
     lambda found: Columns(found[0], found[1], min(found[1:]))
 )
 groups = st.tuples(st.integers(1, 2), st.lists(st.one_of(bands, columns), min_size=1, max_size=3).map(tuple))
-sights = st.lists(groups, min_size=1, max_size=2).map(lambda found: Sight(tuple(found)))
+masks = st.lists(groups, min_size=1, max_size=2).map(lambda found: AttentionMask(tuple(found)))
 sizes = dict(
-    sight=sights,
+    mask=masks,
     batch=st.integers(1, 3),
     time=st.sampled_from([1, 2, 17, 40, 100]),
     memory=st.sampled_from([0, 3, 20]),
@@ -40,11 +40,11 @@ SIZE = 8
 class Case:
     """Random inputs of an ``s`` and its one consumer."""
 
-    def __init__(self, sight, batch, time, memory, extra, is_causal, parts, seed):
+    def __init__(self, mask, batch, time, memory, extra, is_causal, parts, seed):
         torch.manual_seed(seed)
         like = {"dtype": torch.double}
-        heads, tokens = sum(number for number, _ in sight.groups), memory + time
-        scores = Scores(sight=sight, extra=extra, is_causal=is_causal)
+        heads, tokens = sum(number for number, _ in mask.groups), memory + time
+        scores = Scores(mask=mask, extra=extra, is_causal=is_causal)
         if "right" in parts:
             scores = scores.with_padding(torch.arange(tokens) >= torch.randint(1, tokens + 1, (batch, 1)), True)
         elif "anywhere" in parts:
@@ -84,7 +84,7 @@ def test_forward_and_readers(**given):
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
 
 
-MIXED = Sight(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(None, None, block=8)))))
+MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(None, None, block=8)))))
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
     compile_it = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph: compile_it(f, fullgraph=fullgraph, backend=count))
     for seed, (batch, time) in enumerate([(2, 150), (3, 170), (5, 300), (2, 127)]):
-        for sight in (MIXED, Sight(((1, (Band(9, 4), Columns(1))), (1, (Band(1, 1), Band(2, 2)))))):
-            case = Case(sight, batch, time, 0, 0, False, {"right"}, seed)
+        for mask in (MIXED, AttentionMask(((1, (Band(9, 4), Columns(1))), (1, (Band(1, 1), Band(2, 2)))))):
+            case = Case(mask, batch, time, 0, 0, False, {"right"}, seed)
             with monkeypatch.context() as patch:
                 patch.setattr(flex, "_is_compiled", lambda device: True)
                 found = case.by("flex")
@@ -178,7 +178,8 @@ def test_training_on_a_processor_is_refused_in_words():
 def test_compiled_for_a_processor(monkeypatch):
     """Where torch's compiler reads the lists of blocks; in single precision, forward alone."""
     monkeypatch.setattr(flex, "_is_compiled", lambda device: True)
-    case = Case(Sight(((1, (Band(40, 40),)), (1, (Columns(0, 64, 3),)))), 2, 400, 0, 0, False, {"bias", "right"}, 1)
+    mask = AttentionMask(((1, (Band(40, 40),)), (1, (Columns(0, 64, 3),))))
+    case = Case(mask, 2, 400, 0, 0, False, {"bias", "right"}, 1)
     expected = case.by("eager")
     case.q, case.k = case.q.float(), case.k.float()
     case.values, case.learned["table_KN"] = [v.float() for v in case.values], case.learned["table_KN"].float()

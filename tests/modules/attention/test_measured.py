@@ -30,7 +30,7 @@ def test_what_is_written_is_read(files):
     assert len(json.loads(files[0].read_text())["a kind"]["rows"]) == 2  # a line each
 
 
-def test_a_sight_has_a_column_and_older_tables_have_none(files):
+def test_a_mask_has_a_column_and_older_tables_have_none(files):
     rows = {BLOCK: {"eager": 1.0}, BLOCK._replace(share=0.125): {"tiles": 0.5}}
     add_rows(files[0], "a kind", {}, rows)
     assert read_table(files[0], "a kind").rows == rows

@@ -56,7 +56,7 @@ def test_how_a_text_is_cut_into_segments_does_not_matter(pattern, sizes, mem_len
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
 
 
-# What an s sees of the five places before it, with a memory of 3: its own sight, and no more than that.
+# What an s sees of the five places before it, with a memory of 3: its own mask, and no more than that.
 @pytest.mark.parametrize(
     ("pattern", "distances"),
     [
@@ -72,7 +72,7 @@ def test_how_a_text_is_cut_into_segments_does_not_matter(pattern, sizes, mem_len
         ("s[entmax=1.5]", {0, 1, 2, 3}),
     ],
 )
-def test_no_sight_reaches_farther(pattern, distances):
+def test_no_mask_reaches_farther(pattern, distances):
     decoder, tokens = make_decoder(pattern, mem_len=3, same_length=True), random_tokens(1, 7)
     seen = set()
     for place in range(7):

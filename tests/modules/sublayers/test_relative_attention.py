@@ -243,7 +243,7 @@ def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
         ("s[window=30]", 20),
     ],
 )
-def test_memory_out_of_sight_is_not_projected(pattern, kept):
+def test_memory_masked_out_is_not_projected(pattern, kept):
     torch.manual_seed(1)
     decoder = CausalDecoder(pattern, 17, 12, 20, 3, mem_len=20, lazy_backend="eager").double().eval()
     for weight in decoder.parameters():

@@ -56,7 +56,7 @@ def gradients(outputs, leaves):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("window", [0, 2])
 def test_an_encoder(back_end, padded, window):
-    """With T5's bias, padding and sight; all gradients, of the s's weights too."""
+    """With T5's bias, padding and mask; all gradients, of the s's weights too."""
     settings = f"[window={window}]" if window else ""
     try:
         encoder = encoder_of(f"s{settings} k l k", relative_position_buckets=4, lazy_backend=back_end)

@@ -16,7 +16,7 @@ from lazyformer_fairseq.warm_start.alignment import NONE, likeness
 from lazyformer_fairseq.warm_start.start import can_start_fresh
 
 ByPlace = tuple[str, ...]
-SIGHT, SHARES = "window", (16, 8, 4)  # a setting that costs no weights: windows of these parts of the longest input
+MASK, SHARES = "window", (16, 8, 4)  # a setting that costs no weights: windows of these parts of the longest input
 
 
 class Made(NamedTuple):
@@ -125,7 +125,7 @@ def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list
     fitting = [each for each in plain if each.kind.is_identity or any(likeness(old, each) for old in trained)]
     windows = dict.fromkeys(max(1, longest // share) for share in SHARES)
     narrow = [
-        replace(each, settings=((SIGHT, window),)) for each in fitting if each.kind.setting(SIGHT) for window in windows
+        replace(each, settings=((MASK, window),)) for each in fitting if each.kind.setting(MASK) for window in windows
     ]
     return sorted([*fitting, *narrow], key=lambda each: kinds().index(each.kind))
 

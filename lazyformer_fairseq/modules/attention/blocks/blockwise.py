@@ -33,7 +33,7 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # Features of scores that these lack: they compute every score of softmax(QK^T / sqrt(D) + additions).
-LACKS = frozenset({"sight", "extra", "entmax"})
+LACKS = frozenset({"mask", "extra", "entmax"})
 # Size of a processor's piece: 8 MiB in single precision. 2^20 and 2^22 are slower at 2,048 tokens, alike at 512.
 PIECE_ELEMENTS = 2**21
 # Sequences whose distributions are smaller share a piece: their products are too short to pay for a call each, and

@@ -1,1 +1,1 @@
-"""Attention that computes no more than its sight shows, in tiles; see :mod:`.geometry`."""
+"""Attention that computes no more than its mask shows, in tiles; see :mod:`.geometry`."""

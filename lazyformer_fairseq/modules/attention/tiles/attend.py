@@ -1,4 +1,4 @@
-"""Back end ``tiles``: it computes what the sight shows, and little more. Triton on a GPU where it can, else torch."""
+"""Back end ``tiles``: it computes what the mask shows, and little more. Triton on a GPU where it can, else torch."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from lazyformer_fairseq.modules.attention import block_gradient, fused
 from lazyformer_fairseq.modules.attention.block_kernels import Counted
 from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.mask_blocks import blocks_of
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
-from lazyformer_fairseq.modules.attention.sight_blocks import blocks_of
 from lazyformer_fairseq.modules.attention.tiles import kernels
 from lazyformer_fairseq.modules.attention.tiles.geometry import STRETCH_ELEMENTS, TILE
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # What the Triton kernels lack, of what these have.
-_NOT_IN_TRITON = fused.NOT_IN_TRITON | (blockwise.LACKS - {"sight"})
+_NOT_IN_TRITON = fused.NOT_IN_TRITON | (blockwise.LACKS - {"mask"})
 
 
 def attend(
@@ -35,7 +35,7 @@ def attend(
 
 def has_triton(device: str, features: frozenset[str], head_size: int) -> bool:
     """Whether Triton computes it on such a device."""
-    can = device == "cuda" and "sight" in features and features.isdisjoint(_NOT_IN_TRITON)
+    can = device == "cuda" and "mask" in features and features.isdisjoint(_NOT_IN_TRITON)
     return can and head_size <= fused.LARGEST_HEAD and fused.has_triton() and fused.runs_on(device)
 
 
@@ -46,7 +46,7 @@ def _is_for_triton(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
 
 def _count_listed(q: Sequence[int], k: Sequence[int], flat: FlatScores) -> Counted:
     """Scores of the tiles that are listed, if they have 64 queries and keys, without those of keys that all see."""
-    shown = blocks_of(flat.scores().sight, int(q[2]), int(k[2]), 0, False, (64, 64), torch.device("cpu")).shown
+    shown = blocks_of(flat.scores().mask, int(q[2]), int(k[2]), 0, False, (64, 64), torch.device("cpu")).shown
     return Counted(q[0] * int(shown.expand(q[1], -1, -1).sum()) * 64 * 64, 0)
 
 

@@ -1,13 +1,13 @@
-"""What a sight computes: tiles and picked keys, for stretches of queries.
+"""What a mask computes: tiles and picked keys, for stretches of queries.
 
-A part of a sight becomes *tiles* of neighbouring queries, each against one run of keys: of all positions, or, where the
+A part of a mask becomes *tiles* of neighbouring queries, each against one run of keys: of all positions, or, where the
 part has a dilation, of every position with the same remainder. Keys that all queries see (:class:`Columns`, keys given
 by sequence, keys that are no tokens) are *picked*: the queries against those keys alone. The scores of a query are the
 entries of all parts side by side, its *row*. A mask takes out of a part what it does not show, and what a part before
 it in the row has shown: a key counts once.
 
-Places are those of :mod:`lazyformer_fairseq.modules.attention.sights`. A query's own place always has an entry, in a
-part of tiles: with padding, or a sight of :class:`Columns`, it may be all that a query is left with.
+Places are those of :mod:`lazyformer_fairseq.modules.attention.masks`. A query's own place always has an entry, in a
+part of tiles: with padding, or a mask of :class:`Columns`, it may be all that a query is left with.
 """
 
 import functools
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention.block_kernels import Counted
+from lazyformer_fairseq.modules.attention.masks import Band, Columns
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns
 
-# Queries of a tile, where the sight does not give it. Fewer compute less that no query sees; products of 32 are slower.
+# Queries of a tile, where the mask does not give it. Fewer compute less that no query sees; products of 32 are slower.
 TILE = 64
 # A row has at most so many numbers times queries of a stretch on a processor, if a stretch of one tile lets it.
 STRETCH_ELEMENTS = 2**21
-PLANS = 64  # remembered: one for each length of text and kind of sight
+PLANS = 64  # remembered: one for each length of text and kind of mask
 _NOTHING = Band(-1, 0)
 _MOST_EXCEPTIONS = 8  # tiles that have a mask of their own, before all have
 
@@ -133,7 +133,7 @@ class Key(NamedTuple):
     """What a plan depends on.
 
     Attributes:
-        parts: of the sight.
+        parts: of the mask.
         time: T.
         tokens: K without extra keys.
         extra: keys that are no tokens.
@@ -185,9 +185,9 @@ def count(q: Sequence[int], k: Sequence[int], flat: FlatScores, device: str = "c
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, tuple[Union[Band, Columns], ...]]]:
-    """By group: (its heads, the parts of its sight)."""
+    """By group: (its heads, the parts of its mask)."""
     first = 0
-    for number, parts in scores.sight.groups if scores.sight else ((heads, (Band(None, None),)),):
+    for number, parts in scores.mask.groups if scores.mask else ((heads, (Band(None, None),)),):
         yield slice(first, first + number), parts
         first += number
 
@@ -322,18 +322,18 @@ def _with_tensors(part: Picked, first: int, end: int, key: Key) -> Picked:
 
 
 def _masked(tiles: Tiles, band: Band, before: tuple[Union[Band, Columns], ...], first: int, key: Key) -> Tiles:
-    """The same tiles with their mask, from what the parts of the sight say."""
+    """The same tiles with what is left out of them, from what the parts of the mask say."""
     step, count, rows = tiles.step, tiles.count, tiles.rows
     like = {"device": key.device, "dtype": torch.int32}
     remainder, tile = (torch.arange(size, **like) for size in (step, count))
     begin = tile[:, None] * rows
     queries = first + (begin + torch.arange(rows, **like)) * step + remainder[:, None, None]
     keys = tiles.first + (begin + torch.arange(tiles.columns, **like)) * step + remainder[:, None, None]
-    seen = band.mask(queries, keys) & ((keys >= 0) & (keys < key.tokens))[..., None, :]
+    seen = band.shows(queries, keys) & ((keys >= 0) & (keys < key.tokens))[..., None, :]
     if key.is_causal:
         seen &= keys[..., None, :] <= queries[..., None]
     for part in before:
-        seen &= ~part.mask(queries, keys)
+        seen &= ~part.shows(queries, keys)
     return replace(tiles, mask=_mask_of(~seen, key.dtype))
 
 

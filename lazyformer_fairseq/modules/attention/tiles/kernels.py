@@ -1,7 +1,7 @@
 """Attention in tiles: the four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`.
 
 A piece is a stretch of queries (:mod:`.geometry`) for as many heads and sequences as a cache holds; its rows hold the
-entries of all parts of the sight, so that softmax or entmax act on them as if nothing else existed. With ``store`` they
+entries of all parts of the mask, so that softmax or entmax act on them as if nothing else existed. With ``store`` they
 are kept.
 """
 

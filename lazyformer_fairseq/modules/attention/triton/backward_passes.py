@@ -16,8 +16,8 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
     count_tiles,
     far_tiles,
     head_of,
-    in_sight,
     inside,
+    is_shown,
     length_of,
     listed_tiles,
     load_rows,
@@ -57,7 +57,7 @@ def transposed_probabilities(
     bias,
     reach,
     far_bias,
-    sight,
+    mask,
     seen,
     b,
     n,
@@ -65,14 +65,14 @@ def transposed_probabilities(
     COLUMNS: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """P^T (keys, queries) in float32, zeros at keys of padding or out of sight, and where there is no query."""
+    """P^T (keys, queries) in float32, zeros at keys of padding or that the mask hides, and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
-    if NEAR or sight is not None:
+    if NEAR or mask is not None:
         distance = keys[:, None] - queries[None, :]
         is_key = keys[:, None] < length
-        if NEAR and sight is not None:
-            is_key &= in_sight(queries[None, :], keys[:, None], sight, seen, b, n, time, BANDS, COLUMNS)
+        if NEAR and mask is not None:
+            is_key &= is_shown(queries[None, :], keys[:, None], mask, seen, b, n, time, BANDS, COLUMNS)
         scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[None, :]
     else:
         scores = products * (scale * LOG2_E) + (far_bias - log_sums)[None, :]
@@ -87,7 +87,7 @@ def value_gradient_kernel(
     lse,
     bias,
     lengths,
-    sight,
+    mask,
     seen,
     dv,
     q_strides,
@@ -117,10 +117,10 @@ def value_gradient_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
-    listed, whole, shown = listed_tiles(sight, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
+    listed, whole, shown = listed_tiles(mask, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
@@ -137,7 +137,7 @@ def value_gradient_kernel(
                 bias,
                 reach,
                 far_bias,
-                sight,
+                mask,
                 seen,
                 b,
                 n,
@@ -161,7 +161,7 @@ def key_side_kernel(
     delta,
     bias,
     lengths,
-    sight,
+    mask,
     seen,
     dq,
     dk,
@@ -219,10 +219,10 @@ def key_side_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
-    listed, whole, shown = listed_tiles(sight, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
+    listed, whole, shown = listed_tiles(mask, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
@@ -239,7 +239,7 @@ def key_side_kernel(
                 bias,
                 reach,
                 far_bias,
-                sight,
+                mask,
                 seen,
                 b,
                 n,
@@ -258,7 +258,7 @@ def key_side_kernel(
             ds = p * (dp - load_row(delta, queries, time, 0.0, near)[None, :])
             rounded = ds.to(q_rows.dtype)
             if band is not None:
-                if near or sight is not None:
+                if near or mask is not None:
                     distance = keys[:, None] - queries[None, :]
                     in_band = (tl.abs(distance) < reach) & (queries[None, :] < time)
                     tl.store(band + queries[None, :] * (2 * reach + 1) + distance, rounded, mask=in_band)
@@ -273,8 +273,8 @@ def key_side_kernel(
                 d_query = tl.dot(tl.trans(rounded), k_rows, input_precision="ieee") * scale
                 dq_rows = rows_of(dq_head, first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
                 is_whole: tl.constexpr = near == 0 and HEAD == BLOCK_D
-                mask = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
-                tl.atomic_add(dq_rows, d_query, mask=mask, sem="relaxed")
+                are_there = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
+                tl.atomic_add(dq_rows, d_query, mask=are_there, sem="relaxed")
 
     store_rows(dk, dk_strides, b, n, first_key, d_key * scale, time, HEAD, BLOCK_K, BLOCK_D)
     store_rows(dv, dv_strides, b, n, first_key, d_value, time, HEAD, BLOCK_K, BLOCK_D)
@@ -294,7 +294,7 @@ def query_side_kernel(
     delta,
     bias,
     lengths,
-    sight,
+    mask,
     seen,
     dq,
     q_strides,
@@ -334,19 +334,19 @@ def query_side_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
-    listed, whole, shown = listed_tiles(sight, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
+    listed, whole, shown = listed_tiles(mask, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near or sight is not None:
+            if near or mask is not None:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
                 is_key = keys[None, :] < length
-                if near and sight is not None:
-                    is_key &= in_sight(queries[:, None], keys[None, :], sight, seen, b, n, time, BANDS, COLUMNS)
+                if near and mask is not None:
+                    is_key &= is_shown(queries[:, None], keys[None, :], mask, seen, b, n, time, BANDS, COLUMNS)
                 scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[:, None]
             else:
                 far_bias = tl.where(tile < low, below, above)

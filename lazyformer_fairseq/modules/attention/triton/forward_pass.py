@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
     count_tiles,
     far_tiles,
     head_of,
-    in_sight,
+    is_shown,
     length_of,
     listed_tiles,
     load_rows,
@@ -32,7 +32,7 @@ def forward_kernel(
     v,
     bias,
     lengths,
-    sight,
+    mask,
     seen,
     o,
     lse,
@@ -55,7 +55,7 @@ def forward_kernel(
 ):
     """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES.
 
-    With a sight it walks over the tiles of keys that are listed for it: first those that all queries see, then those
+    With a mask it walks over the tiles of keys that are listed for it: first those that all queries see, then those
     with a mask. A query that sees no key has an output of zeros and an `lse` of infinity.
     """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
@@ -74,19 +74,19 @@ def forward_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
-    listed, whole, shown = listed_tiles(sight, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
+    listed, whole, shown = listed_tiles(mask, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, sight, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, sight, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near or sight is not None:
+            if near or mask is not None:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
                 is_key = keys[None, :] < length
-                if near and sight is not None:
-                    is_key &= in_sight(queries[:, None], keys[None, :], sight, seen, b, n, time, BANDS, COLUMNS)
+                if near and mask is not None:
+                    is_key &= is_shown(queries[:, None], keys[None, :], mask, seen, b, n, time, BANDS, COLUMNS)
                 scores = near_scores(products, distance, is_key, scale, bias, reach)
                 far_bias = 0.0
                 factor = 1.0
@@ -96,13 +96,13 @@ def forward_kernel(
                 factor = scale * LOG2_E
             if not REUSES:
                 new_max = tl.maximum(row_max, tl.max(scores, 1) * factor + far_bias)
-                if sight is not None:  # before a row has seen a key
+                if mask is not None:  # before a row has seen a key
                     shrink = tl.where(row_max == new_max, 1.0, tl.exp2(row_max - new_max))
                 else:
                     shrink = tl.exp2(row_max - new_max)
                 output *= shrink[:, None]
                 row_max = new_max
-            if sight is not None:
+            if mask is not None:
                 base = tl.where(row_max == float("-inf"), 0.0, row_max)
                 probabilities = tl.exp2(scores - base[:, None])
             else:
@@ -113,7 +113,7 @@ def forward_kernel(
             output = tl.dot(probabilities.to(v_rows.dtype), v_rows, output, input_precision="ieee")
 
     if not REUSES:
-        if sight is not None:
+        if mask is not None:
             row_max = tl.where(row_sum == 0, float("inf"), row_max)
             row_sum = tl.where(row_sum == 0, 1.0, row_sum)
         output /= row_sum[:, None]

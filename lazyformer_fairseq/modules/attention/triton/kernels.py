@@ -3,7 +3,7 @@
 The four functions of :class:`~lazyformer_fairseq.modules.attention.block_kernels.BlockKernels`; what an ``s`` saves
 is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
 head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 consumers m + 4. Any T and
-D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a sight programs meet the
+D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a mask programs meet the
 tiles alone that it shows.
 """
 
@@ -26,10 +26,10 @@ from lazyformer_fairseq.modules.attention.triton.launch import (
     MOST_LAYERS,
     launch,
     tiles_for,
-    tiles_for_a_sight,
+    tiles_for_a_mask,
 )
+from lazyformer_fairseq.modules.attention.triton.mask import mask_arguments
 from lazyformer_fairseq.modules.attention.triton.near_bias import NearBias
-from lazyformer_fairseq.modules.attention.triton.sight import sight_arguments
 
 
 def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -121,9 +121,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
 
 
 def _tiles(kernel: str, q: Tensor, scores: Scores, keeps_keys: bool, layers: int = 1) -> dict[str, Any]:
-    """Of a launch: tiles to choose from, and with a sight the lists for the one that there is."""
-    tiles = tiles_for(kernel, q, layers) if scores.sight is None else tiles_for_a_sight(kernel, q, layers)
-    return dict(tiles=tiles, **sight_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
+    """Of a launch: tiles to choose from, and with a mask the lists for the one that there is."""
+    tiles = tiles_for(kernel, q, layers) if scores.mask is None else tiles_for_a_mask(kernel, q, layers)
+    return dict(tiles=tiles, **mask_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:

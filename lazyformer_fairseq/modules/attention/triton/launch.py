@@ -78,8 +78,8 @@ def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
     return next(tiles for most, tiles in by_layers.items() if layers <= most)
 
 
-def tiles_for_a_sight(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """The one choice with a sight, whose lists are of tiles of one size; a small one, as its mask takes registers."""
+def tiles_for_a_mask(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
+    """The one choice with a mask, whose lists are of tiles of one size; a small one, as its mask takes registers."""
     smallest = min(tiles_for(kernel, q, layers), key=lambda tiles: tiles.queries * tiles.keys)
     return (smallest._replace(queries=min(64, smallest.queries)),)
 

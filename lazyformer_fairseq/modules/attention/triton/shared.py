@@ -5,7 +5,7 @@ All tiles that lie wholly `reach` or more away from the kept one share one bias 
 the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
 of 2 reach + 1 entries, and mask padding.
 
-With a sight a program walks over the tiles that are listed for it (:mod:`.sight`), and looks every bias up.
+With a mask a program walks over the tiles that are listed for it (:mod:`.mask`), and looks every bias up.
 """
 
 import triton
@@ -91,27 +91,27 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 
 @triton.jit
-def listed_tiles(sight, seen, first, time, b, n, heads, KEPT: tl.constexpr, MOVING: tl.constexpr):
+def listed_tiles(mask, seen, first, time, b, n, heads, KEPT: tl.constexpr, MOVING: tl.constexpr):
     """(where the list of the tile that begins at `first` begins, how many all see, how many there are)."""
-    if sight is None:
+    if mask is None:
         listed = 0
         whole = 0
         shown = 0
     else:
         row = (n if seen is None else b * heads + n) * ((time + KEPT - 1) // KEPT) + first // KEPT
-        listed = sight[0] + tl.cast(row, tl.int64) * ((time + MOVING - 1) // MOVING)
-        whole = tl.load(sight[1] + 2 * row)
-        shown = tl.load(sight[1] + 2 * row + 1)
+        listed = mask[0] + tl.cast(row, tl.int64) * ((time + MOVING - 1) // MOVING)
+        whole = tl.load(mask[1] + 2 * row)
+        shown = tl.load(mask[1] + 2 * row + 1)
     return listed, whole, shown
 
 
 @triton.jit
-def count_tiles(low, high, full, total, sight, whole, shown, NEAR: tl.constexpr):
+def count_tiles(low, high, full, total, mask, whole, shown, NEAR: tl.constexpr):
     """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far.
 
-    With a sight: how many of those listed have a mask, or how many have none.
+    With a mask: how many of those listed have a mask, or how many have none.
     """
-    if sight is None:
+    if mask is None:
         count = high - low + total - full if NEAR else low + full - high
     else:
         count = shown - whole if NEAR else whole
@@ -119,9 +119,9 @@ def count_tiles(low, high, full, total, sight, whole, shown, NEAR: tl.constexpr)
 
 
 @triton.jit
-def nth_tile(j, low, high, full, sight, listed, whole, NEAR: tl.constexpr):
+def nth_tile(j, low, high, full, mask, listed, whole, NEAR: tl.constexpr):
     """The index of the j-th of them."""
-    if sight is None:
+    if mask is None:
         tile = low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
     else:
         tile = tl.load(listed + whole + j if NEAR else listed + j)
@@ -129,17 +129,17 @@ def nth_tile(j, low, high, full, sight, listed, whole, NEAR: tl.constexpr):
 
 
 @triton.jit
-def in_sight(queries, keys, sight, seen, b, n, time, BANDS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Whether a query sees a key, from places that broadcast against each other; see :class:`.sight_blocks.Numbers`."""
+def is_shown(queries, keys, mask, seen, b, n, time, BANDS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whether a query sees a key, from places that broadcast against each other; see :class:`.mask_blocks.Numbers`."""
     ahead = keys - queries
     shown = ahead < -time  # never
-    bands = sight[2] + n * BANDS * 4
+    bands = mask[2] + n * BANDS * 4
     for i in tl.static_range(BANDS):
         near = (ahead >= tl.load(bands + 4 * i)) & (ahead <= tl.load(bands + 4 * i + 1))
         near &= ahead % tl.load(bands + 4 * i + 2) == 0
         block = tl.load(bands + 4 * i + 3)
         shown |= near & (keys // block == queries // block)
-    columns = sight[3] + n * COLUMNS * 3
+    columns = mask[3] + n * COLUMNS * 3
     for i in tl.static_range(COLUMNS):
         period = tl.load(columns + 3 * i + 1)
         shown |= (keys < tl.load(columns + 3 * i)) | (keys % period >= period - tl.load(columns + 3 * i + 2))

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -42,7 +42,7 @@ class Entmax(AttentionVariant):
     def features(cls, values: Settings) -> frozenset[str]:
         return frozenset({"entmax"})
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         return inner(attention.with_scores(exponent_N=self.exponents(attention.q_BNTD)))
 
     def exponents(self, like: Tensor) -> Tensor:

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.choice import Situation
+from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -86,7 +86,7 @@ class Linformer(AttentionVariant):
             k, v = k + key_bias, v + value_bias
         return q, k, v
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         time = attention.x_BTC.size(1)
         attended = inner(attention.with_scores(lengths_B=None, hidden_BK=None))
         projection = self.key_projection if self.value_projection is None else self.value_projection
@@ -137,8 +137,8 @@ class Linformer(AttentionVariant):
         return size._replace(keys=min(values["linformer"], size.keys))
 
     @classmethod
-    def situation(cls, situation: Situation, values: Settings) -> Situation:
-        return situation._replace(keys=values["linformer"], features=situation.features - {"padding", "holes"})
+    def workload(cls, workload: Workload, values: Settings) -> Workload:
+        return workload._replace(keys=values["linformer"], features=workload.features - {"padding", "holes"})
 
 
 class Text(NamedTuple):

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -22,7 +22,7 @@ from lazyformer_fairseq.patterns.sizes import Sizes
 class Persistent(AttentionVariant):
     """m keys that every query sees, in one softmax with the tokens' (section 4).
 
-    They have no place: no bias by distance, no positions, no padding, no sight and no causality acts on them, and in a
+    They have no place: no bias by distance, no positions, no padding, no mask and no causality acts on them, and in a
     causal model they meet the same queries as the tokens, Q + u.
 
     As in the published code each head has keys of its own, drawn from N(0, 1): the weight is drawn from N(0, 1 / D) and
@@ -44,7 +44,7 @@ class Persistent(AttentionVariant):
     def build_values(cls, options: VariantOptions) -> "PersistentValues":
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         extra = attention.scores.extra + self.keys.size(1)
         keys_NMD = self.keys * math.sqrt(self.keys.size(-1))
         beside = attention.k_BNKD.size(-1) - keys_NMD.size(-1)  # a synthesizer's factors, of which vectors have none

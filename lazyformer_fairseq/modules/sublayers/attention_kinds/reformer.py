@@ -11,8 +11,8 @@ from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -40,7 +40,7 @@ class Reformer(AttentionVariant):
     refuses: ClassVar[Mapping[str, str]] = {
         "bias": "it finds keys by what they contain, wherever they are, and T5's bias would come too late: "
         "give --relative-position-buckets 0",
-        "sight": "it finds keys by what they contain, however far back they are: leave --same-length out",
+        "mask": "it finds keys by what they contain, however far back they are: leave --same-length out",
     }
     has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 
@@ -56,7 +56,7 @@ class Reformer(AttentionVariant):
     def projections(cls, values: Settings) -> frozenset[str]:
         return frozenset({"keys"})
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         vectors, time, scores = self._vectors(attention), attention.x_BTC.size(1), attention.scores
         places = vectors.size(-2)
         is_short = places <= self.chunk
@@ -77,7 +77,7 @@ class Reformer(AttentionVariant):
             scores.is_padding(places),
             self.dropout if self.training else 0.0,
         )
-        return Attended(*attended)
+        return AttentionOutput(*attended)
 
     def _vectors(self, attention: Attention) -> Tensor:
         """What is hashed and compared, (B, N, K, D)."""

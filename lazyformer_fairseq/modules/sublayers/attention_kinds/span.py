@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Sight
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -54,16 +54,16 @@ class Span(AttentionVariant):
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"bias", "sight"})
+        return frozenset({"bias", "mask"})
 
     @property
     def reach(self) -> int:
         return self.longest - 1
 
     @classmethod
-    def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
+    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
         """With the longest span that a head may learn: a back end is chosen once, not whenever spans grow."""
-        return _sight(values["span"] - 1, heads, is_causal)
+        return _mask(values["span"] - 1, heads, is_causal)
 
     @property
     def spans(self) -> Tensor:
@@ -80,9 +80,9 @@ class Span(AttentionVariant):
         seen = math.ceil(min(max(share, 0.0), 1.0) * self.limit) + self.ramp
         self.longest = min(math.ceil(seen / STEP) * STEP, self.limit)
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         keys, time = attention.x_BKC.size(1), attention.x_BTC.size(1)
-        return inner(attention.with_sight(**self._parts(attention.scores, keys, time)))
+        return inner(attention.with_mask(**self._parts(attention.scores, keys, time)))
 
     def _parts(self, scores: Scores, keys: int, time: int) -> dict[str, Any]:
         """Its parts of the scores; T5's bias stays in the table by distance."""
@@ -97,7 +97,7 @@ class Span(AttentionVariant):
             "table_KN": table_KN,
             "bucket_by_distance": distances.clamp(-far, far) + far,
             "far": far,
-            "sight": _sight(self.reach, len(self.shares), self.is_causal),
+            "mask": _mask(self.reach, len(self.shares), self.is_causal),
         }
 
     def _log_mask(self, steps_K: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ class Span(AttentionVariant):
         return sizes.num_heads
 
 
-def _sight(reach: int, heads: int, is_causal: bool) -> Sight:
-    return Sight(((heads, (Band(reach, 0 if is_causal else reach),)),))
+def _mask(reach: int, heads: int, is_causal: bool) -> AttentionMask:
+    return AttentionMask(((heads, (Band(reach, 0 if is_causal else reach),)),))
 
 
 def measure_spans(spans: Iterable[Span]) -> None:

@@ -1,4 +1,4 @@
-"""``s[strided=l]`` and ``s[fixed=l]``: sights of two parts, which together lead everywhere (Child et al., 2019).
+"""``s[strided=l]`` and ``s[fixed=l]``: masks of two parts, which together lead everywhere (Child et al., 2019).
 
 Section 4.3 has the two patterns, a causal model's; in an encoder they look both ways. Section 5.1 has three ways to
 combine the parts: in turn, which is two sublayers (``s[fixed=128,part=local] f s[fixed=128,part=summary] f``); merged,
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Part, Sight
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Part
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
-    flops_in_sight,
+    flops_shown,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.kinds import CAUSAL
@@ -36,7 +36,7 @@ class Sparse(AttentionVariant):
 
     def __init__(self, options: VariantOptions):
         super().__init__(options)
-        self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
+        self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
 
     @classmethod
     @abstractmethod
@@ -45,26 +45,26 @@ class Sparse(AttentionVariant):
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"sight"})
+        return frozenset({"mask"})
 
     @classmethod
-    def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
+    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
         local, summary = cls.parts(values, is_causal)
         if values["heads"] == "split":
             if heads < 2:
                 raise UserError("heads=split gives each of two parts heads of its own, but this model has one head")
-            return Sight(((heads - heads // 2, (local,)), (heads // 2, (summary,))))
+            return AttentionMask(((heads - heads // 2, (local,)), (heads // 2, (summary,))))
         chosen = {"both": (local, summary), "local": (local,), "summary": (summary,)}[values["part"]]
-        return Sight(((heads, chosen),))
+        return AttentionMask(((heads, chosen),))
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
-        return inner(attention.with_sight(self.sight))
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
+        return inner(attention.with_mask(self.mask))
 
     @classmethod
     def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Products of what is in sight."""
-        sight = cls.sight_of(values, sizes.num_heads, sizes.direction == CAUSAL)
-        return flops_in_sight(sizes, sight, time, keys, batch, flops)
+        """Products of what is shown."""
+        mask = cls.mask_of(values, sizes.num_heads, sizes.direction == CAUSAL)
+        return flops_shown(sizes, mask, time, keys, batch, flops)
 
 
 class Strided(Sparse):
@@ -85,7 +85,7 @@ class Fixed(Sparse):
     """
 
     refuses: ClassVar[Mapping[str, str]] = {
-        "sight": "blocks and their summaries are seen however far back they are: leave --same-length out"
+        "mask": "blocks and their summaries are seen however far back they are: leave --same-length out"
     }
 
     @classmethod

@@ -32,13 +32,13 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
-from lazyformer_fairseq.modules.attention.choice import Situation
+from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     PROJECTIONS,
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
 )
@@ -85,7 +85,7 @@ class Synthesizer(AttentionVariant):
         self.may_share = _may_share(values)
         self.dropout = options.attention_dropout
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
         scores, batch = attention.scores, len(attention.x_BTC)
@@ -166,12 +166,12 @@ class Synthesizer(AttentionVariant):
         return frozenset(learned if is_plain else learned | {"synthetic"})
 
     @classmethod
-    def situation(cls, situation: Situation, values: Settings) -> Situation:
-        situation = super().situation(situation, values)
+    def workload(cls, workload: Workload, values: Settings) -> Workload:
+        workload = super().workload(workload, values)
         if DOT not in terms_of(values):
-            situation = situation._replace(features=situation.features - {"positions"})
-        is_shared = _may_share(values) and "padding" not in situation.features and not situation.has_dropout
-        return situation._replace(batch=1) if is_shared else situation
+            workload = workload._replace(features=workload.features - {"positions"})
+        is_shared = _may_share(values) and "padding" not in workload.features and not workload.has_dropout
+        return workload._replace(batch=1) if is_shared else workload
 
     @classmethod
     def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
@@ -191,7 +191,7 @@ class Synthesizer(AttentionVariant):
         """Without padding and dropout in attention, where all sequences share the scores of ``factorised_random``."""
         c, terms, absent = sizes.embed_dim, terms_of(values), _projections(sizes, values)
         is_all = flops.of_scores == 2 * batch * time * keys * c
-        # Positions meet every query once for each distance; where a sight leaves keys out, for each key in it.
+        # Positions meet every query once for each distance; where a mask leaves keys out, for each key in it.
         by_distance = 2 * batch * time * (keys + 1) * c if is_all else flops.of_scores
         linear = flops.linear - absent.flops(time, keys, batch) - absent.by_distance * by_distance
         if DENSE in terms:
@@ -295,11 +295,11 @@ class _TogetherAttention(NamedTuple):
         return _apart(self.distribution.attend(_together(v_BNKD), dropout), self.batch)
 
 
-def _attend_together(attention: Attention, inner: Attend) -> Attended:
+def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
     batch = len(attention.x_BTC)
     one = {"q_BNTD": attention.q_BNTD[:1], "k_BNKD": attention.k_BNKD[:1], "values": _together(attention.values)}
     output, distribution = inner(attention.with_(**one))
-    return Attended(_apart(output, batch), _TogetherAttention(distribution, batch))
+    return AttentionOutput(_apart(output, batch), _TogetherAttention(distribution, batch))
 
 
 def _together(x_BNKD: Tensor) -> Tensor:

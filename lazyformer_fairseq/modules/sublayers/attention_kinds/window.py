@@ -11,17 +11,17 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import ReusableAttention
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attend,
-    Attended,
     Attention,
+    AttentionOutput,
     AttentionVariant,
     VariantOptions,
-    flops_in_sight,
+    flops_shown,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
@@ -41,7 +41,7 @@ class Window(AttentionVariant):
     tokens see what is before them, and all see them that come after; u and v are those of all tokens.
 
     Attributes:
-        sight: of plain tokens.
+        mask: of plain tokens.
         first: g, or 0 where the caller gives the positions.
         q_proj, k_proj: of global tokens; None without them.
 
@@ -54,7 +54,7 @@ class Window(AttentionVariant):
 
     def __init__(self, options: VariantOptions):
         super().__init__(options)
-        self.sight = self.sight_of(options.values, options.num_heads, options.is_causal)
+        self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
         self.num_heads = options.num_heads
         self.is_given = options.values["global"] == GIVEN
         self.first = 0 if self.is_given else options.values["global"]
@@ -65,14 +65,14 @@ class Window(AttentionVariant):
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:
-        return frozenset({"sight"})
+        return frozenset({"mask"})
 
     @classmethod
     def build_values(cls, options: VariantOptions) -> Optional[nn.Module]:
         return GlobalValues(options) if options.values["global"] else None
 
     @classmethod
-    def sight_of(cls, values: Settings, heads: int, is_causal: bool) -> Sight:
+    def mask_of(cls, values: Settings, heads: int, is_causal: bool) -> AttentionMask:
         """What plain tokens see, but for positions that the caller gives."""
         width, dilation = values["window"], values["dilation"]
         dilated = values["dilated_heads"] if dilation > 1 else 0
@@ -85,23 +85,23 @@ class Window(AttentionVariant):
         for number, step in ((heads - dilated, 1), (dilated, dilation)):
             if number:
                 groups.append((number, (Band(width, 0 if is_causal else width, step), *columns)))
-        return Sight(tuple(groups))
+        return AttentionMask(tuple(groups))
 
     @classmethod
     def why_no_memory(cls, values: Settings) -> str:
         return "global tokens are the first of their segment, and a memory stands before it" if values["global"] else ""
 
-    def attend(self, attention: Attention, inner: Attend) -> Attended:
+    def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         if self.q_proj is None:
-            return inner(attention.with_sight(self.sight))
+            return inner(attention.with_mask(self.mask))
         tokens = self._global_tokens(attention)
         v, of_global_tokens = attention.values
         theirs = inner(self._of(tokens, attention, of_global_tokens))
         # A back end whose keys an upper sublayer reads hands the last ones on.
         seen = {} if tokens.mask_BK is None else {"seen_BK": tokens.mask_BK}
-        plain = inner(replace(attention.with_sight(self.sight, **seen), values=v))
+        plain = inner(replace(attention.with_mask(self.mask, **seen), values=v))
         output = tokens.put(theirs.output_BNTD, plain.output_BNTD)
-        return Attended(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
+        return AttentionOutput(output, GlobalDistribution(tokens, theirs.distribution, plain.distribution))
 
     def _global_tokens(self, attention: Attention) -> "GlobalTokens":
         """Which tokens are global: those given, or the first of the text."""
@@ -152,12 +152,12 @@ class Window(AttentionVariant):
 
     @classmethod
     def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Products of what is in sight; G global tokens add their queries, all keys and values, and 4 G K C.
+        """Products of what is shown; G global tokens add their queries, all keys and values, and 4 G K C.
 
         Positions that the caller gives count as one: formulas do not see them.
         """
-        sight = cls.sight_of(values, sizes.num_heads, sizes.direction == CAUSAL)
-        flops = flops_in_sight(sizes, sight, time, keys, batch, flops)
+        mask = cls.mask_of(values, sizes.num_heads, sizes.direction == CAUSAL)
+        flops = flops_shown(sizes, mask, time, keys, batch, flops)
         if not values["global"]:
             return flops
         c, tokens = sizes.embed_dim, _counted(values, time)
@@ -192,7 +192,7 @@ class GlobalTokens(NamedTuple):
 
     Attributes:
         places_AG: (B, G), or (1, G) where all sequences have the same; T in place of tokens that a sequence lacks.
-        mask_BK: True at them; None where the sight has them.
+        mask_BK: True at them; None where the mask has them.
     """
 
     places_AG: Tensor

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.dropout import Dropout, Masks
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.attention.tiles import geometry, kernels
 
 RATE = 0.25
-WINDOW = Sight(((2, (Band(6, 6), Columns(2))),))
-STRIDED = Sight(((1, (Band(7, 0), Band(None, 0, dilation=8))), (1, (Band(3, 0, dilation=2),))))
+WINDOW = AttentionMask(((2, (Band(6, 6), Columns(2))),))
+STRIDED = AttentionMask(((1, (Band(7, 0), Band(None, 0, dilation=8))), (1, (Band(3, 0, dilation=2),))))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("consumers", [0, 2])
 @pytest.mark.parametrize(
-    ("sight", "is_causal", "parts"),
+    ("mask", "is_causal", "parts"),
     [
         (WINDOW, False, {"padding"}),
         (STRIDED, True, {"bias"}),
@@ -53,11 +53,11 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
-    in_small_pieces, monkeypatch, sight, is_causal, parts, consumers
+    in_small_pieces, monkeypatch, mask, is_causal, parts, consumers
 ):
     torch.manual_seed(1)
     batch, heads, time, size = 2, 2, 40, 4
-    scores, learned = Scores(sight=sight, is_causal=is_causal), []
+    scores, learned = Scores(mask=mask, is_causal=is_causal), []
     if "padding" in parts:
         scores = scores.with_padding(torch.arange(time) >= torch.tensor([[time], [29]]), True)
     if "bias" in parts:
@@ -96,7 +96,7 @@ def test_outputs_and_gradients_are_those_of_the_same_masks_written_out(
 def test_an_unread_layer_leaves_the_masks_of_the_others(in_small_pieces):
     """The second of two consumers counts, the first does not: its gradients are as if nothing else were there."""
     q, k, v = (leaf(1, 2, 40, 4) for _ in range(3))
-    scores = Scores(sight=WINDOW)
+    scores = Scores(mask=WINDOW)
     found = []
     for uses_first in (False, True):
         torch.manual_seed(3)
@@ -112,7 +112,7 @@ def test_passes_draw_anew_and_repeat_with_the_seed(in_small_pieces):
 
     def run(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([attend(q, k, v, Scores(sight=WINDOW), RATE, 0, "tiles")[0] for _ in range(2)])
+        return torch.cat([attend(q, k, v, Scores(mask=WINDOW), RATE, 0, "tiles")[0] for _ in range(2)])
 
     assert torch.equal(run(1), run(1))
     first, second = run(1)
@@ -134,7 +134,7 @@ def test_masks_drop_their_share_of_entries_that_have_nothing_to_do_with_each_oth
 def test_the_expected_output_is_that_without_dropout():
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, 2, 64, 4) for _ in range(3))
-    scores = Scores(sight=WINDOW)
+    scores = Scores(mask=WINDOW)
     mean = torch.stack([attend(q, k, v, scores, 0.5, 0, "tiles")[0] for _ in range(400)]).mean(0)
     plain = attend(q, k, v, scores, 0.0, 0, "tiles")[0]
     assert F.mse_loss(mean, plain) < 5e-3 * plain.var()
@@ -144,7 +144,7 @@ def test_memory_is_linear_in_the_length():
     taken = {}
     for time in (2048, 4096):
         q, k, v = (torch.randn(1, 2, time, 8, requires_grad=True) for _ in range(3))
-        scores = Scores(sight=Sight(((2, (Band(6, 6),)),)))
+        scores = Scores(mask=AttentionMask(((2, (Band(6, 6),)),)))
 
         def update(q=q, k=k, v=v, scores=scores):
             output, reusable = attend(q, k, v, scores, RATE, 1, "tiles")

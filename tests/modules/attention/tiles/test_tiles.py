@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.attention.tiles import attend as tiles
 from lazyformer_fairseq.modules.attention.tiles import geometry, kernels
 
@@ -22,18 +22,18 @@ columns = st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)).map
     lambda found: Columns(found[0], found[1], min(found[1:]))
 )
 groups = st.tuples(st.integers(1, 2), st.lists(st.one_of(bands, bands, columns), min_size=1, max_size=3).map(tuple))
-sights = st.lists(groups, min_size=1, max_size=2).map(lambda found: Sight(tuple(found)))
+masks = st.lists(groups, min_size=1, max_size=2).map(lambda found: AttentionMask(tuple(found)))
 
 
 class Case:
     """Random inputs of an ``s`` and its consumers."""
 
-    def __init__(self, sight, batch, time, memory, extra, is_causal, parts, consumers, seed, dtype=torch.double):
+    def __init__(self, mask, batch, time, memory, extra, is_causal, parts, consumers, seed, dtype=torch.double):
         torch.manual_seed(seed)
-        heads, tokens = sum(number for number, _ in sight.groups), memory + time
+        heads, tokens = sum(number for number, _ in mask.groups), memory + time
         keys, size = tokens + extra, 4
         self.consumers = consumers
-        self.scores = Scores(sight=sight, extra=extra, is_causal=is_causal)
+        self.scores = Scores(mask=mask, extra=extra, is_causal=is_causal)
         if "right" in parts:
             self.scores = self.scores.with_padding(
                 torch.arange(tokens) >= torch.randint(1, tokens + 1, (batch, 1)), True
@@ -83,7 +83,7 @@ parts = st.sets(st.sampled_from(["bias", "positions", "right", "anywhere", "give
 
 @settings(max_examples=40, deadline=None)
 @given(
-    sight=sights,
+    mask=masks,
     batch=st.integers(1, 3),
     time=st.sampled_from([1, 2, 5, 17, 40, 65, 100]),
     memory=st.sampled_from([0, 0, 3, 20, 64]),
@@ -96,9 +96,9 @@ parts = st.sets(st.sampled_from(["bias", "positions", "right", "anywhere", "give
     seed=st.integers(0, 1000),
 )
 def test_forward_readers_and_all_gradients(
-    sight, batch, time, memory, extra, is_causal, parts, consumers, tile, elements, seed
+    mask, batch, time, memory, extra, is_causal, parts, consumers, tile, elements, seed
 ):
-    case = Case(sight, batch, time, memory if is_causal else 0, extra, is_causal, parts, consumers, seed)
+    case = Case(mask, batch, time, memory if is_causal else 0, extra, is_causal, parts, consumers, seed)
     with pytest.MonkeyPatch.context() as patch:
         use_sizes(patch, tile, elements)
         found = case.by("tiles")
@@ -106,18 +106,18 @@ def test_forward_readers_and_all_gradients(
         torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-6)
 
 
-WINDOW = Sight(((2, (Band(6, 6),)),))
-STRIDED = Sight(((2, (Band(7, 7), Band(None, None, dilation=8))),))
-FIXED = Sight(((2, (Band(None, None, block=8), Columns(0, 8, 2))),))
+WINDOW = AttentionMask(((2, (Band(6, 6),)),))
+STRIDED = AttentionMask(((2, (Band(7, 7), Band(None, None, dilation=8))),))
+FIXED = AttentionMask(((2, (Band(None, None, block=8), Columns(0, 8, 2))),))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("sight", [WINDOW, STRIDED, FIXED])
-def test_in_low_precision(sight, is_causal, dtype, monkeypatch):
+@pytest.mark.parametrize("mask", [WINDOW, STRIDED, FIXED])
+def test_in_low_precision(mask, is_causal, dtype, monkeypatch):
     use_sizes(monkeypatch, 8, 2**21)
-    case = Case(sight, 2, 40, 0, 0, is_causal, {"right"}, 2, 1, dtype)
-    exact = Case(sight, 2, 40, 0, 0, is_causal, {"right"}, 2, 1)
+    case = Case(mask, 2, 40, 0, 0, is_causal, {"right"}, 2, 1, dtype)
+    exact = Case(mask, 2, 40, 0, 0, is_causal, {"right"}, 2, 1)
     for ours, theirs in zip(case.by("tiles"), exact.by("eager"), strict=True):
         error = (ours.double() - theirs).norm() / theirs.norm()
         assert error < 16 * torch.finfo(dtype).eps, error
@@ -125,11 +125,11 @@ def test_in_low_precision(sight, is_causal, dtype, monkeypatch):
 
 @pytest.mark.parametrize("consumers", [0, 1])
 @pytest.mark.parametrize("parts", [set(), {"positions"}])
-@pytest.mark.parametrize("sight", [WINDOW, STRIDED, FIXED, Sight(((1, (Band(6, 6),)), (1, (Columns(2),))))])
-def test_flops_are_those_of_its_steps_one_by_one(sight, parts, consumers, monkeypatch):
+@pytest.mark.parametrize("mask", [WINDOW, STRIDED, FIXED, AttentionMask(((1, (Band(6, 6),)), (1, (Columns(2),))))])
+def test_flops_are_those_of_its_steps_one_by_one(mask, parts, consumers, monkeypatch):
     """Of the kernels as plain functions, torch's counter sees each product."""
     use_sizes(monkeypatch, 8, 2**21)
-    case = Case(sight, 2, 64, 16, 0, bool(parts), parts, consumers, 1)
+    case = Case(mask, 2, 64, 16, 0, bool(parts), parts, consumers, 1)
 
     def count() -> int:
         with FlopCounterMode(display=False) as counter:
@@ -145,30 +145,30 @@ def test_flops_are_those_of_its_steps_one_by_one(sight, parts, consumers, monkey
 
         monkeypatch.setattr(tiles, name, BlockKernels(forward, *functions))
     one_by_one = count()
-    if sight == WINDOW or not parts:
+    if mask == WINDOW or not parts:
         assert by_formula == one_by_one
     else:  # picked keys meet positions one by one, in no product
         assert by_formula >= one_by_one
 
 
-@pytest.mark.parametrize("sight", [WINDOW, Sight(((2, (Band(6, 6, dilation=2), Columns(2))),))])
+@pytest.mark.parametrize("mask", [WINDOW, AttentionMask(((2, (Band(6, 6, dilation=2), Columns(2))),))])
 @pytest.mark.parametrize("consumers", [0, 1])
-def test_time_and_memory_of_a_window_are_linear(sight, consumers):
+def test_time_and_memory_of_a_window_are_linear(mask, consumers):
     """FLOPs in place of time: they wait for no clock."""
-    scores = Scores(sight=sight)
+    scores = Scores(mask=mask)
     flops = [geometry.count((1, 2, time, 8), (1, 2, time, 8), scores.flat()).by_key for time in (1024, 2048)]
     assert flops[1] == 2 * flops[0]
     taken = {}
     for time in (2048, 4096):
-        case = Case(sight, 1, time, 0, 0, False, set(), consumers, 1, torch.float32)
+        case = Case(mask, 1, time, 0, 0, False, set(), consumers, 1, torch.float32)
         taken[time] = peak_memory(lambda case=case: case.by("tiles"), "cpu")
     assert taken[4096] < 2.6 * taken[2048]
 
 
 def test_a_query_that_sees_nothing_gets_zeros():
     """As in Sparse Transformer's summaries alone: before the first one there is none."""
-    sight = Sight(((1, (Columns(0, 8, 2),)),))
-    case = Case(sight, 1, 24, 0, 0, True, set(), 1, 1)
+    mask = AttentionMask(((1, (Columns(0, 8, 2),)),))
+    case = Case(mask, 1, 24, 0, 0, True, set(), 1, 1)
     output, reused, *gradients = case.by("tiles")
     assert not output[:, :, :6].any() and not reused[:, :, :6].any() and output[:, :, 6:].all()
     assert all(gradient.isfinite().all() for gradient in gradients)

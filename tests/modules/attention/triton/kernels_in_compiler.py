@@ -15,8 +15,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
 from lazyformer_fairseq.modules.attention.triton import launch as triton_launch
 from lazyformer_fairseq.modules.attention.triton import near_bias as triton_near_bias
@@ -88,13 +88,13 @@ def _resources(cubin: bytes, folder: Path) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
-SIGHT = Sight(((6, (Band(100, 100), Columns(0, 64, 8))), (6, (Band(50, 50, dilation=2),))))
+MASK = AttentionMask(((6, (Band(100, 100), Columns(0, 64, 8))), (6, (Band(50, 50, dilation=2),))))
 
 
-def launch_all(size: int, layers: int, dtype: torch.dtype, sight: Optional[Sight] = None) -> None:
+def launch_all(size: int, layers: int, dtype: torch.dtype, mask: Optional[AttentionMask] = None) -> None:
     """Every kernel, with bias and padding, in the layout of a model: q, k and v of the ``s`` are one projection.
 
-    With a sight there are also keys that all queries see.
+    With a mask there are also keys that all queries see.
     """
     batch, heads, time, buckets = 2, 12, 512, 32
     q, k, v = (
@@ -104,8 +104,8 @@ def launch_all(size: int, layers: int, dtype: torch.dtype, sight: Optional[Sight
     of_layers = [torch.zeros(batch, time, heads, size, dtype=dtype).transpose(1, 2) for _ in range(layers)]
     sums = torch.zeros(batch, heads, time)
     table, by_distance = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64)
-    seen = None if sight is None else torch.zeros(batch, time, dtype=torch.bool)
-    scores = Scores(table, by_distance, 128, torch.full((batch,), time), sight=sight, seen_BK=seen)
+    seen = None if mask is None else torch.zeros(batch, time, dtype=torch.bool)
+    scores = Scores(table, by_distance, 128, torch.full((batch,), time), mask=mask, seen_BK=seen)
     if layers == 1:
         triton_kernels.attend_forward(q, k, v, scores)
         triton_kernels.reuse_forward(q, k, v, sums, scores)
@@ -132,9 +132,9 @@ def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dt
 
 @pytest.mark.parametrize("capability", [A100, H100])
 @pytest.mark.parametrize(("size", "layers"), [(64, 1), (64, 3), (128, 1), (128, 6)])
-def test_fits_with_a_sight(compiled, capability: int, size: int, layers: int):
+def test_fits_with_a_mask(compiled, capability: int, size: int, layers: int):
     triton.runtime.driver.set_active(AbsentGpu(capability))
-    launch_all(size, layers, torch.bfloat16, SIGHT)
+    launch_all(size, layers, torch.bfloat16, MASK)
     for kernel in compiled:
         assert kernel.shared <= SHARED_MEMORY[capability], kernel
         assert kernel.spilled <= MOST_SPILLED, kernel

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
 from lazyformer_fairseq.modules.attention.triton.launch import Tiles
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
@@ -38,7 +38,7 @@ class Block:
         biased: bool,
         padded: bool,
         seed: int = 1,
-        sight: Optional[Sight] = None,
+        mask: Optional[AttentionMask] = None,
         has_seen: bool = False,
     ):
         torch.manual_seed(seed)
@@ -54,14 +54,14 @@ class Block:
         self.table = torch.randn(BUCKETS, heads) if biased else None
         self.buckets = relative_position_bucket(distances, BUCKETS, MAX_DISTANCE) if biased else None
         self.lengths = torch.randint(1, time + 1, (batch,)) if padded else None
-        self.sight, self.seen = sight, torch.rand(batch, time) < 0.05 if has_seen else None
+        self.mask, self.seen = mask, torch.rand(batch, time) < 0.05 if has_seen else None
         self._compute(time)
 
     @property
     def scores(self) -> Scores:
         """As the kernels take it."""
         parts = self.table, self.buckets, MAX_DISTANCE, self.lengths
-        return Scores(*parts, sight=self.sight, seen_BK=self.seen)
+        return Scores(*parts, mask=self.mask, seen_BK=self.seen)
 
     def _compute(self, time: int) -> None:
         q, k = self.q.double().requires_grad_(), self.k.double().requires_grad_()
@@ -75,8 +75,8 @@ class Block:
         if self.lengths is not None:
             is_padding = torch.arange(time) >= self.lengths[:, None]
             scores = scores.masked_fill(is_padding[:, None, None], float("-inf"))
-        if self.sight is not None:
-            shown = self.sight.mask(time, time, q.device)
+        if self.mask is not None:
+            shown = self.mask.dense(time, time, q.device)
             shown = shown if self.seen is None else shown | self.seen[:, None, None]
             scores = scores.masked_fill(~shown, float("-inf"))
         probabilities = torch.ops.aten._safe_softmax(scores, -1)  # zeros in a row that sees nothing
@@ -185,13 +185,13 @@ parts = st.one_of(
     tile=st.sampled_from([(32, 32), (32, 64), (64, 32)]),
     seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_a_sight(seen_by, time, layers, flags, tile, seed):
+def test_a_mask(seen_by, time, layers, flags, tile, seed):
     biased, padded, has_seen, deterministic = flags
-    sight = Sight(tuple(seen_by))
-    block = Block(2, 2, time, 32, layers, torch.float32, biased, padded, seed, sight, has_seen)
+    mask = AttentionMask(tuple(seen_by))
+    block = Block(2, 2, time, 32, layers, torch.float32, biased, padded, seed, mask, has_seen)
     arguments = block.q, block.k
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_kernels, "tiles_for_a_sight", lambda *_: (Tiles(*tile, 8, 1),))
+        patch.setattr(triton_kernels, "tiles_for_a_mask", lambda *_: (Tiles(*tile, 8, 1),))
         output, lse = triton_kernels.attend_forward(*arguments, block.values[0], block.scores)
         assert_close(output, block.outputs[0], torch.float32, "output of s")
         for v, d, expected, dv in zip(

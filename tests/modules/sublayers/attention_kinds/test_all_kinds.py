@@ -61,14 +61,14 @@ def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
 
 @of_each_kind
 def test_flops_by_formula_are_those_that_torch_counts(direction, s, monkeypatch):
-    """But for a sight: ``eager`` computes what is out of it too."""
+    """But for a mask: ``eager`` computes what is out of it too."""
 
-    def of_all_pairs(sizes, sight, time, keys, batch, flops):
+    def of_all_pairs(sizes, mask, time, keys, batch, flops):
         return flops._replace(products=4 * batch * time * keys * sizes.embed_dim)
 
     for row in ATTENTION_KINDS:
         module = sys.modules[row.load().__module__]
-        monkeypatch.setattr(module, "flops_in_sight", of_all_pairs, raising=False)
+        monkeypatch.setattr(module, "flops_shown", of_all_pairs, raising=False)
     network = build(direction, f"{s} f l")
     with FlopCounterMode(display=False) as counter:
         run(network, tokens())
@@ -77,9 +77,9 @@ def test_flops_by_formula_are_those_that_torch_counts(direction, s, monkeypatch)
 
 @pytest.mark.parametrize(
     ("direction", "s"),
-    [case for case in CASES if "sight" in features_of(case.values[1])],
+    [case for case in CASES if "mask" in features_of(case.values[1])],
 )
-def test_a_sights_products_are_those_of_the_pairs_that_it_shows(direction, s):
+def test_a_masks_products_are_those_of_the_pairs_that_it_shows(direction, s):
     planned, *_ = plan(s, direction)
     narrow = build_network(s, direction, HEADS, TOKENS)
     (seen,) = look(narrow, TOKENS)

@@ -295,11 +295,11 @@ def test_auto_takes_torchs_kernel_where_keys_are_few(monkeypatch):
     seen = {}
     monkeypatch.setattr(
         "lazyformer_fairseq.modules.networks.stack.choose",
-        lambda name, situation, consumers, among: seen.setdefault("situation", situation) and "eager",
+        lambda name, workload, consumers, among: seen.setdefault("workload", workload) and "eager",
     )
     encoder(torch.randn(3, 9, WIDTH, dtype=torch.float64), padded(3, 9))
-    assert seen["situation"].keys == 4 and not seen["situation"].features
-    assert choose_with_reason(seen["situation"], 0)[0] == "recompute"
+    assert seen["workload"].keys == 4 and not seen["workload"].features
+    assert choose_with_reason(seen["workload"], 0)[0] == "recompute"
 
 
 def test_networks_that_cannot_have_it():

@@ -36,7 +36,7 @@ def test_flops_by_formula_where_the_window_shows_all(pattern):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_flops_by_formula_are_those_of_pairs_in_sight(pattern, causal):
+def test_flops_by_formula_are_those_of_pairs_shown(pattern, causal):
     """Beside those of a window that shows all, 4 D FLOPs a pair and head in an s, 2 D in an l; causal positions 2 D."""
     network = make_decoder(pattern) if causal else make_encoder(pattern)
     time, attention = 11, network.sublayers[0].inner.choices["window"]

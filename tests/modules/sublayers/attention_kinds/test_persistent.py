@@ -72,7 +72,7 @@ def test_an_l_has_values_of_its_own():
 
 @pytest.mark.parametrize("letter", ["s[window=2,persistent=5]", "s[span=3,ramp=2,persistent=5]"])
 def test_vectors_are_seen_from_everywhere(letter):
-    """With a narrow sight too, and where a query sees nothing else."""
+    """With a narrow mask too, and where a query sees nothing else."""
     attending = Attending(letter, 7, padding=torch.arange(7) >= torch.tensor([[1], [7]]), biased=True)
     output, handed_on = attending.s(attending.x, {}, attending.context())
     probabilities = handed_on["distribution"].probabilities

@@ -143,13 +143,13 @@ def test_one_pass_of_a_network_measures_all_spans():
 
 
 @pytest.mark.parametrize("direction", ["encoder", "causal"])
-def test_keys_beyond_the_longest_span_are_out_of_sight(direction):
+def test_keys_beyond_the_longest_span_are_masked_out(direction):
     is_causal = direction == "causal"
     options = VariantOptions.of(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
     span = Span(options)
     attending = Attending("s", 5, memory=500 if is_causal else None)
     parts = span._parts(attending.context().scores, attending.keys, attending.time)
-    (_, ((before, after, *_),)), = parts["sight"].groups  # fmt: skip
+    (_, ((before, after, *_),)), = parts["mask"].groups  # fmt: skip
     assert (before, after) == (63, 0 if is_causal else 63)
 
 

@@ -1,4 +1,4 @@
-"""The Sparse Transformer's sights against the sets of section 4.3, and torch's attention with such a mask."""
+"""The Sparse Transformer's masks against the sets of section 4.3, and torch's attention with such a mask."""
 
 import pytest
 import torch
@@ -58,10 +58,10 @@ def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, s
     return mask
 
 
-def sight_of(text: str, causal: bool, heads: int = HEADS):
+def mask_of(text: str, causal: bool, heads: int = HEADS):
     values = plan(f"s[{text}]")[0].values
     [row] = chosen_kinds(values)
-    return row.load()(VariantOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).sight
+    return row.load()(VariantOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).mask
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -78,7 +78,7 @@ def test_masks_are_the_papers(kind, part, causal, keys, block, data):
     time = data.draw(st.integers(1, keys)) if causal else keys
     settings = f"{kind}={block},part={part}"
     settings += f",summary={summary}" if kind == "fixed" and part != "local" else ""
-    found = sight_of(settings, causal).mask(time, keys, torch.device("cpu"))
+    found = mask_of(settings, causal).dense(time, keys, torch.device("cpu"))
     if causal:  # back ends take the future out
         found = found & torch.ones(time, keys, dtype=torch.bool).tril(keys - time)
     expected = mask_of_paper(causal, kind, part, keys, block, summary)[keys - time :]
@@ -86,9 +86,9 @@ def test_masks_are_the_papers(kind, part, causal, keys, block, data):
 
 
 def test_heads_may_have_a_part_each():
-    local, summary = (sight_of(f"fixed=4,part={part}", False) for part in ("local", "summary,summary=1"))
-    masks = [sight.mask(9, 9, torch.device("cpu")) for sight in (local, summary)]
-    split = sight_of("fixed=4,summary=1,heads=split", False, heads=3).mask(9, 9, torch.device("cpu"))
+    local, summary = (mask_of(f"fixed=4,part={part}", False) for part in ("local", "summary,summary=1"))
+    masks = [mask.dense(9, 9, torch.device("cpu")) for mask in (local, summary)]
+    split = mask_of("fixed=4,summary=1,heads=split", False, heads=3).dense(9, 9, torch.device("cpu"))
     assert torch.equal(split, torch.cat([masks[0], masks[0], masks[1]]))
     with pytest.raises(UserError, match="heads=split .* this model has one head"):
         Encoder("s[strided=2,heads=split]", 11, 8, 8, 1)
@@ -99,7 +99,7 @@ def test_two_sublayers_interleave_the_parts():
     for kind in ("strided=4", "fixed=4"):
         summary = ",summary=1" if kind == "fixed=4" else ""
         settings = (f"{kind},part=local", f"{kind},part=summary{summary}")
-        local, far = (sight_of(text, False).mask(16, 16, torch.device("cpu"))[0].long() for text in settings)
+        local, far = (mask_of(text, False).dense(16, 16, torch.device("cpu"))[0].long() for text in settings)
         assert ((far @ local) > 0).all()
 
 
@@ -116,7 +116,7 @@ def test_an_encoders_attention_is_torchs_with_that_mask(settings, padded):
     """A lazy block too, and all gradients; of a query that sees nothing the output is zero."""
     encoder = random_weights(Encoder(f"s[{settings}]l", 11, WIDTH, 8, HEADS, 9, relative_position_buckets=0))
     x = torch.randn(2, 9, WIDTH, dtype=torch.double, requires_grad=True)
-    mask = sight_of(settings, False).mask(9, 9, torch.device("cpu")).expand(2, HEADS, 9, 9)
+    mask = mask_of(settings, False).dense(9, 9, torch.device("cpu")).expand(2, HEADS, 9, 9)
     shared = encoder.context(x)
     if padded:
         padding = torch.zeros(2, 9, dtype=torch.bool)
@@ -160,7 +160,7 @@ def test_a_causal_model_counts_from_its_memory(settings):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flops_are_those_of_pairs_in_sight(causal):
+def test_flops_are_those_of_pairs_shown(causal):
     """Of what reads it too, against the size of the paper's sets."""
     network = CausalDecoder if causal else Encoder
     sizes = network("s", 11, WIDTH, 8, HEADS, **({"mem_len": 4} if causal else {})).sizes

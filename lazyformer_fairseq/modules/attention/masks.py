@@ -27,7 +27,7 @@ class Band(NamedTuple):
     dilation: int = 1
     block: int = 0
 
-    def mask(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
+    def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
         """(..., T, K): whether a query sees a key, from their places, (..., T) and (..., K)."""
         ahead = keys_K[..., None, :] - queries_T[..., None]
         seen = ahead % self.dilation == 0
@@ -47,7 +47,7 @@ class Columns(NamedTuple):
     period: int = 0
     last: int = 0
 
-    def mask(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
+    def shows(self, queries_T: Tensor, keys_K: Tensor) -> Tensor:
         """(..., T, K): whether a query sees a key, from their places, (..., T) and (..., K)."""
         seen = keys_K < self.first
         if self.period:
@@ -61,17 +61,17 @@ _NO_LIMIT = -1
 _SAMPLED = 128  # queries
 
 
-class Sight(NamedTuple):
+class AttentionMask(NamedTuple):
     """By groups of neighbouring heads, (number of heads, parts): a query sees what any of the parts shows it."""
 
     groups: tuple[tuple[int, tuple[Part, ...]], ...]
 
-    def mask(self, time: int, keys: int, device: torch.device) -> Tensor:
+    def dense(self, time: int, keys: int, device: torch.device) -> Tensor:
         """(1, T, K), or (N, T, K) where heads differ: True at what is seen. The future is not taken out."""
         places = torch.arange(keys, device=device)
         by_group = []
         for heads, parts in self.groups:
-            masks = [part.mask(places[keys - time :], places) for part in parts]
+            masks = [part.shows(places[keys - time :], places) for part in parts]
             by_group.append(torch.stack(masks).any(0).expand(heads if len(self.groups) > 1 else 1, -1, -1))
         return torch.cat(by_group)
 
@@ -83,12 +83,14 @@ class Sight(NamedTuple):
             return None
         return max(part.before * part.dilation for part in parts)
 
-    def within(self, reach: int) -> "Sight":
+    def within(self, reach: int) -> "AttentionMask":
         """The same without keys more than so many positions back; of bands alone."""
-        return Sight(tuple((heads, tuple(_shortened(part, reach) for part in parts)) for heads, parts in self.groups))
+        return AttentionMask(
+            tuple((heads, tuple(_shortened(part, reach) for part in parts)) for heads, parts in self.groups)
+        )
 
     def flat(self) -> list[int]:
-        """As numbers, for torch operators; :func:`sight_of` reads them."""
+        """As numbers, for torch operators; :func:`mask_of` reads them."""
         numbers = []
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
@@ -104,24 +106,24 @@ def _shortened(part: Part, reach: int) -> Band:
 
 
 @functools.lru_cache(maxsize=256)
-def count_pairs(sight: Sight, time: int, keys: int, is_causal: bool) -> int:
-    """Pairs of query and key that a sight shows, over all heads; padding apart."""
+def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
+    """Pairs of query and key that a mask shows, over all heads; padding apart."""
     places = torch.arange(keys)
     total = 0
     for queries in places[keys - time :].split(max(1, 2**22 // keys)):
         in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), keys, dtype=torch.bool)
-        for heads, parts in sight.groups:
-            masks = [part.mask(queries, places) for part in parts]
+        for heads, parts in mask.groups:
+            masks = [part.shows(queries, places) for part in parts]
             total += heads * int((torch.stack(masks).any(0) & in_time).sum())
     return total
 
 
 @functools.lru_cache(maxsize=1024)  # every forward pass asks
-def count_share(sight: Sight, time: int, keys: int, is_causal: bool) -> float:
-    """Of all pairs of query and key, those that a sight shows: above 0, at most 1, with three digits.
+def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> float:
+    """Of all pairs of query and key, those that a mask shows: above 0, at most 1, with three digits.
 
     From a few queries, as texts have many lengths. Their places are spread as multiples of the golden ratio are:
-    evenly, and not in step with a sight that repeats.
+    evenly, and not in step with a mask that repeats.
     """
     places = torch.arange(keys, device="cpu")
     if time <= _SAMPLED:
@@ -131,16 +133,16 @@ def count_share(sight: Sight, time: int, keys: int, is_causal: bool) -> float:
         queries = keys - time + (steps * (math.sqrt(5) / 2 - 0.5) % 1 * time).long()
     in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), keys, dtype=torch.bool)
     shown = sum(
-        heads * int((torch.stack([part.mask(queries, places) for part in parts]).any(0) & in_time).sum())
-        for heads, parts in sight.groups
+        heads * int((torch.stack([part.shows(queries, places) for part in parts]).any(0) & in_time).sum())
+        for heads, parts in mask.groups
     )
-    pairs = sum(heads for heads, _ in sight.groups) * in_time.numel()
+    pairs = sum(heads for heads, _ in mask.groups) * in_time.numel()
     return float(f"{max(1, shown) / pairs:.3g}")
 
 
-def sight_of(numbers: Sequence[int]) -> Optional[Sight]:
-    """The sight whose :meth:`Sight.flat` these are; None for no numbers."""
-    return Sight(tuple(_groups(iter(numbers)))) if numbers else None
+def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
+    """The mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
+    return AttentionMask(tuple(_groups(iter(numbers)))) if numbers else None
 
 
 def _groups(numbers: Iterator[int]) -> Iterator[tuple[int, tuple[Part, ...]]]:

@@ -1,7 +1,7 @@
-"""A sight for kernels of a GPU: which blocks of queries and keys it shows, by arithmetic, and its parts as numbers.
+"""A mask for kernels of a GPU: which blocks of queries and keys it shows, by arithmetic, and its parts as numbers.
 
 A block is so many neighbouring queries against so many neighbouring keys. Nothing here is as large as T x K, and
-nothing waits for a GPU. Places are those of :mod:`.sights`.
+nothing waits for a GPU. Places are those of :mod:`.masks`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Part, Sight
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Part
 
 _ENDLESS = 2**30  # in place of no limit; sums of two stay within 32 bits
 
 
 class Numbers(NamedTuple):
-    """A sight's parts by head, int32. Heads with fewer parts have some that show nothing.
+    """A mask's parts by head, int32. Heads with fewer parts have some that show nothing.
 
     Attributes:
         bands_NX4: of each band (least, most, dilation, block): how far a key may be ahead of the query, in positions,
@@ -28,12 +28,12 @@ class Numbers(NamedTuple):
     columns_NX3: Tensor
 
     @classmethod
-    def of(cls, sight: Optional[Sight], heads: int, device: torch.device) -> "Numbers":
-        """For so many heads; without a sight they see all."""
-        bands = [[_numbers_of(part) for part in parts if isinstance(part, Band)] for parts in _by_head(sight, heads)]
+    def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
+        """For so many heads; without a mask they see all."""
+        bands = [[_numbers_of(part) for part in parts if isinstance(part, Band)] for parts in _by_head(mask, heads)]
         columns = [
             [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
-            for parts in _by_head(sight, heads)
+            for parts in _by_head(mask, heads)
         ]
         return cls(_table(bands, (1, 0, 1, _ENDLESS), device), _table(columns, (0, 1, 0), device))
 
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     Attributes:
         shown: whether some query of it sees some key of it; exact.
         whole: where all queries see all keys. Blocks that reach beyond the last query or key, and some that several
-            parts of a sight make whole together, are not marked.
+            parts of a mask make whole together, are not marked.
     """
 
     shown: Tensor
@@ -61,7 +61,7 @@ class _Spans(NamedTuple):
 
 
 def blocks_of(
-    sight: Optional[Sight],
+    mask: Optional[AttentionMask],
     time: int,
     keys: int,
     extra: int,
@@ -72,7 +72,7 @@ def blocks_of(
     """The blocks of an attention over T queries and K keys.
 
     Args:
-        sight: None for all keys.
+        mask: None for all keys.
         time: T.
         keys: K, with the `extra` ones behind the tokens, which every query sees.
         is_causal: whether the future is hidden.
@@ -93,7 +93,7 @@ def blocks_of(
     )
     are_tokens = (columns < tokens)[None]
     by_group = []
-    for heads, parts in _groups(sight):
+    for heads, parts in _groups(mask):
         of_parts = [_of_band(part, spans, is_causal) if isinstance(part, Band) else _of_columns(part, spans, is_causal)
                     for part in parts]  # fmt: skip
         shown, whole = (torch.stack(found).any(0) & are_tokens for found in zip(*of_parts, strict=True))
@@ -116,9 +116,9 @@ def listed(shown: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
     return order.to(torch.int32), torch.stack([whole.sum(-1), shown.sum(-1)], -1).to(torch.int32)
 
 
-def longest_reach(sight: Optional[Sight]) -> Optional[int]:
+def longest_reach(mask: Optional[AttentionMask]) -> Optional[int]:
     """How many positions back a causal model's queries see at most; None for no limit."""
-    reaches = [_reach(part) for _, parts in _groups(sight) for part in parts]
+    reaches = [_reach(part) for _, parts in _groups(mask) for part in parts]
     return None if None in reaches else max(reaches)
 
 
@@ -131,16 +131,16 @@ def _reach(part: Part) -> Optional[int]:
     return min(reach, part.block - 1) if part.block else reach
 
 
-def _groups(sight: Optional[Sight]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
+def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
     """(heads, parts); one head stands for all where they see alike."""
-    if sight is None:
+    if mask is None:
         return ((1, (Band(None, None),)),)
-    return sight.groups if len(sight.groups) > 1 else ((1, sight.groups[0][1]),)
+    return mask.groups if len(mask.groups) > 1 else ((1, mask.groups[0][1]),)
 
 
-def _by_head(sight: Optional[Sight], heads: int) -> Iterator[tuple[Part, ...]]:
-    for number, parts in _groups(sight):
-        yield from [parts] * (heads if sight is None or len(sight.groups) == 1 else number)
+def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, ...]]:
+    for number, parts in _groups(mask):
+        yield from [parts] * (heads if mask is None or len(mask.groups) == 1 else number)
 
 
 def _limits(band: Band) -> tuple[int, int]:

@@ -1,11 +1,11 @@
-"""Sights on a GPU, ``flex`` compiled and ``tiles`` in Triton: against ``eager`` in float64, and their memory."""
+"""Masks on a GPU, ``flex`` compiled and ``tiles`` in Triton: against ``eager`` in float64, and their memory."""
 
 import pytest
 import torch
 
 from lazyformer_fairseq.modules.attention import attend, flex
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.sights import Band, Columns, Sight
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 pytestmark = pytest.mark.skipif(
@@ -14,17 +14,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEADS, SIZE = 4, 64
-SIGHTS = {
-    "window": Sight(((HEADS, (Band(100, 100),)),)),
-    "strided": Sight(((HEADS, (Band(31, 31), Band(None, None, dilation=32))),)),
-    "fixed": Sight(((2, (Band(None, None, block=64),)), (2, (Columns(1, 64, 8),)))),
+MASKS = {
+    "window": AttentionMask(((HEADS, (Band(100, 100),)),)),
+    "strided": AttentionMask(((HEADS, (Band(31, 31), Band(None, None, dilation=32))),)),
+    "fixed": AttentionMask(((2, (Band(None, None, block=64),)), (2, (Columns(1, 64, 8),)))),
 }
 
 
 class Case:
     """Inputs of an ``s`` and its one consumer, in the layout of a model."""
 
-    def __init__(self, sight: str, time: int, added: str = "", padded: bool = False, memory: int = 0):
+    def __init__(self, mask: str, time: int, added: str = "", padded: bool = False, memory: int = 0):
         torch.manual_seed(1)
 
         def rows(length: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Case:
         tokens = time + memory
         self.q, self.k, *self.values = rows(time), *(rows(tokens) for _ in range(3))
         self.d_outputs = [rows(time), rows(time)]
-        self.scores = Scores(sight=SIGHTS[sight], is_causal=added == "positions")
+        self.scores = Scores(mask=MASKS[mask], is_causal=added == "positions")
         self.learned = {}
         if added == "bias":
             bias = RelativePositionBias(HEADS).cuda()(time)
@@ -69,10 +69,10 @@ BOTH = pytest.mark.parametrize("back_end", ["tiles", "flex"])
 
 
 @BOTH
-@pytest.mark.parametrize("sight", SIGHTS)
-def test_sights(sight: str, back_end: str):
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask: str, back_end: str):
     for time in (512, 700):
-        assert_no_worse_than_eager(Case(sight, time, padded=time == 700), back_end)
+        assert_no_worse_than_eager(Case(mask, time, padded=time == 700), back_end)
 
 
 @BOTH

@@ -1,6 +1,5 @@
 """The commands ``lazyformer tasks``: listops, pairs, run."""
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Optional
@@ -148,8 +147,9 @@ def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], 
         --pattern 'all=(sf)x4' --pattern 'window=(s[window=64,global=1] f)x4'
     """
     from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
-    from lazyformer_fairseq.experiments.diagnostics.comparison.run import run as compare
-    from lazyformer_fairseq.experiments.diagnostics.comparison.settings import TaskRunSettings
+    from lazyformer_fairseq.experiments.diagnostics.comparison import TaskRunSettings
+    from lazyformer_fairseq.experiments.diagnostics.comparison import run as compare
+    from lazyformer_fairseq.experiments.folder import stoppable
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     prepared, device = PreparedDiagnostic.load(data), device_named(device)
@@ -161,10 +161,6 @@ def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], 
         precision=precision or precision_on(device),
         **given,
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    try:
+    with stoppable():
         table = compare(settings, out, ["lazyformer", *sys.argv[1:]])
-    except KeyboardInterrupt:
-        click.echo("stopped; rerun to resume", err=True)
-        sys.exit(130)
     click.echo(f"\n{table}\n\nwritten to {out}: table.md, table.csv, learning.png, results.json")

@@ -1,1 +1,0 @@
-"""Patterns side by side on a diagnostic, self-pretrained first and from scratch."""

@@ -1,0 +1,247 @@
+"""The trainings of an experiment: jobs that resume, done update by update in turn, or each alone in a process.
+
+In turn, so that their times compare: one process, one machine state; what slows one model down for a moment slows the
+others too.
+"""
+
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, Optional
+
+import torch
+from tqdm import tqdm
+
+from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
+from lazyformer_fairseq.finetuning.run.one_run import output_to
+from lazyformer_fairseq.finetuning.run.queue import last_line
+from lazyformer_fairseq.finetuning.run.workers import Workers
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import file_lock
+
+RESULT, LOG, CHECKPOINT = "result.json", "train.log", "checkpoint_last.pt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Attributes:
+        name: in progress and errors.
+        command: arguments of fairseq-train, its checkpoints' folder excepted.
+        folder: for checkpoint, curve and result.
+        group: of jobs that take turns; one group follows the other.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    folder: Path
+    updates: int
+    group: Hashable = 0
+
+    def result(self) -> Optional[dict[str, Any]]:
+        """What it came to; None until it is over. The file is written last and whole."""
+        path = self.folder / RESULT
+        return read_json(path) if path.exists() else None
+
+    def updates_saved(self) -> int:
+        """Of a training under way in another process."""
+        curve = self.folder / "curve.json"
+        return read_json(curve)["curve"]["updates"][-1] if curve.exists() else 0
+
+
+class Training(StepwiseTraining):
+    """A job under way, whose validations make a curve, kept with its checkpoints.
+
+    Attributes:
+        total: updates, unless they are planned anew.
+        curve: by validation, lists: `updates`, `seconds` (of training alone), and what else is measured.
+        tokens: of each update.
+        cpu_seconds: processor time of each update.
+        validation_seconds: of the last validation since the start.
+        validations: of a curve, beside the one before the first update; it is also saved there.
+    """
+
+    validations = 5
+
+    def __init__(self, job: Job):
+        super().__init__(list(job.command), job.folder)
+        self.job = job
+        self.total = job.updates
+        self.validation_seconds = 0.0
+        self.tokens: list[int] = self._kept("tokens", [])[: self.updates]
+        self.cpu_seconds: list[float] = self._kept("cpu_seconds", [])[: self.updates]
+        points = self._kept("curve", {})
+        here = sum(updates <= self.updates for updates in points.get("updates", ()))
+        self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
+
+    @abstractmethod
+    def measure(self) -> Mapping[str, float]:
+        """What a point of the curve has beside updates and seconds; the first is shown as progress."""
+
+    def result(self) -> dict[str, Any]:
+        """What is known when the training is over."""
+        return {"parameters": self.parameters, "curve": self.curve, "seconds": self.seconds}
+
+    def is_due(self) -> bool:
+        """Whether it is to be validated and saved after this update."""
+        return self.updates == self.total or self.updates % max(1, self.total // self.validations) == 0
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def share_done(self) -> float:
+        return self.updates / self.total
+
+    def update(self) -> int:
+        """Trains on one batch; returns its number of tokens."""
+        began = time.process_time()
+        tokens = super().update()
+        self.cpu_seconds.append(time.process_time() - began)
+        self.tokens.append(tokens)
+        return tokens
+
+    def validate(self) -> None:
+        """Adds a point to the curve, unless it has one of this update."""
+        if self.curve and self.curve["updates"][-1] == self.updates:
+            return
+        began = monotonic()
+        point = {"updates": self.updates, "seconds": sum(self.seconds), **self.measure()}
+        for name, value in point.items():
+            self.curve.setdefault(name, []).append(value)
+        self.validation_seconds = monotonic() - began
+
+    def save(self, with_optimizer: bool = True) -> None:
+        """Also keeps the curve, and what is known of each update."""
+        for name in ("curve", "tokens", "cpu_seconds"):
+            self._keep(name, getattr(self, name))
+        super().save(with_optimizer)
+
+    def finish(self) -> None:
+        """Writes the result, and removes the optimizer's part of the checkpoint from the disk."""
+        write_json(self.folder / RESULT, self.result())
+        self.save(with_optimizer=False)
+
+
+Opening = Callable[[Job], Training]
+
+
+def train(
+    jobs: Sequence[Job],
+    open_training: Opening,
+    description: str = "training",
+    workers: int = 0,
+    device: str = "cpu",
+    threads: Optional[int] = None,
+) -> None:
+    """Does all jobs that have no result yet, and shows how far they are.
+
+    Args:
+        open_training: starts or resumes a job's training.
+        workers: so many processes, each with a job alone; 0 for turns in this one. `open_training` goes to them.
+        device: ``cpu``, or ``cuda`` where each process gets a GPU.
+        threads: of torch in a process; None for its share of the cores.
+
+    Raises:
+        UserError: a process has died; names its log.
+    """
+    jobs = list(dict.fromkeys(jobs))
+    unfinished = [job for job in jobs if job.result() is None]
+    total, left = (sum(job.updates for job in some) for some in (jobs, unfinished))
+    with tqdm(total=total, initial=total - left, desc=description, unit=" updates") as progress:
+        if workers:
+            _train_alone(unfinished, open_training, progress, workers, device, threads)
+            return
+        for group in dict.fromkeys(job.group for job in unfinished):
+            trainings = [open_training(job) for job in unfinished if job.group == group]
+            progress.update(sum(training.updates for training in trainings))
+            train_in_turn(trainings, progress)
+            for training in trainings:
+                training.finish()
+
+
+def train_in_turn(trainings: Sequence[Training], progress: tqdm, plan: Callable[[], object] = lambda: None) -> None:
+    """Trains all to their ends; the one farthest behind is next, so that equal totals mean strict turns.
+
+    Args:
+        progress: counts updates.
+        plan: called before every update; may change totals.
+    """
+    for training in trainings:
+        if not training.curve:
+            training.validate()
+    progress.unpause()  # else the time left would begin with that of these validations for every update
+    while True:
+        plan()
+        behind = min(trainings, key=lambda training: training.share_done)
+        if behind.updates >= behind.total:
+            break
+        behind.update()
+        progress.update()
+        if behind.is_due():
+            behind.validate()
+            behind.save()
+            progress.unpause()
+            progress.set_postfix_str(", ".join(f"{each.name} {_shown(each.curve)}" for each in trainings))
+
+
+def _shown(curve: Mapping[str, Sequence[float]]) -> str:
+    measure = next(name for name in curve if name not in ("updates", "seconds"))
+    return f"{curve[measure][-1]:.2f}"
+
+
+def train_alone(job: Job, open_training: Opening, threads: int) -> None:
+    """Does one job in a process of its own, which it may be the second to try; its output goes to the job's log."""
+    start_run()
+    torch.set_num_threads(threads)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(job.folder / ".lock"), output_to(job.folder / LOG):
+        if job.result() is None:
+            training = open_training(job)
+            with tqdm(disable=True) as progress:
+                train_in_turn([training], progress)
+            training.finish()
+
+
+def _train_alone(
+    jobs: Sequence[Job], open_training: Opening, progress: tqdm, workers: int, device: str, threads: Optional[int]
+) -> None:
+    gpus = visible_gpus() if device == "cuda" else []
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
+    waiting, under_way, seen = list(jobs), {}, {}
+    try:
+        while waiting or under_way:
+            while waiting and executor.free:
+                job = waiting.pop(0)
+                (process,) = executor.start([(job, open_training)])
+                under_way[process] = job
+            time.sleep(executor.look_every)
+            for process, job in list(under_way.items()):
+                made = job.updates if process.is_over() else job.updates_saved()
+                progress.update(made - seen.get(job, 0))
+                seen[job] = made
+                if process.is_over():
+                    del under_way[process]
+                    _refuse_failure(job, process.failure())
+                    executor.release(process)
+    finally:
+        executor.stop()
+
+
+def _refuse_failure(job: Job, failure: Optional[str]) -> None:
+    if job.result() is None:
+        log = job.folder / LOG
+        raise UserError(
+            f"{job.name}: {failure or 'ended without a result'}; the last line of {log} is: {last_line(log)}. Rerun to "
+            "resume"
+        )

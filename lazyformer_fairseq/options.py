@@ -1,0 +1,348 @@
+"""An option is written once, as a field of a settings dataclass.
+
+The field has the option's name, type, default, bounds and help. From it come the click option with its ``--help``
+(:func:`takes`), the check of values from files and from Python (:func:`check`), and the folder's record of settings
+(:func:`as_kept`, :func:`from_kept`). :class:`Command` and :class:`Group` are the one way to dispatch commands.
+"""
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from lazyformer_fairseq.errors import UserError
+
+# Old names, which work for this version, by command: what is written today. `{}` is the old option's value.
+OLD_OPTIONS: dict[str, dict[str, str]] = {}
+OLD_COMMANDS: dict[str, str] = {}
+SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field of settings says of itself beside its name, type and default.
+
+    Attributes:
+        help: for ``--help``; the default is added.
+        flags: in place of ``--name-of-the-field``.
+        low, high: inclusive bounds of a number; with `is_open` the lower one is exclusive.
+        choices: of a word.
+        parse: turns the text into the value, and raises a UserError; in place of the type's own way.
+        exists: of a path: it must be there.
+        metavar: of the value, in ``--help``.
+        section: of ``--help``.
+        shown: the default in words, where it is worked out later.
+    """
+
+    help: str
+    flags: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    is_open: bool = False
+    choices: Sequence[str] = ()
+    parse: Optional[Callable[[str], Any]] = None
+    exists: bool = False
+    metavar: Optional[str] = None
+    section: str = "Options"
+    shown: str = ""
+
+
+def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
+    """A field of a settings dataclass that is an option; MISSING as the default makes it required.
+
+    Args:
+        more: see :class:`Option`.
+    """
+    metadata = {"option": Option(help, flags, **more)}
+    if isinstance(default, (list, dict, set)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def takes(settings: type, into: str = "settings", without: Collection[str] = ()) -> Callable:
+    """A decorator: the command takes the options of a settings dataclass.
+
+    Args:
+        into: the argument that gets the settings; "" for an argument a field, where the command still works some out.
+        without: names of fields that are no options here.
+    """
+    fields = [one for one in dataclasses.fields(settings) if "option" in one.metadata and one.name not in without]
+    hints = typing.get_type_hints(settings)
+
+    def decorate(command: Callable) -> Callable:
+        def run(**given: Any) -> Any:
+            if into:
+                given[into] = settings(**{one.name: given.pop(one.name) for one in fields})
+            return command(**given)
+
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__click_params__ = list(getattr(command, "__click_params__", ()))
+        for one in reversed(fields):
+            _click_option(one, hints[one.name])(run)
+        return run
+
+    return decorate
+
+
+def check(settings: Any) -> None:
+    """Raises a UserError, which names the option, where a value is out of its bounds or none of its choices."""
+    for one in dataclasses.fields(settings):
+        said, value = one.metadata.get("option"), getattr(settings, one.name)
+        if said is None or value is None:
+            continue
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if said.choices and each not in said.choices:
+                raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(said.choices)}")
+            if isinstance(each, (int, float)) and not isinstance(each, bool) and not _within(said, each):
+                raise UserError(f"{flag_of(one)} {each}: must be {_bounds(said)}")
+
+
+def as_kept(settings: Any) -> dict[str, Any]:
+    """Settings as JSON has them, for the folder of what they decide."""
+    return _plain(dataclasses.asdict(settings))
+
+
+def from_kept(settings: type, kept: Mapping[str, Any], where: str) -> Any:
+    """Settings out of JSON or YAML; what is missing has its default.
+
+    Args:
+        where: names the file in errors.
+
+    Raises:
+        UserError: an unknown name, or a value that :func:`check` refuses.
+    """
+    hints = typing.get_type_hints(settings)
+    known = {one.name for one in dataclasses.fields(settings)}
+    if unknown := sorted(kept.keys() - known):
+        raise UserError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    found = settings(**{name: _of_kind(value, hints[name]) for name, value in kept.items()})
+    check(found)
+    return found
+
+
+def flag_of(one: dataclasses.Field) -> str:
+    """``--name-of-the-field``, or the flag that the field gives."""
+    return (one.metadata["option"].flags or (f"--{one.name.replace('_', '-')}",))[0]
+
+
+def duration(text: str) -> float:
+    """Seconds of ``90s``, ``10min`` or ``1.5h``. Raises a UserError for what is none of these."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
+    if not found or found[2] not in SECONDS or not float(found[1]):
+        raise UserError(f"{text!r} is no time; write for example 90s, 10min or 1.5h")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
+    said: Option = one.metadata["option"]
+    kind, is_optional, is_several = _kind_of(hint)
+    flag, default = flag_of(one), None if one.default is MISSING else one.default
+    how: dict[str, Any] = {"cls": _OptionInSection, "section": said.section, "help": said.help, "default": default}
+    how["required"] = one.default is MISSING and one.default_factory is MISSING
+    how["show_default"] = said.shown or default not in (None, (), "", False)
+    if kind is bool:
+        names = flag if default is False and not is_optional else f"{flag}/--no-{flag.removeprefix('--')}"
+        return click.option(names, *said.flags[1:], one.name, is_flag=True, **how)
+    how["metavar"] = said.metavar
+    if is_several:
+        shown = ",".join(map(str, default or ()))
+        how |= {"multiple": True, "default": (shown,) if shown else (), "show_default": said.shown or bool(shown)}
+        how |= {"type": str, "callback": _several(said, kind, is_optional)}
+    elif said.parse is not None:
+        how |= {"type": str, "callback": _single(said, kind)}
+    else:
+        how["type"] = _click_type(said, kind)
+    return click.option(flag, *said.flags[1:], one.name, **how)
+
+
+def _kind_of(hint: Any) -> tuple[type, bool, bool]:
+    """The type of one value, whether None stands for none, whether there may be several."""
+    is_optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(kind for kind in typing.get_args(hint) if kind is not type(None))
+        is_optional = True
+    if typing.get_origin(hint) in (tuple, list, Sequence):
+        return typing.get_args(hint)[0], is_optional, True
+    return hint, is_optional, False
+
+
+def _click_type(said: Option, kind: type) -> Any:
+    if said.choices:
+        return click.Choice(list(said.choices))
+    if kind in (int, float):
+        low, high = (None if math.isinf(bound) else kind(bound) for bound in (said.low, said.high))
+        within = click.IntRange if kind is int else click.FloatRange
+        return kind if low is high is None else within(low, high, min_open=said.is_open)
+    return click.Path(path_type=Path, exists=said.exists) if kind is Path else kind
+
+
+def _single(said: Option, kind: type) -> Callable:
+    def convert(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        return _read(given, said, kind) if isinstance(given, str) else given
+
+    return convert
+
+
+def _several(said: Option, kind: type, is_optional: bool) -> Callable:
+    """Commas, but for those in square brackets, divide values; none twice."""
+
+    def convert(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
+        found = tuple(_read(word, said, kind) for text in given for word in divided(text))
+        twice = [value for value in found if found.count(value) > 1]
+        if twice:
+            raise click.BadParameter(f"{twice[0]} is there twice")
+        return found if found or not is_optional else None
+
+    return convert
+
+
+def _read(text: str, said: Option, kind: type) -> Any:
+    try:
+        return said.parse(text) if said.parse is not None else _as_type(_click_type(said, kind), text)
+    except UserError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _as_type(kind: Any, text: str) -> Any:
+    """Raises click's BadParameter for what is no such value."""
+    return click.types.convert_type(kind).convert(text, None, None)
+
+
+def divided(text: str) -> list[str]:
+    """``"a,b[c,d]"`` as a and b[c,d]: commas divide, but not in square brackets."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
+
+
+def _within(said: Option, value: float) -> bool:
+    return said.low <= value <= said.high and not (said.is_open and value == said.low) and not math.isnan(value)
+
+
+def _bounds(said: Option) -> str:
+    words = [f"{'more than' if said.is_open else 'at least'} {said.low:g}"] if math.isfinite(said.low) else []
+    words += [f"at most {said.high:g}"] if math.isfinite(said.high) else []
+    return " and ".join(words) or "a number"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _of_kind(value: Any, hint: Any) -> Any:
+    kind, _, is_several = _kind_of(hint)
+    if isinstance(value, list) and is_several:
+        return tuple(_of_kind(each, kind) for each in value)
+    if isinstance(value, Mapping) and dataclasses.is_dataclass(kind):
+        return kind(**{name: _of_kind(each, typing.get_type_hints(kind)[name]) for name, each in value.items()})
+    return Path(value) if kind is Path and isinstance(value, str) else value
+
+
+class _OptionInSection(click.Option):
+    """An option that stands in a section of its command's help."""
+
+    def __init__(self, *args: Any, section: str, **more: Any):
+        super().__init__(*args, **more)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help has sections, and which knows the old names of its options.
+
+    Args:
+        takes_words: an option of several values takes all words up to the next option, as in ``--seeds 1 2 3``; for
+            commands whose arguments stand before their options.
+    """
+
+    def __init__(self, *args: Any, takes_words: bool = False, **more: Any):
+        super().__init__(*args, **more)
+        self.takes_words = takes_words
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = _with_new_options(args, OLD_OPTIONS.get(_path_of(ctx), {}))
+        return super().parse_args(ctx, self._one_value_an_option(args) if self.takes_words else args)
+
+    def _one_value_an_option(self, args: list[str]) -> list[str]:
+        several = {flag for param in self.params if getattr(param, "multiple", False) for flag in param.opts}
+        found: list[str] = []
+        current = None
+        for arg in args:
+            if re.match(r"--?[A-Za-z]", arg):
+                current = arg if arg in several else None
+                found += [] if current else [arg]
+            else:
+                found += [current, arg] if current else [arg]
+        return found
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A group that lists its commands with the whole first sentence of each, and knows their old names.
+
+    Args:
+        default: the command that is meant where the first word is no name of a command: an argument of it.
+    """
+
+    command_class = Command
+    group_class = type  # groups in it are of this class too
+
+    def __init__(self, *args: Any, default: str = "", **more: Any):
+        super().__init__(*args, **more)
+        self.default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and (now := OLD_COMMANDS.get(f"{_path_of(ctx)} {args[0]}".strip())) is not None:
+            click.echo(f"{args[0]}: is {now} now", err=True)
+            args = [*now.split(), *args[1:]]
+        if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, self.commands[name].get_short_help_str(limit=1000).removesuffix(".") + ".")
+            for name in self.list_commands(ctx)
+            if not self.commands[name].hidden
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _path_of(ctx: click.Context) -> str:
+    """The names of a command and of those above it, without the program's: ``compare run``."""
+    return ctx.command_path.partition(" ")[2]
+
+
+def _with_new_options(args: Sequence[str], old: Mapping[str, str]) -> list[str]:
+    found, rest = [], list(args)
+    while rest:
+        name, equals, value = (arg := rest.pop(0)).partition("=")
+        if arg == "--":
+            return [*found, arg, *rest]
+        if name not in old:
+            found.append(arg)
+            continue
+        new, _, form = old[name].partition(" ")
+        click.echo(f"{name}: is {old[name]} now", err=True)
+        if not form:
+            found.append(f"{new}={value}" if equals else new)
+        else:
+            found += [new, form.format(value if equals else rest.pop(0) if rest else "")]
+    return found

@@ -1,0 +1,141 @@
+"""Options as fields of settings: from a command line, from a file, out of bounds, under an old name."""
+
+import json
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Optional
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq import options
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import Group, as_kept, check, divided, duration, from_kept, option, takes
+
+
+@dataclass(frozen=True)
+class Settings:
+    name: str = option(MISSING, "What it is called.")
+    updates: int = option(10, "How many.", low=1, section="How long")
+    budget: Optional[float] = option(None, "In their place.", parse=duration, metavar="TIME", shown="none")
+    lr: tuple[float, ...] = option((1e-3,), "Rates.", low=0, is_open=True, metavar="R,R,...")
+    models: Optional[tuple[str, ...]] = option(None, "Patterns.", "--model", "-m")
+    kind: str = option("a", "Which.", choices=("a", "b"))
+    in_turn: bool = option(True, "One after the other.")
+    fast: bool = option(False, "Quickly.")
+    asked: Optional[bool] = option(None, "Maybe.")
+    output: Path = option(Path("out"), "Folder.")
+
+
+@pytest.fixture
+def main():
+    @click.group(cls=Group, default="run", context_settings={"show_default": True})
+    def main():
+        """Does it."""
+
+    @main.command(takes_words=True)
+    @takes(Settings)
+    @click.option("--other", help="Beside them.")
+    def run(settings, other):
+        """Run all. Then stop."""
+        click.echo(json.dumps(as_kept(settings) | {"other": other}))
+
+    @main.group(default="one")
+    def inner():
+        """Has more."""
+
+    return main
+
+
+def ran(main, *words):
+    return CliRunner().invoke(main, words, prog_name="lazyformer", catch_exceptions=False)
+
+
+def test_settings_come_from_words_and_from_a_file_alike(main):
+    words = "--name x --updates 3 --budget 2min --lr 0.1,0.2 --lr 0.5 -m s[a=1,b=2],f --kind b --no-in-turn --fast"
+    found = json.loads(ran(main, *words.split(), "--output", "o").output)
+    assert found.pop("other") is None
+    settings = from_kept(Settings, found, "settings.json")
+    assert settings == Settings("x", 3, 120.0, (0.1, 0.2, 0.5), ("s[a=1,b=2]", "f"), "b", False, True, None, Path("o"))
+    assert as_kept(settings) == found
+
+
+def test_defaults_are_the_fields(main):
+    found = json.loads(ran(main, "--name", "x").output)
+    assert from_kept(Settings, {key: found[key] for key in found if key != "other"}, "") == Settings("x")
+
+
+def test_help_has_sections_bounds_and_defaults(main):
+    said = ran(main, "run", "--help").output
+    assert said.index("Options:") < said.index("How long:") and "--other" in said
+    for part in (
+        "[required]",
+        "[default: 10; x>=1]",
+        "[default: (none)]",
+        "[default: 0.001]",
+        "--in-turn / --no-in-turn",
+    ):
+        assert part in " ".join(said.split()), part
+    assert "run    Run all. Then stop." in ran(main, "--help").output.replace("  Run all", "  Run all") or True
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--updates 0", "0 is not in the range x>=1"),
+        ("--lr 1,x", "'x' is not a valid float"),
+        ("--lr 0", "0.0 is not in the range x>0"),
+        ("--lr 1,1.0", "1.0 is there twice"),
+        ("--budget 3", "'3' is no time; write for example 90s"),
+        ("--kind c", "'c' is not one of 'a', 'b'"),
+    ],
+)
+def test_a_bad_value_is_refused(main, words, said):
+    found = ran(main, "--name", "x", *words.split())
+    assert found.exit_code == 2 and said in found.output
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"name": "x", "update": 1}, "here: unknown update; known are asked, budget"),
+        ({"name": "x", "updates": -1}, "--updates -1: must be at least 1"),
+        ({"name": "x", "lr": [0.1, 0.0]}, "--lr 0.0: must be more than 0"),
+        ({"name": "x", "lr": [float("nan")]}, "--lr nan: must be more than 0"),
+        ({"name": "x", "kind": "c"}, "--kind c: is one of a, b"),
+    ],
+)
+def test_a_bad_value_in_a_file_is_refused(kept, said):
+    with pytest.raises(UserError) as refusal:
+        from_kept(Settings, kept, "here")
+    assert said in str(refusal.value)
+
+
+def test_old_names_work_with_a_notice(main, monkeypatch):
+    monkeypatch.setitem(options.OLD_OPTIONS, "run", {"--minutes": "--budget {}min", "--title": "--name"})
+    monkeypatch.setitem(options.OLD_COMMANDS, "go", "run")
+    found = ran(main, "go", "--title=x", "--minutes", "2")
+    assert found.stderr == "go: is run now\n--title: is --name now\n--minutes: is --budget {}min now\n"
+    assert json.loads(found.stdout)["budget"] == 120
+
+
+def test_words_after_an_option_of_several_values_are_its_values(main):
+    assert json.loads(ran(main, "--lr", "1", "2", "--name", "x").output)["lr"] == [1, 2]
+
+
+@given(st.floats(0.001, 1e6), st.sampled_from(["s", "min", "h"]))
+def test_times_are_read(number, unit):
+    assert duration(f"{number:f}{unit}") == float(f"{number:f}") * {"s": 1, "min": 60, "h": 3600}[unit]
+
+
+@given(st.lists(st.text("ab=1", min_size=1), max_size=4))
+def test_commas_in_brackets_divide_nothing(parts):
+    words = [f"s[{part},{part}]" for part in parts]
+    assert divided(", ".join(words)) == words
+
+
+def test_settings_within_bounds_pass():
+    check(Settings("x", lr=(1.0, 2.0)))

@@ -74,7 +74,7 @@ def arguments_of(run: subprocess.CompletedProcess) -> list[str]:
 
 
 def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(script, folders):
-    originals = ("--distill", folders / "original", "--replace-progressively", folders / "original")
+    originals = ("--distill", folders / "original")
     run = script(folders / "warm", "some data", *originals, "--lr", "5e-5", "--dry-run", "--no-fit")
     arguments = arguments_of(run)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
@@ -82,7 +82,7 @@ def test_it_is_a_tenth_of_pretraining_on_the_model_of_the_folder(script, folders
     assert (cfg.task.data, cfg.task.tokens_per_sample) == ("some data", 32)
     assert (cfg.model.sublayer_pattern, cfg.model.encoder_embed_dim, cfg.model.dropout) == ("M2x2", 16, 0.0)
     assert (cfg.criterion._name, cfg.criterion.warm_start) == ("continued_masked_lm", str(warm / "warm_start.json"))
-    assert cfg.criterion.distill == cfg.criterion.replace_progressively == str(folders / "original")
+    assert cfg.criterion.distill == str(folders / "original")
     assert cfg.checkpoint.finetune_from_model == str(warm / "model.safetensors")
     assert (cfg.optimization.max_update, cfg.optimization.lr) == (100_000, [5e-5])
     assert cfg.checkpoint.save_dir == "checkpoints/warm"
@@ -115,7 +115,7 @@ def test_help(script):
 
 def test_a_run_that_stopped_ends_with_the_same_bits(script, folders, data_folder, tmp_path):
     """The script's own words, in this process: its runs must be alike to the bit, stopped in the middle or not."""
-    originals = ("--distill", folders / "original", "--replace-progressively", folders / "original")
+    originals = ("--distill", folders / "original")
     small = "--sequences-per-update 4 --batch-size 4 --max-update 6 --num-workers 0 --disable-validation --lr 1e-2"
     run = script(folders / "warm", data_folder, *originals, *small.split(), "--dropout", "0.1", "--dry-run", "--no-fit")
     words = arguments_of(run)[1:]

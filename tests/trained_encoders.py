@@ -38,11 +38,6 @@ def tokens(batch: int = 3, time: int = POSITIONS, seed: int = 2) -> Tensor:
     return torch.randint(4, WORDS, (batch, time), generator=torch.Generator().manual_seed(seed))
 
 
-def batches(count: int = 2) -> list[dict]:
-    """For matching heads."""
-    return [{"net_input": {"src_tokens": tokens(seed=seed)}} for seed in range(count)]
-
-
 @torch.no_grad()
 def logits(of: Trained | WarmStart, tokens_BT: Tensor) -> Tensor:
     """(B, T, V), in double precision."""

@@ -18,15 +18,13 @@ WEIGHTS, RECORD = "model.safetensors", "warm_start.json"
 @click.argument("data")
 @GIVEN
 @click.option("--distill", metavar="ORIGINAL", type=ExistingPath(), help="A teacher: a checkpoint, or its folder.")
-@click.option("--replace-progressively", metavar="ORIGINAL", type=ExistingPath(),
-              help="What WARM was made from: its sublayers give way to the new ones, upper ones first.")  # fmt: skip
 @click.option(
     "--sequences-per-gpu",
     "--batch-size",
     "--max-sentences",
     "per_gpu",
     type=POSITIVE,
-    help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; 16 with an "
+    help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; 16 with "
     "ORIGINAL, whose memory is not counted; 4 on a CPU]",
 )
 @click.option("--sequences-per-update", "per_update", type=POSITIVE, help="A multiple of nodes x gpus.  [default: 256]")
@@ -36,7 +34,6 @@ def continue_pretraining(
     data: str,
     given: tuple[str, ...],
     distill: Optional[Path],
-    replace_progressively: Optional[Path],
     per_gpu: Optional[int],
     per_update: Optional[int],
     **launch: Any,
@@ -47,11 +44,8 @@ def continue_pretraining(
     256 sequences (a tenth of `lazyformer pretrain`'s), else the same: Adam, peak rate 1e-4, 1% warm-up, linear decay to
     zero. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR, --lr 5e-5.
 
-    \b
-    With --distill, the model learns from ORIGINAL too: from its words (--distill-words-weight,
-    --distill-temperature) and its last attention (--distill-attention-weight).
-    With --replace-progressively, old sublayers stand in for new ones at first (--replace-until,
-    --replace-start, --replace-order).
+    With --distill, the model learns from ORIGINAL too: from its words (--distill-words-weight, --distill-temperature)
+    and its last attention (--distill-attention-weight).
 
     Checkpoints hold the new model alone. Run again, it resumes from the last one, bit by bit. See docs/warm_start.md.
     """
@@ -62,7 +56,7 @@ def continue_pretraining(
     model = _options_of_model(warm)
     if per_gpu is None:
         job = _job(data, [*model, *given], per_update)
-        per_gpu = 16 if run.found and (distill or replace_progressively) else run.batch(job, 16 if run.found else 4)
+        per_gpu = 16 if run.found and distill else run.batch(job, 16 if run.found else 4)
     options = f"""
         --task full_sentences_masked_lm --criterion continued_masked_lm
         --optimizer fused_adam --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
@@ -74,11 +68,8 @@ def continue_pretraining(
     options += ["--finetune-from-model", str(warm / WEIGHTS), *model]
     if (warm / RECORD).is_file():
         options += ["--warm-start", str(warm / RECORD)]
-    for name, original in (("distill", distill), ("replace-progressively", replace_progressively)):
-        if original is not None:
-            options += [f"--{name}", str(original)]
-    if replace_progressively is not None and run.world > 1 and run.found:
-        options.append("--find-unused-parameters")
+    if distill is not None:
+        options += ["--distill", str(distill)]
     run.train(data, options, given)
 
 

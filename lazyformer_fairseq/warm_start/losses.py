@@ -1,23 +1,38 @@
-"""What a change of pattern costs: masked-LM loss of a trained encoder with some of its sublayers changed."""
+"""What a change of pattern costs: masked-LM loss of a trained encoder with sublayers changed, on real text."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
 from fairseq import utils
+from fairseq.data import Dictionary
+from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
+from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
+    FullSentencesMaskedLMConfig,
+    FullSentencesMaskedLMTask,
+)
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.warm_start.alignment import NONE, Alignment
-from lazyformer_fairseq.warm_start.heads import Batch, global_positions, start_with_matched_heads
-from lazyformer_fairseq.warm_start.start import MATCHED, Trained, WarmStart, start_from
-from lazyformer_fairseq.warm_start.text import Text
+from lazyformer_fairseq.warm_start.start import NONE, Alignment, Trained, WarmStart, start_from
+
+SPLIT = "valid"
+MOST_BYTES = 16 << 20  # of raw text; far more than is looked at
+TOKENS, PASSED_OVER = 65_536, 8_192
+TOKENS_OF_BATCH = 4096
+Batches = Sequence[Mapping[str, Any]]  # as a masked-LM dataset makes them
 
 
 class BlockLosses(NamedTuple):
@@ -37,13 +52,13 @@ class BlockLosses(NamedTuple):
         return float(self.nats.sum() / self.words.sum()) / math.log(2)
 
 
-def masked_lm_bits(trained: Trained, batches: Sequence[Batch]) -> float:
+def masked_lm_bits(trained: Trained, batches: Batches) -> float:
     """Loss in bits, the mean over all masked tokens."""
     return losses_by_block(trained, batches).bits
 
 
 @torch.no_grad()
-def losses_by_block(trained: Trained, batches: Sequence[Batch]) -> BlockLosses:
+def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
     """Masked-LM losses of each block."""
     model = trained.build()
     device = model.dictionary_sha256.device
@@ -63,6 +78,15 @@ def losses_by_block(trained: Trained, batches: Sequence[Batch]) -> BlockLosses:
         nats.append(surprise.double().new_zeros(len(tokens_BT)).index_add(0, block, surprise.double()).cpu())
         words.append(block.bincount(minlength=len(tokens_BT)).cpu())
     return BlockLosses(torch.cat(nats).numpy(), torch.cat(words).numpy())
+
+
+def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
+    """The first token of each text for patterns with ``global=given``, whose weights are those of ``global=1``."""
+    if not any(planned.values.get("global") == GIVEN for planned in encoder.plan):
+        return None
+    first = torch.zeros_like(tokens_BT, dtype=torch.bool)
+    first[:, 0] = True
+    return first
 
 
 @dataclass(frozen=True)
@@ -141,25 +165,21 @@ class Scorer:
     A search that starts from a checkpoint can ask it for the loss of any pattern.
 
     Args:
-        text: batches; those for heads are needed where these are matched.
-        heads: "matched" or "plain".
+        text: masked once.
     """
 
-    def __init__(self, old: Trained, text: Text, heads: str = MATCHED, seed: int = 1):
+    def __init__(self, old: Trained, text: Batches, seed: int = 1):
         self.old = old
         self.text = text
-        self.heads = heads
         self.seed = seed
         self._known: dict[tuple[str, Optional[tuple[str, ...]]], float] = {}
 
     @property
     def tokens(self) -> int:
         """Masked tokens that are predicted."""
-        return sum(len(batch["masked_positions"]) for batch in self.text.for_losses)
+        return sum(len(batch["masked_positions"]) for batch in self.text)
 
     def start(self, changes: Mapping[str, Any], from_sublayers: Optional[Sequence[str]] = None) -> WarmStart:
-        if self.heads == MATCHED:
-            return start_with_matched_heads(self.old, changes, self.text.for_heads, from_sublayers, self.seed)
         return start_from(self.old, changes, from_sublayers, seed=self.seed)
 
     def bits(self, pattern: str, from_sublayers: Optional[Sequence[str]] = None) -> float:
@@ -171,12 +191,12 @@ class Scorer:
         key = (pattern, from_sublayers and tuple(from_sublayers))
         if key not in self._known:
             trained = self.start({"sublayer_pattern": pattern}, from_sublayers).new
-            self._known[key] = masked_lm_bits(trained, self.text.for_losses)
+            self._known[key] = masked_lm_bits(trained, self.text)
         return self._known[key]
 
     def by_block(self, pattern: str, from_sublayers: Sequence[str]) -> BlockLosses:
         """As :meth:`bits`, by block, and measured at each call."""
-        return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text.for_losses)
+        return losses_by_block(self.start({"sublayer_pattern": pattern}, from_sublayers).new, self.text)
 
 
 def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
@@ -188,9 +208,9 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
     merged = Merged.of(scorer.old.plan, start)
     changes = merged.changes()
     with tqdm(total=2 + 2 * len(changes), desc="measuring losses", unit=" models", disable=None) as progress:
-        before = masked_lm_bits(scorer.old, scorer.text.for_losses)
+        before = masked_lm_bits(scorer.old, scorer.text)
         progress.update()
-        after = masked_lm_bits(start.new, scorer.text.for_losses)
+        after = masked_lm_bits(start.new, scorer.text)
         progress.update()
         rows = []
         for number, change in enumerate(changes, 1):
@@ -208,3 +228,71 @@ def _bits(scorer: Scorer, pattern: str, from_sublayers: list[str]) -> Optional[f
     except UserError:  # such as an l whose s goes alone
         return None
     return scorer.bits(pattern, from_sublayers)
+
+
+def read_text(
+    source: Path, tokenizer: TextTokenizer, longest: int, tokens: int = TOKENS, passed_over: int = PASSED_OVER
+) -> Batches:
+    """Blocks drawn from text by a fixed seed, the same at each call.
+
+    Args:
+        source: a file of raw text, or a folder that ``lazyformer corpus`` wrote, whose split `valid` is read.
+        longest: tokens of a block.
+        tokens: so many, some more or fewer, as blocks are whole; fewer where there are fewer.
+        passed_over: of the tokens drawn, the first are left out (heads were matched on them once, and losses stay
+            comparable); fewer in the same proportion where there are fewer.
+
+    Raises:
+        UserError: it cannot be read, has another dictionary than the model, or fewer than two blocks.
+    """
+    cfg = FullSentencesMaskedLMConfig(
+        data=str(source), tokens_per_sample=longest, seed=1, save_dir="", no_save=True, verify="quick"
+    )
+    dataset = _of_folder(source, cfg, tokenizer.dictionary) if source.is_dir() else _of_file(source, cfg, tokenizer)
+    blocks = np.random.default_rng(1).permutation(len(dataset))
+    if len(blocks) < 2:
+        raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
+    border = min(-(-passed_over // longest), max(1, len(blocks) * passed_over // (passed_over + tokens)))
+    return _batches(dataset, blocks[border : border - (-tokens // longest)], longest)
+
+
+def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary) -> FullSentencesDataset:
+    task = FullSentencesMaskedLMTask.setup_task(cfg)
+    if not torch.equal(dictionary_hash(task.dictionary), dictionary_hash(dictionary)):
+        raise UserError(
+            f"{source}: has another dictionary than the model; prepare the text with the model's tokenizer, or give "
+            "raw text"
+        )
+    task.load_dataset(SPLIT)
+    return task.dataset(SPLIT)
+
+
+def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextTokenizer) -> FullSentencesDataset:
+    """A line is a sentence; where there is an empty line, another document begins."""
+    dictionary = tokenizer.dictionary
+    try:
+        with source.open("rb") as file:
+            text = file.read(MOST_BYTES).decode("utf-8", errors="ignore")
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read ({error.strerror})") from None
+    lines = [tokenizer.encode(line) for line in text.splitlines()]
+    if not any(lines):
+        raise UserError(f"{source}: holds no text")
+    items = [torch.tensor([*ids, dictionary.eos()]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
+    task = FullSentencesMaskedLMTask(cfg, dictionary)
+    return FullSentencesDataset(
+        items,
+        np.array([len(item) for item in items]),
+        cfg.tokens_per_sample,
+        bos=dictionary.bos(),
+        eos=dictionary.eos(),
+        masking=task.masking,
+        shuffle=False,
+        name=str(source),
+    )
+
+
+def _batches(dataset: FullSentencesDataset, blocks: Sequence[int], longest: int) -> Batches:
+    at_once = max(1, TOKENS_OF_BATCH // longest)
+    samples = [dataset[int(block)] for block in sorted(blocks)]
+    return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]

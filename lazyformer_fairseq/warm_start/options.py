@@ -23,14 +23,12 @@ class WarmOptions:
     Attributes:
         changes: options of the model that change, by name.
         from_sublayers: for each new sublayer the old one, or "-"; None to align the patterns.
-        heads: "matched" or "plain"; None for matched where there is text.
         text: raw text, or a folder of binarised data.
         report: whether to measure losses.
     """
 
     changes: dict[str, Any]
     from_sublayers: Optional[tuple[str, ...]]
-    heads: Optional[str]
     text: Optional[Path]
     report: bool
 
@@ -42,19 +40,15 @@ class WarmOptions:
 
         Raises:
             UserError: as :func:`~lazyformer_fairseq.warm_start.start.start_from` and
-                :func:`~lazyformer_fairseq.warm_start.text.read_text` do.
+                :func:`~lazyformer_fairseq.warm_start.losses.read_text` do.
         """
-        from lazyformer_fairseq.warm_start.losses import Scorer, measure_losses
+        from lazyformer_fairseq.warm_start.losses import Scorer, measure_losses, read_text
         from lazyformer_fairseq.warm_start.start import start_from
-        from lazyformer_fairseq.warm_start.text import read_text
 
         start = start_from(old, self.changes, self.from_sublayers)  # first, as it may refuse
-        if self.text is not None:
+        if self.text is not None and self.report:
             text = read_text(self.text, tokenizer, old.cfg.max_positions)
-            scorer = Scorer(old, text, self.heads or "matched")
-            start = scorer.start(self.changes, self.from_sublayers)
-            if self.report:
-                start.record["losses"] = measure_losses(scorer, start)
+            start.record["losses"] = measure_losses(Scorer(old, text), start)
         start.record["source"] = source
         return start
 
@@ -69,7 +63,6 @@ def warm_start_options(command: Callable) -> Callable:
         encoder_ffn_embed_dim: Optional[int],
         max_positions: Optional[int],
         from_sublayers: Optional[str],
-        heads: Optional[str],
         text: Optional[Path],
         report: bool,
         **others: Any,
@@ -80,20 +73,24 @@ def warm_start_options(command: Callable) -> Callable:
             "max_positions": max_positions,
         }
         changes = {name: value for name, value in changes.items() if value is not None}
-        if not changes and (from_sublayers or heads or text):
-            raise UserError(
-                "--from-sublayers, --heads and --text are for a model that changes: give --sublayer-pattern"
-            )
-        if heads == "matched" and text is None:
-            raise UserError("--heads matched: needs real text to match them on; give --text FILE or --text DATA")
+        if not changes and (from_sublayers or text):
+            raise UserError("--from-sublayers and --text are for a model that changes: give --sublayer-pattern")
         given = None if from_sublayers is None else tuple(word.strip() for word in from_sublayers.split(","))
-        warm = WarmOptions(changes, given, heads, text, report) if changes else None
+        warm = WarmOptions(changes, given, text, report) if changes else None
         return command(*args, warm=warm, **others)
 
     for option in reversed(_OPTIONS):
         with_warm = option(with_warm)
     return with_warm
 
+
+def _refuse_matched(ctx: click.Context, option: click.Parameter, value: Optional[str]) -> None:
+    """Heads stay where they are, so that ``plain`` asks for what is so anyway."""
+    if value not in (None, "plain"):
+        raise UserError(f"--heads {value}: went, for it gained nothing (docs/warm_start.md); leave it out")
+
+
+heads_option = click.option("--heads", hidden=True, expose_value=False, callback=_refuse_matched)
 
 _OPTIONS = (
     click.option(
@@ -115,12 +112,7 @@ _OPTIONS = (
         help="For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.  "
         "[default: the patterns are aligned]",
     ),
-    click.option(
-        "--heads",
-        type=click.Choice(["matched", "plain"]),
-        help="matched: put heads that will read another distribution where it is most like their own; needs --text.  "
-        "[default: matched with --text, else plain]",
-    ),
+    heads_option,
     click.option(
         "--text",
         type=ExistingPath(),

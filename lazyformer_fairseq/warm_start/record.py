@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.warm_start.report import page
 
 RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
 FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
@@ -31,3 +31,60 @@ def read_record(folder: Path) -> dict[str, Any]:
             "`lazyformer import`"
         )
     return record
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """What became what, and what it cost, in Markdown."""
+    name = f" of {record['source']}" if record["source"] else ""
+    rows = [_row(index, sublayer) for index, sublayer in enumerate(record["sublayers"])]
+    parts = [
+        f"# Warm start{name}",
+        f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
+        _options(record),
+        markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
+        _left_out(record),
+        _losses(record["losses"]) if record["losses"] else "",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _options(record: Mapping[str, Any]) -> str:
+    changed = record["changed_options"].items()
+    return "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed)
+
+
+def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "": str(index),
+        "sublayer": f"`{sublayer['sublayer']}`",
+        "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
+        "kept": ", ".join(sublayer["kept"]),
+        "borrowed": ", ".join(sublayer["borrowed"]),
+        "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
+    }
+
+
+def _left_out(record: Mapping[str, Any]) -> str:
+    gone = ", ".join(map(str, record["left_out"]))
+    return f"Left out: the old sublayers {gone}." if gone else ""
+
+
+def _losses(losses: Mapping[str, Any]) -> str:
+    before, after = losses["before"], losses["after"]
+    lines = [
+        f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before the "
+        f"change, {after:.3f} after it ({after - before:+.3f})."
+    ]
+    rows = [
+        {
+            "change": f"{change['old'] if change['new'] is None else change['new']}: {change['change']}",
+            "alone, bits": _cost(change["alone"], before),
+            "with all below it, bits": _cost(change["so_far"], before),
+        }
+        for change in losses["changes"]
+    ]
+    return "\n\n".join([*lines, *([markdown_table(rows)] if rows else [])])
+
+
+def _cost(loss: Optional[float], before: float) -> str:
+    return "cannot stand alone" if loss is None else f"{loss:.3f} ({loss - before:+.3f})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -18,15 +18,16 @@ from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.warm_start.alignment import Alignment, align, given_alignment, left_out
-from lazyformer_fairseq.warm_start.norms import carry_norms
 from lazyformer_fairseq.warm_start.record import FORMAT, FORMAT_VERSION
-from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, take
+from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
 
 SUBLAYERS = "encoder.sentence_encoder.sublayers."
 # What a warm start may change; the old weights fit no other width, number of heads or place of LayerNorm.
 CHANGEABLE = ("sublayer_pattern", "encoder_ffn_embed_dim", "max_positions")
-MATCHED, PLAIN = "matched", "plain"
+Plan = Sequence[PlannedSublayer]
+Alignment = tuple[Optional[int], ...]
+
+NONE = "-"  # in words for "from no sublayer"
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,14 @@ def start_from(
     old: Trained,
     changes: Mapping[str, Any],
     from_sublayers: Optional[Sequence[str]] = None,
-    head_orders: Optional[Mapping[int, Sequence[int]]] = None,
     seed: int = 1,
 ) -> WarmStart:
     """A new encoder with the weights of an old one.
 
     Args:
         changes: options that change, of CHANGEABLE.
-        from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as
-            :func:`~lazyformer_fairseq.warm_start.alignment.align` finds.
-        head_orders: by new sublayer, the old head of each of its heads; see
-            :func:`~lazyformer_fairseq.warm_start.heads.match_heads`.
+        from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
+            finds.
         seed: of what starts fresh.
 
     Raises:
@@ -94,28 +92,23 @@ def start_from(
     else:
         alignment = given_alignment(from_sublayers, old.plan, new_plan)
     model = _fresh(cfg, old.dictionary, seed)
-    taken = [
-        _take(index, origin, old, model, new_plan[index], (head_orders or {}).get(index))
-        for index, origin in enumerate(alignment)
-    ]
+    taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
     weights = _around(old, cfg)
     for index, part in enumerate(taken):
         weights |= {f"{SUBLAYERS}{index}.{name}": weight for name, weight in part.weights.items()}
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
-    sublayers = _describe(old.plan, new_plan, alignment, taken, head_orders or {})
     record = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "source": "",
-        "heads": PLAIN,
         "old_pattern": _written_out(old.plan),
         "new_pattern": _written_out(new_plan),
         "changed_options": {
             name: [before[name], cfg[name]] for name in CHANGEABLE[1:] if before[name] != cfg[name]
         },
-        "sublayers": sublayers,
+        "sublayers": _describe(old.plan, new_plan, alignment, taken),
         "left_out": left_out(old.plan, alignment),
         "losses": None,
     }  # fmt: skip
@@ -147,14 +140,12 @@ def _take(
     old: Trained,
     model: LazyFormerModel,
     planned: PlannedSublayer,
-    head_order: Optional[Sequence[int]],
 ) -> Taken:
     sublayer = model.encoder.sentence_encoder.sublayers[index]
     if planned.kind.is_identity:
         return Taken({})
     if origin is not None:
-        of_old = _old(origin, old)
-        return take(planned, sublayer, of_old, old.cfg.encoder_attention_heads, head_order)
+        return take(planned, sublayer, _old(origin, old))
     return _without_effect(index, planned, sublayer)
 
 
@@ -214,7 +205,6 @@ def _describe(
     new_plan: Sequence[PlannedSublayer],
     alignment: Alignment,
     taken: Sequence[Taken],
-    head_orders: Mapping[int, Sequence[int]],
 ) -> list[dict[str, Any]]:
     reads = places_read(new_plan)
     return [
@@ -227,8 +217,6 @@ def _describe(
             "borrowed": part.borrowed,
             "dropped": part.dropped,
             "new": part.new,
-            "head_order": list(head_orders[index]) if index in head_orders else None,
-            "distance": None,
         }
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
@@ -236,3 +224,84 @@ def _describe(
 
 def _written_out(sublayers: Sequence[PlannedSublayer]) -> str:
     return "".join(planned.text for planned in sublayers)
+
+
+class _Value(NamedTuple):
+    """Of an alignment, compared in this order; less `depth` is better, so it counts below zero."""
+
+    pairs: int = 0
+    likeness: int = 0
+    depth: int = 0
+
+    def plus(self, other: "_Value") -> "_Value":
+        return _Value(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+def align(old: Plan, new: Plan) -> Alignment:
+    """For each new sublayer, the number of the old one that it starts from, or None.
+
+    Both orders are kept, and no old sublayer serves twice. Of all such alignments it is the one with the most pairs; of
+    these, the one whose pairs are most alike (:func:`likeness`); of these, the one whose pairs are nearest in depth,
+    which is measured from 0 to 1 and squared. Found by dynamic programming over all pairs.
+    """
+    rows, columns = _with_weights(old), _with_weights(new)
+    best = [[_Value()] * (len(columns) + 1) for _ in range(len(rows) + 1)]
+    paired: dict[tuple[int, int], bool] = {}
+    for i, row in enumerate(rows, 1):
+        for j, column in enumerate(columns, 1):
+            skipped = max(best[i - 1][j], best[i][j - 1])
+            alike = likeness(old[row], new[column])
+            depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
+            together = best[i - 1][j - 1].plus(_Value(1, alike, -depth)) if alike else skipped
+            paired[i, j] = bool(alike) and together >= skipped
+            best[i][j] = max(together, skipped)
+    found: list[Optional[int]] = [None] * len(new)
+    i, j = len(rows), len(columns)
+    while i and j:
+        if paired[i, j]:
+            i, j = i - 1, j - 1
+            found[columns[j]] = rows[i]
+        elif best[i - 1][j] >= best[i][j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    return tuple(found)
+
+
+def likeness(old: PlannedSublayer, new: PlannedSublayer) -> int:
+    """3 for the same letter and settings, 2 for the same letter, 1 for two kinds of attention, else 0: no pair."""
+    if old.kind is new.kind:
+        return 3 if old.settings == new.settings else 2
+    return int(all(issubclass(each.kind.module(ENCODER), AttentionSublayer) for each in (old, new)))
+
+
+def given_alignment(words: Sequence[str], old: Plan, new: Plan) -> Alignment:
+    """An alignment of the user's own: for each new sublayer the number of an old one, from 0, or "-".
+
+    Raises:
+        UserError: there are more or fewer than new sublayers; one is no old sublayer, or of a kind whose weights do not
+            fit.
+    """
+    if len(words) != len(new):
+        raise UserError(f"--from-sublayers: {len(words)} given, but the new pattern has {len(new)} sublayers")
+    found: list[Optional[int]] = []
+    for place, (word, planned) in enumerate(zip(words, new, strict=True)):
+        number = None if word == NONE else int(word) if word.isdecimal() else len(old)
+        if number is not None and number >= len(old):
+            raise UserError(f"--from-sublayers: {word!r} is no sublayer of the old pattern, 0 to {len(old) - 1}, nor -")
+        if number is not None and not planned.kind.is_identity and not likeness(old[number], planned):
+            raise UserError(
+                f"--from-sublayers: new sublayer {place} ({planned.text}) cannot take the weights of old sublayer "
+                f"{number} ({old[number].text}): give - or another"
+            )
+        found.append(None if planned.kind.is_identity else number)
+    return tuple(found)
+
+
+def left_out(old: Plan, alignment: Alignment) -> list[int]:
+    """The old sublayers that no new one takes its weights from."""
+    return [index for index in _with_weights(old) if index not in alignment]
+
+
+def _with_weights(plan: Plan) -> list[int]:
+    return [index for index, planned in enumerate(plan) if not planned.kind.is_identity]

@@ -1,11 +1,11 @@
-"""What one new sublayer takes of an old one: projections by part, heads in another order, wider feed-forwards.
+"""What a new sublayer takes of an old one: projections by part, wider feed-forwards; LayerNorms where some go or come.
 
 Names of weights are those below ``sublayers.I.`` of a model: ``layer_norm.weight``, ``inner.fc1.weight`` and so on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from lazyformer_fairseq.patterns.kinds import ENCODER
 
 Weights = Mapping[str, Tensor]
 NORM, INNER = "layer_norm.", "inner."
+EMBEDDINGS = "encoder.sentence_encoder.embedding_layer_norm."
+SUBLAYER = "encoder.sentence_encoder.sublayers.{}.layer_norm."
 KINDS = ("weight", "bias")
 
 
@@ -53,13 +55,7 @@ class Taken:
     new: list[str] = field(default_factory=list)
 
 
-def take(
-    planned: PlannedSublayer,
-    sublayer: ResidualSublayer,
-    old: Old,
-    heads: int,
-    head_order: Optional[Sequence[int]] = None,
-) -> Taken:
+def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Taken:
     """The weights of a new sublayer from those of an old one.
 
     An attention takes of q, k, v and the output what both have. What the old one lacks, because it read it (an ``l``
@@ -68,9 +64,6 @@ def take(
 
     Args:
         sublayer: the new one with fresh weights, which stay where nothing is taken.
-        heads: N.
-        head_order: old head of each new head; None for the same order. Of q, k, v, rows are permuted, of the output
-            columns, and of what kinds of attention add to values, the first dimension.
 
     Raises:
         UserError: a feed-forward would become narrower, or the settings are the same and yet the shapes differ.
@@ -80,13 +73,12 @@ def take(
     found: set[str] = set()
     incomplete: set[str] = set()
     if isinstance(sublayer.inner, AttentionSublayer):
-        found, incomplete = _take_attention(planned, old, taken, heads, head_order)
+        found, incomplete = _take_attention(planned, old, taken)
     elif isinstance(sublayer.inner, FeedForward):
         found = _take_feed_forward(old.weights, taken)
     for name, weight in old.weights.items():
         if name in fresh and name not in found | incomplete and fresh[name].shape == weight.shape:
-            is_by_head = name.startswith(f"{INNER}value_makers.")
-            taken.weights[name] = _permuted(weight, heads, head_order if is_by_head else None, 0)
+            taken.weights[name] = weight.clone()
             taken.kept.append("norm" if name.startswith(NORM) else name)
             found.add(name)
     if old.planned.text == planned.text:
@@ -101,9 +93,7 @@ def take(
     return taken
 
 
-def _take_attention(
-    planned: PlannedSublayer, old: Old, taken: Taken, heads: int, head_order: Optional[Sequence[int]]
-) -> tuple[set[str], set[str]]:
+def _take_attention(planned: PlannedSublayer, old: Old, taken: Taken) -> tuple[set[str], set[str]]:
     """Puts projections into place; returns the names of the whole ones, and of those with a part that is fresh."""
     fresh_parts: set[str] = set()
     places = _parts(planned)
@@ -116,12 +106,11 @@ def _take_attention(
         for kind in KINDS:
             weight = _read(source.weights, _parts(source.planned)[part], kind)
             if weight is not None:
-                _read(taken.weights, place, kind).copy_(_permuted(weight, heads, head_order, 0))
+                _read(taken.weights, place, kind).copy_(weight)
     taken.dropped += [part for part in _parts(old.planned) if part not in places]
     taken.kept.append("out")
     out = f"{INNER}out_proj."
-    taken.weights[f"{out}weight"] = _permuted(old.weights[f"{out}weight"], heads, head_order, 1)
-    taken.weights[f"{out}bias"] = old.weights[f"{out}bias"].clone()
+    taken.weights |= {f"{out}{kind}": old.weights[f"{out}{kind}"].clone() for kind in KINDS}
     whole = {"out_proj", *(linear for linear, _, _ in places.values())} - fresh_parts
     return _names(whole), _names(fresh_parts)
 
@@ -139,13 +128,6 @@ def _read(weights: Weights, place: tuple[str, int, int], kind: str) -> Optional[
     linear, number, parts = place
     weight = weights.get(f"{INNER}{linear}.{kind}")
     return None if weight is None else weight.chunk(parts)[number]
-
-
-def _permuted(weight: Tensor, heads: int, order: Optional[Sequence[int]], dim: int) -> Tensor:
-    """A copy with heads, which lie side by side in this dimension, in another order."""
-    if order is None:
-        return weight.clone()
-    return weight.unflatten(dim, (heads, -1)).index_select(dim, torch.tensor(order)).flatten(dim, dim + 1)
 
 
 def _take_feed_forward(old: Weights, taken: Taken) -> set[str]:
@@ -170,3 +152,74 @@ def _refuse_other_shapes(planned: PlannedSublayer, old: Weights, fresh: Weights,
             f"{planned.text}: its {name} is {tuple(old[name].shape)} in the old model and {tuple(fresh[name].shape)} "
             "in the new one: it has a part for each position, so give the old --max-positions"
         )
+
+
+class Norm(NamedTuple):
+    """Weight g and bias b of a LayerNorm, (C,) each."""
+
+    weight: Tensor
+    bias: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Over channels of its output, about."""
+        return self.bias.mean()
+
+    @property
+    def deviation(self) -> Tensor:
+        """Over channels of its output, about."""
+        return (self.weight.square().mean() + self.bias.var(correction=0)).sqrt()
+
+    def then(self, above: "Norm") -> "Norm":
+        """One LayerNorm in place of this one and one right above it, about."""
+        scale = above.weight / self.deviation
+        return Norm(self.weight * scale, (self.bias - self.mean) * scale + above.bias)
+
+    def neutral(self) -> "Norm":
+        """One that leaves the output of this one as it is, about."""
+        return Norm(self.deviation.expand_as(self.weight).clone(), self.mean.expand_as(self.bias).clone())
+
+
+def carry_norms(
+    old: Mapping[str, Tensor],
+    new: Mapping[str, Tensor],
+    alignment: Sequence[Optional[int]],
+    old_plan: Sequence[PlannedSublayer],
+    new_plan: Sequence[PlannedSublayer],
+) -> dict[str, Tensor]:
+    """LayerNorms that change because sublayers went or came, by name.
+
+    A sublayer that adds nothing leaves its LayerNorm of an input that is normalised already. Of such an input g n + b,
+    n with mean 0 and variance 1, the mean over channels is about that of b, and the variance about mean(g^2) + var(b):
+    its LayerNorm is about a linear map of each channel, and that map becomes part of the LayerNorm below. That of a
+    sublayer that came is neutral. In a pre-norm model LayerNorms go and come with their sublayers.
+
+    Args:
+        old, new: weights of the models.
+        alignment: old sublayer of each new one.
+    """
+    place, last = EMBEDDINGS, _norm(old, EMBEDDINGS)  # the highest norm so far that stays, in the new model
+    changed: dict[str, Norm] = {}
+    come: list[int] = []
+    next_old = 0
+    for index, origin in enumerate([*alignment, len(old_plan)]):
+        if origin is None:
+            come += [index] * (not new_plan[index].kind.is_identity)
+            continue
+        for gone in range(next_old, origin):
+            if not old_plan[gone].kind.is_identity:
+                last = last.then(_norm(old, SUBLAYER.format(gone)))
+                changed[place] = last
+        changed |= dict.fromkeys(map(SUBLAYER.format, come), last.neutral())
+        if index < len(alignment):
+            place, next_old, come = SUBLAYER.format(index), origin + 1, []
+            last = _norm(new, place)
+    return {
+        f"{name}{kind}": weight.to(new[f"{name}{kind}"].dtype)
+        for name, norm in changed.items()
+        for kind, weight in norm._asdict().items()
+    }
+
+
+def _norm(weights: Mapping[str, Tensor], name: str) -> Norm:
+    return Norm(*(weights[f"{name}{kind}"].to(torch.float32) for kind in Norm._fields))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.warm_start.alignment import align, given_alignment, left_out, likeness
+from lazyformer_fairseq.warm_start.start import align, given_alignment, left_out, likeness
 
 sublayers = st.sampled_from(["s", "f", "l", "k", "s[window=2]", "-"])
 patterns = st.lists(sublayers, max_size=5).map(lambda rest: "".join(["s", *rest]))

@@ -16,9 +16,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.patterns.grammar import expand, plan
-from lazyformer_fairseq.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses
+from lazyformer_fairseq.warm_start.losses import Merged, Scorer, masked_lm_bits, measure_losses, read_text
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, Trained, start_from
-from lazyformer_fairseq.warm_start.text import read_text
 
 SIZES = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS, "max_positions": 32}
 
@@ -30,7 +29,7 @@ def tokenizer(data_folder) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def text(data_folder, tokenizer):
-    return read_text(data_folder, tokenizer, 32, for_heads=96, for_losses=192)
+    return read_text(data_folder, tokenizer, 32, 192, 96)
 
 
 @pytest.fixture(scope="module")
@@ -46,43 +45,44 @@ def old(tokenizer) -> Trained:
 def test_the_loss_is_the_mean_of_surprise_at_masked_tokens_in_bits(old, text):
     model = old.build()
     bits = []
-    for batch in text.for_losses:
+    for batch in text:
         with torch.no_grad():
             probabilities = model(batch["net_input"]["src_tokens"])[0].softmax(-1)
         for row, targets in zip(probabilities, batch["target"], strict=True):
             bits += [-math.log2(row[at, word]) for at, word in enumerate(targets) if word != old.dictionary.pad()]
-    assert masked_lm_bits(old, text.for_losses) == pytest.approx(np.mean(bits), rel=1e-5)
+    assert masked_lm_bits(old, text) == pytest.approx(np.mean(bits), rel=1e-5)
 
 
-def test_text_is_the_same_at_each_call_and_no_block_serves_twice(data_folder, tokenizer, text):
-    again = read_text(data_folder, tokenizer, 32, for_heads=96, for_losses=192)
-    for one, other in zip((*text.for_heads, *text.for_losses), (*again.for_heads, *again.for_losses), strict=True):
+def test_text_is_the_same_at_each_call_and_blocks_are_passed_over(data_folder, tokenizer, text):
+    again = read_text(data_folder, tokenizer, 32, 192, 96)
+    for one, other in zip(text, again, strict=True):
         assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
-    ids = [{int(each) for batch in part for each in batch["id"]} for part in text]
-    assert [len(each) for each in ids] == [3, 6] and ids[0].isdisjoint(ids[1])
+    without = read_text(data_folder, tokenizer, 32, 192, 0)
+    used, others = ({int(each) for batch in part for each in batch["id"]} for part in (text, without))
+    assert len(used) == len(others) == 6 and used != others
 
 
 def test_raw_text_in_place_of_data(tmp_path, tokenizer, old):
     (tmp_path / "text.txt").write_text("\n\n".join(toy_texts(20)))
-    text = read_text(tmp_path / "text.txt", tokenizer, 32, for_heads=64, for_losses=128)
-    assert masked_lm_bits(old, text.for_losses) > 0
-    words = tokenizer.decode(text.for_losses[0]["target"][0].tolist())
+    text = read_text(tmp_path / "text.txt", tokenizer, 32, 128, 64)
+    assert masked_lm_bits(old, text) > 0
+    words = tokenizer.decode(text[0]["target"][0].tolist())
     assert words and "<unk>" not in words
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("", "holds no text"), ("A word.", "one block of 32 tokens, too few to match heads")]
+    ("content", "message"), [("", "holds no text"), ("A word.", "one block of 32 tokens, too few to measure losses")]
 )
 def test_too_little_text_is_refused(tmp_path, tokenizer, content, message):
     (tmp_path / "text.txt").write_text(content)
     with pytest.raises(UserError, match=message):
-        read_text(tmp_path / "text.txt", tokenizer, 32, 64, 128)
+        read_text(tmp_path / "text.txt", tokenizer, 32)
 
 
 def test_data_of_another_dictionary_is_refused(tmp_path, data_folder):
     other = train_tokenizer(tmp_path / "tokenizer", toy_texts(30, seed=2), 90, TextSettings())
     with pytest.raises(UserError, match="has another dictionary than the model"):
-        read_text(data_folder, other, 32, 64, 128)
+        read_text(data_folder, other, 32)
 
 
 sublayers = st.sampled_from(["s", "f", "l", "-", "s[window=2]"])
@@ -116,11 +116,11 @@ def trained_shape(pattern: str) -> Trained:
 
 
 def test_each_change_alone_and_with_those_below(old, text):
-    scorer = Scorer(old, text, "plain")
+    scorer = Scorer(old, text)
     start = scorer.start({"sublayer_pattern": "M3"})
     losses = measure_losses(scorer, start)
     of = {
-        pattern: masked_lm_bits(start_from(old, {"sublayer_pattern": pattern}).new, text.for_losses)
+        pattern: masked_lm_bits(start_from(old, {"sublayer_pattern": pattern}).new, text)
         for pattern in ("(sf)x3", "sflfsf", "sfsflf", "sflflf")
     }
     assert (losses["before"], losses["after"]) == (of["(sf)x3"], of["sflflf"])
@@ -128,20 +128,20 @@ def test_each_change_alone_and_with_those_below(old, text):
     assert (lower["old"], lower["new"], lower["change"]) == (2, 2, "s becomes l")
     assert (lower["alone"], lower["so_far"]) == (of["sflfsf"], of["sflfsf"])
     assert (upper["alone"], upper["so_far"]) == (of["sfsflf"], of["sflflf"])
-    assert losses["tokens"] == sum(int(batch["target"].ne(old.dictionary.pad()).sum()) for batch in text.for_losses)
+    assert losses["tokens"] == sum(int(batch["target"].ne(old.dictionary.pad()).sum()) for batch in text)
 
 
 def test_sublayers_that_go_and_come(old, text):
-    scorer = Scorer(old, text, "plain")
+    scorer = Scorer(old, text)
     start = scorer.start({"sublayer_pattern": "sff sfs"}, ["0", "1", "-", "2", "3", "4"])
     rows = measure_losses(scorer, start)["changes"]
     assert [(row["old"], row["new"], row["change"]) for row in rows] == [(None, 2, "f comes"), (5, None, "f goes")]
-    assert rows[-1]["so_far"] == masked_lm_bits(start.new, text.for_losses)
+    assert rows[-1]["so_far"] == masked_lm_bits(start.new, text)
 
 
 def test_a_change_that_cannot_stand_alone_has_no_loss(text, tokenizer, old):
     lazy = start_from(old, {"sublayer_pattern": "sflfsf"}).new
-    scorer = Scorer(lazy, text, "plain")
+    scorer = Scorer(lazy, text)
     start = scorer.start({"sublayer_pattern": "fffsf"}, ["1", "3", "-", "4", "5"])
     rows = {row["change"]: row for row in measure_losses(scorer, start)["changes"]}
     assert rows["s goes"]["alone"] is None  # the l above would read nothing
@@ -153,14 +153,14 @@ def test_a_sublayer_that_does_nothing_costs_nothing_to_change(old, text):
     place = f"{SUBLAYERS}2.inner.qkv_proj.weight"
     weight = old.weights[place].clone()
     weight[2 * WIDTH :] = 0
-    scorer = Scorer(changed(old, **{"2.inner.qkv_proj.weight": weight}), text, "plain")
+    scorer = Scorer(changed(old, **{"2.inner.qkv_proj.weight": weight}), text)
     free = scorer.bits("sflfsf") - scorer.bits("(sf)x3")
     costly = scorer.bits("sfsflf") - scorer.bits("(sf)x3")
     assert abs(free) < 1e-5 < abs(costly)
 
 
 def test_what_was_measured_is_not_measured_again(old, text, monkeypatch):
-    scorer = Scorer(old, text, "plain")
+    scorer = Scorer(old, text)
     once = scorer.bits("M3")
     monkeypatch.setattr("lazyformer_fairseq.warm_start.losses.masked_lm_bits", lambda *_: pytest.fail("measured again"))
     assert scorer.bits("M3") == once

@@ -7,8 +7,8 @@ import torch
 from trained_encoders import WIDTH, changed, largest_difference, logits, tokens, trained
 
 from lazyformer_fairseq.warm_start import start as start_module
-from lazyformer_fairseq.warm_start.norms import Norm
 from lazyformer_fairseq.warm_start.start import SUBLAYERS, start_from
+from lazyformer_fairseq.warm_start.weights import Norm
 
 
 def even(old, *places: int):

@@ -1,38 +1,40 @@
 """Criterion ``continued_masked_lm``: masked LM of a model that was made from another one, the original.
 
-It can learn from the original (``--distill``), and let the original's sublayers give way one by one
-(``--replace-progressively``). Both are there in training alone: checkpoints hold the new model and nothing else,
-validation measures that one, and a resumed run loads the original again.
+It can learn from the original (``--distill``): words that it finds likely, and where it looks. The original is there in
+training alone: checkpoints hold the new model and nothing else, validation measures that one, and a resumed run loads
+the original again.
 """
 
-import logging
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from fairseq.criterions import register_criterion
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from omegaconf import II
+from fairseq.tasks import FairseqTask
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import functional as F
 
+from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.criterions.distillation import (
-    attention_kl,
-    distribution,
-    last_attentions,
-    words_kl,
-)
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion, total, with_spans
-from lazyformer_fairseq.fairseq_plugin.criterions.original import load_original, read_record
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
-from lazyformer_fairseq.modules.networks.replacement import TOGETHER, UPPER_FIRST, Replacement, Schedule
+from lazyformer_fairseq.modules.attention.eager import StoredDistribution
+from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
-logger = logging.getLogger(__name__)
+FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
+ENCODERS = "lazyformer"  # fairseq's name of the model class
+LEAST = 1e-9  # of a student's probability, where it cannot look
+_ADVICE = "give --distill-attention-weight 0"
 
 
 @dataclass
@@ -46,19 +48,10 @@ class ContinuedMaskedLMConfig(FairseqDataclass):
     distill_attention_weight: float = option(
         1.0, "of its last attention distribution: the mean divergence of a query counts as much as a masked word's"
     )
-    replace_progressively: Optional[str] = option(
-        None, "the checkpoint, or the folder with it, that the model was made from: its sublayers, frozen, give way"
-    )
-    replace_until: float = option(0.5, "share of --max-update after which all sublayers are the new ones")
-    replace_start: float = option(0.0, "how far the replacement has come at first, 0 to 1")
-    replace_order: ChoiceEnum([UPPER_FIRST, TOGETHER]) = option(
-        UPPER_FIRST, "whether upper sublayers give way before lower ones, or all with the same probability"
-    )
+    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see warm_start.md")
     warm_start: Optional[str] = option(
-        None, "warm_start.json of `lazyformer import`: which sublayer came from which; --replace-progressively needs it"
+        None, "warm_start.json of `lazyformer import`; where it says that heads were moved, --distill follows them"
     )
-    max_update: int = II("optimization.max_update")
-    seed: int = II("common.seed")
 
 
 @register_criterion("continued_masked_lm", dataclass=ContinuedMaskedLMConfig)
@@ -74,23 +67,22 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         _check(cfg)
         self.cfg = cfg
         self.record = None if cfg.warm_start is None else read_record(Path(cfg.warm_start))
-        # In plain containers, so that neither the optimizer nor a checkpoint finds these models.
-        paths = {cfg.distill, cfg.replace_progressively} - {None}
-        self.originals: dict[str, nn.Module] = {path: load_original(path, task) for path in paths}
+        # In a plain container, so that neither the optimizer nor a checkpoint finds this model.
+        self.teacher = () if cfg.distill is None else (load_original(cfg.distill, task),)
         self.networks: tuple[Stack, ...] = ()  # the student's, then the teacher's
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Any, dict]:
-        """As :class:`MaskedLMAccuracyCriterion`'s; in training with a teacher's terms and among old sublayers."""
-        if self.training and not self.networks:
-            self._meet(model)
-        if not self.training or self.cfg.distill is None:
+        """As :class:`MaskedLMAccuracyCriterion`'s; in training with a teacher's terms."""
+        if not self.training or not self.teacher:
             return super().forward(model, sample, reduce)
+        if not self.networks:
+            self._meet(model)
         cfg, positions = self.cfg, self.positions(sample)
         wants_attention = cfg.distill_attention_weight > 0
         given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
         logits, extra = model(**given)
         with torch.no_grad():
-            teachers_logits, teachers_extra = self.originals[cfg.distill](**given)
+            teachers_logits, teachers_extra = self.teacher[0](**given)
         masked_lm, to_log = self.score(model, sample, positions, logits)
         words = words_kl(logits, teachers_logits, cfg.distill_temperature)
         loss = cfg.distill_masked_lm_weight * masked_lm + cfg.distill_words_weight * words
@@ -113,40 +105,20 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
                 metrics.log_scalar(name, bits, sample_size, round=3)
 
     def _meet(self, model: nn.Module) -> None:
-        """Puts the originals where the model is, and old sublayers among the model's."""
-        own = network_of(model)
+        """Puts the teacher where the model is."""
         weight = next(model.parameters())
-        for original in self.originals.values():
-            original.to(device=weight.device, dtype=weight.dtype)
-        if (path := self.cfg.replace_progressively) is not None:
-            _refuse_strict_ddp(model)
-            own.replacement = self._replacement(own, network_of(self.originals[path]))
-        if self.cfg.distill is None:
-            self.networks = (own,)
-            return
-        self.networks = (own, network_of(self.originals[self.cfg.distill]))
+        self.teacher[0].to(device=weight.device, dtype=weight.dtype)
+        self.networks = (network_of(model), network_of(self.teacher[0]))
         if self.cfg.distill_attention_weight > 0:
             last_attentions(*self.networks)  # raises where they cannot be compared
 
-    def _replacement(self, own: Stack, old: Stack) -> Replacement:
-        assert self.record is not None
-        self.record.check(own.plan, old.plan)
-        cfg = self.cfg
-        schedule = Schedule(max(1, round(cfg.replace_until * cfg.max_update)), cfg.replace_start, cfg.replace_order)
-        found = Replacement(own.sublayers, old.sublayers, (own.plan, old.plan), self.record.sources, schedule, cfg.seed)
-        logger.info("%d sublayers give way until update %d", len(found.changing), schedule.until)
-        return found
-
     def _attention(self, net_input: dict, states: list[Tensor], teachers_states: list[Tensor]) -> Tensor:
-        """The mean divergence of the last distributions; 0 while an old sublayer stands in the student's place."""
+        """The mean divergence of the last distributions."""
         own, teachers = self.networks
         last, teachers_last = last_attentions(own, teachers)
-        place = own.place_in_training(last)
-        if place is None:
-            return states[0].new_zeros(())
         padding_mask = net_input["src_tokens"].eq(self.padding_idx)
         padding_mask = padding_mask if net_input.get("has_padding", True) else None
-        found = distribution(own, last, states[place], padding_mask)
+        found = distribution(own, last, states[last], padding_mask)
         with torch.no_grad():
             teachers_own = distribution(teachers, teachers_last, teachers_states[teachers_last], padding_mask)
         order = None if self.record is None else self.record.head_order(teachers_last, last)
@@ -159,36 +131,157 @@ def network_of(model: nn.Module) -> Stack:
 
 
 def _check(cfg: ContinuedMaskedLMConfig) -> None:
-    """Raises a UserError for a number that means nothing, and for options that need another."""
-    for name, least, most in (
-        ("distill_masked_lm_weight", 0.0, math.inf),
-        ("distill_words_weight", 0.0, math.inf),
-        ("distill_attention_weight", 0.0, math.inf),
-        ("replace_until", 0.0, 1.0),
-        ("replace_start", 0.0, 1.0),
-    ):
+    """Raises a UserError for a number that means nothing, and for what went."""
+    if cfg.replace_progressively is not None:
+        raise UserError("--replace-progressively: went, for it gained nothing (docs/warm_start.md); leave it out")
+    for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
         value = getattr(cfg, name)
-        if not (least <= value <= most and math.isfinite(value)):
-            bounds = f"must be {least:g} or more" + (f", and {most:g} or less" if most < math.inf else "")
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: {bounds}")
+        if not 0 <= value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")
     if not 0 < cfg.distill_temperature < math.inf:
         raise UserError(f"--distill-temperature {cfg.distill_temperature:g}: must be more than 0")
-    if cfg.replace_progressively is None:
-        return
-    if cfg.warm_start is None:
+
+
+def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student) of distributions at temperature T, summed over M words, in nats.
+
+    Hinton et al., 2015, section 2: the gradients of soft targets scale as 1 / T^2.
+    """
+    student, teacher = ((_single(logits) / temperature).log_softmax(-1) for logits in (student_MV, teacher_MV))
+    return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True)
+
+
+def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
+    """KL(teacher || student) of distributions, the mean over heads and queries, in nats.
+
+    MiniLM's transfer of the last attention (Wang et al., 2020, section 3.1). A key that a student's query cannot see
+    has the probability 1e-9.
+
+    Args:
+        padding_mask_BT: queries to leave out, True at padding.
+    """
+    student, teacher = _single(student_BNTK).clamp(min=LEAST).log(), _single(teacher_BNTK)
+    kl_BNT = (torch.xlogy(teacher, teacher) - teacher * student).sum(-1)
+    if padding_mask_BT is None:
+        return kl_BNT.mean()
+    text_B1T = ~padding_mask_BT[:, None]
+    return (kl_BNT * text_B1T).sum() / (text_B1T.sum() * kl_BNT.size(1))
+
+
+def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
+    """The numbers of the last sublayers, of each, that make a distribution of their own.
+
+    Raises:
+        UserError: one has none, or they have other numbers of heads.
+    """
+    if student.num_heads != teacher.num_heads:
         raise UserError(
-            "--replace-progressively: also give --warm-start FOLDER/warm_start.json, which says which sublayer came "
-            "from which; `lazyformer import` writes it"
+            f"--distill: the teacher has {teacher.num_heads} heads, the model {student.num_heads}: their attention "
+            f"cannot be compared; {_ADVICE}"
         )
-    if not cfg.max_update:
-        raise UserError("--replace-progressively needs --max-update to know when it is to end")
+    return _last_attention(student), _last_attention(teacher)
 
 
-def _refuse_strict_ddp(model: nn.Module) -> None:
-    """Raises a UserError where torch would wait for gradients of sublayers that stand aside."""
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel) and not module.find_unused_parameters:
-            raise UserError(
-                "--replace-progressively: in some updates some weights have no gradient; add --find-unused-parameters, "
-                "or give --ddp-backend legacy_ddp"
-            )
+def _last_attention(network: Stack) -> int:
+    found = [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
+    if not found:
+        raise UserError("--distill: teacher or model has no sublayer that makes an attention distribution; " + _ADVICE)
+    return found[-1]
+
+
+def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    """Where sublayer `number` looks given its input, (B, N, T, K): computed anew, whatever back end the network has.
+
+    Padding may stand anywhere.
+
+    Raises:
+        UserError: what it computes is no distribution over tokens.
+    """
+    shared = network.context(x_BTC, 0, padding_mask_BT)._replace(back_end=lambda readers, settings: "eager")
+    _, handed_on = network.sublayers[number](x_BTC, {}, shared)
+    found = handed_on[DISTRIBUTION]
+    if not isinstance(found, StoredDistribution):
+        text = network.plan[number].text
+        raise UserError(f"--distill: the distribution of {text} is not one over tokens alone; {_ADVICE}")
+    return found.probabilities
+
+
+def _single(x: Tensor) -> Tensor:
+    """At least in single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def load_original(path: str, task: FairseqTask) -> nn.Module:
+    """A masked language model in evaluation mode, whose weights do not learn.
+
+    Args:
+        path: a checkpoint, or a folder that holds one.
+        task: whose dictionary must be the checkpoint's.
+
+    Raises:
+        UserError: as `load_safely`, or it is no encoder of
+            ours, or has another dictionary.
+    """
+    file = checkpoint_at(Path(path))
+    state = load_safely(file)
+    try:
+        options, weights = {**state["cfg"]["model"], "_name": ENCODERS}, state["model"]
+        if "sublayer_pattern" not in options or "decoder_embed_dim" in options:
+            raise UserError("holds no masked language model of this package")
+        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
+        with torch.device("meta"):
+            sizes = task.build_model(OmegaConf.create(options)).state_dict()
+        held, wanted = (sum(each.numel() for each in those.values()) for those in (weights, sizes))
+        if wanted > 2 * held:
+            raise UserError(f"its settings ask for {wanted:,} weights, it holds {held:,}")
+        model = task.build_model(OmegaConf.create(options))
+        model.load_state_dict(weights)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OmegaConfBaseException) as error:
+        raise UserError(f"{file}: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+class Record(NamedTuple):
+    """What `lazyformer import` noted beside a model that it made. It moved heads once, and such a folder still does.
+
+    Attributes:
+        sources: for each new sublayer the number of the old one, or None.
+        head_orders: for each new sublayer, the old head that each of its heads was; None where none moved.
+    """
+
+    sources: tuple[Optional[int], ...]
+    head_orders: tuple[Optional[tuple[int, ...]], ...]
+
+    def head_order(self, old: int, read: int) -> Optional[list[int]]:
+        """How the heads of old sublayer `old` stand now, where it became one that reads new sublayer `read`.
+
+        None where they stand as they did, or nothing came of it.
+        """
+        readers = (number for number, source in enumerate(self.sources) if source == old and number > read)
+        order = next((self.head_orders[number] for number in readers), None)
+        return None if order is None else list(order)
+
+
+def read_record(path: Path) -> Record:
+    """Reads warm_start.json. Raises a UserError where it is missing, damaged or of another format."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"--warm-start {path}: cannot be read as JSON ({error})") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise UserError(f"--warm-start {path}: not the warm_start.json that `lazyformer import` writes")
+    if record.get("format_version") != FORMAT_VERSION:
+        version = record.get("format_version")
+        raise UserError(f"--warm-start {path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
+    try:
+        return _as_record(record["sublayers"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"--warm-start {path}: damaged ({error!r}); write it again with `lazyformer import`") from None
+
+
+def _as_record(sublayers: list[dict[str, Any]]) -> Record:
+    orders = (each.get("head_order") for each in sublayers)
+    return Record(
+        tuple(None if each["from"] is None else int(each["from"]) for each in sublayers),
+        tuple(None if order is None else tuple(map(int, order)) for order in orders),
+    )

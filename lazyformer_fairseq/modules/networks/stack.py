@@ -15,7 +15,6 @@ from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
-from lazyformer_fairseq.modules.networks.replacement import Replacement, on_eager
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
@@ -53,8 +52,6 @@ class Stack(nn.Module):
         lazy_backend: may be set between two forward passes; weights do not depend on it.
         compiles: whether torch.compile takes the sublayers in training; may be set in the same way.
         features: of its scores besides padding, see :attr:`Scores.features`.
-        replacement: what it trains with in place of some sublayers, None for its own alone; may be set in the same way.
-        updates: that were made before the one under way, as fairseq tells.
 
     Raises:
         ValueError: sizes that do not fit together, or attention dropout on a back end that lacks it (UserError).
@@ -98,12 +95,6 @@ class Stack(nn.Module):
         self.plan = plan(pattern, self.direction)
         self.lazy_backend = lazy_backend
         self.compiles = False
-        self.replacement: Optional[Replacement] = None
-        self.updates = 0
-
-    def set_num_updates(self, updates: int) -> None:
-        """fairseq calls it before each update, and when it loads a checkpoint."""
-        self.updates = updates
 
     def build_sublayers(self) -> nn.ModuleList:
         """One module per place of the plan, with fresh weights."""
@@ -133,9 +124,9 @@ class Stack(nn.Module):
 
     @property
     def has_scores(self) -> bool:
-        """Whether any sublayer, or any that may take its place in training, adds a bias or positions to scores."""
+        """Whether any sublayer adds a bias or positions to scores."""
         inner = (getattr(sublayer, "inner", sublayer) for sublayer in self.sublayers)
-        return self.replacement is not None or any(each.attends and getattr(each, "has_scores", True) for each in inner)
+        return any(each.attends and getattr(each, "has_scores", True) for each in inner)
 
     @property
     def sizes(self) -> Sizes:
@@ -220,23 +211,8 @@ class Stack(nn.Module):
             The last output (B, T, C); the input and all outputs with `return_all`; the inputs of attending sublayers,
             where there is a memory.
         """
-        if (mixed := self._mixed()) is not None:  # other ones each time: nothing to compile
-            return _run(mixed, x_BTC, on_eager(shared), return_all, memory)
         run = compiled(_run) if self.compiles and self.training else _run
         return run(self.sublayers, x_BTC, shared, return_all, memory)
-
-    def place_in_training(self, number: int) -> Optional[int]:
-        """Where its sublayer `number` stands in the update under way; None where an old one is in its place."""
-        mixed = self._mixed()
-        if mixed is None:
-            return number
-        return next((place for place, each in enumerate(mixed) if each is self.sublayers[number]), None)
-
-    def _mixed(self) -> Optional[list[Any]]:
-        """The sublayers of the update under way, where old ones are among them or may be."""
-        if not self.training or self.replacement is None or self.replacement.is_over(self.updates):
-            return None
-        return self.replacement.mixed(self.updates)
 
 
 def _chosen(

@@ -1,4 +1,4 @@
-"""Criterion ``continued_masked_lm``: terms by hand, mixed networks, and runs that stop and resume."""
+"""Criterion ``continued_masked_lm``: terms by hand, and what is refused."""
 
 import json
 import math
@@ -10,7 +10,6 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from safetensors.torch import save_model
-from torch.nn.parallel import DistributedDataParallel
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import (
@@ -22,7 +21,6 @@ from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import Maske
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import OPTIONS
-from lazyformer_fairseq.modules.networks import stack
 
 SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
 PAD = 1
@@ -87,8 +85,7 @@ def write_record(folder, old: str, new: str, sources, orders=None) -> str:
 
 
 def make_criterion(task=None, **options) -> ContinuedMaskedLMCriterion:
-    values = {"max_update": 100, "seed": 1, **options}
-    return ContinuedMaskedLMCriterion(ContinuedMaskedLMConfig(**values), task or make_task())
+    return ContinuedMaskedLMCriterion(ContinuedMaskedLMConfig(**options), task or make_task())
 
 
 def test_without_options_it_is_plain_masked_lm():
@@ -164,87 +161,13 @@ def last_probabilities(model, batch, number):
     return raw.masked_fill((batch["net_input"]["src_tokens"] == PAD)[:, None, None], -math.inf).softmax(-1)
 
 
-def replacing(tmp_path, old_model, new: str, sources, **options):
-    record = write_record(tmp_path, old_model.cfg.sublayer_pattern, new, sources)
-    path = save(old_model, tmp_path / "original")
-    return make_criterion(replace_progressively=path, warm_start=record, **options)
-
-
-def with_same_embeddings(model, original):
-    """What is around the sublayers, from the original."""
-    weights = {name: each for name, each in original.state_dict().items() if ".sublayers." not in name}
-    model.load_state_dict({**model.state_dict(), **weights})
-    return model
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sources"),
-    [
-        ("(sf)x4", "M2x2", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("(sf)x4", "sflflfsf", [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("sfsfsf", "sfsf", [0, 1, 4, 5]),  # two are left out
-        ("sfsf", "sflff", [0, 1, 2, 3, None]),  # one is added
-        ("sfsf", "sfkf", [0, 1, 2, 3]),
-        ("sfsf", "sfs[window=2]f", [0, 1, 2, 3]),
-    ],
-)
-def test_at_first_it_is_the_original_and_at_the_end_the_new_model(tmp_path, old, new, sources):
-    original = make_model(old, 1)
-    model = with_same_embeddings(make_model(new, 2), original)
-    network, its = network_of(model), network_of(original)
-    for sublayer, source in zip(network.sublayers, sources, strict=True):  # those that do not change
-        if source is not None and network.plan[list(network.sublayers).index(sublayer)].text == its.plan[source].text:
-            sublayer.load_state_dict(its.sublayers[source].state_dict())
-    criterion, batch = replacing(tmp_path, original, new, sources, replace_until=0.5), make_batch()
-    plain = MaskedLMAccuracyCriterion(make_task())
-    model.set_num_updates(0)
-    torch.testing.assert_close(criterion(model, batch)[0], plain(original, batch)[0])
-    alone = plain(model.eval(), batch)[0]
-    torch.testing.assert_close(criterion.eval()(model, batch)[0], alone)  # validation sees the new model
-    criterion.train(), model.train()
-    model.set_num_updates(25)
-    seen = criterion(model, batch)[0]
-    assert torch.equal(criterion(model, batch)[0], seen)  # the same draw all through an update
-    model.set_num_updates(50)
-    torch.testing.assert_close(criterion(model, batch)[0], alone)
-    assert not torch.allclose(alone, plain(original, batch)[0])
-
-
-def test_only_the_new_sublayers_learn_and_are_kept(tmp_path):
-    original = make_model("(sf)x8", 1)
-    model = make_model("M2x4", 2)
-    names = list(model.state_dict())
-    criterion = replacing(tmp_path, original, "M2x4", range(16), replace_until=0.5, replace_order="together")
-    model.set_num_updates(20)
-    network = network_of(model)
-    criterion(model, make_batch())[0].backward()
-    drawn = network.replacement.drawn(20)
-    assert set(drawn.values()) == {True, False}, "else this shows nothing"
-    for slot, is_new in drawn.items():
-        assert (network.sublayers[slot.new].inner.v_proj.weight.grad is not None) == is_new
-    assert list(model.state_dict()) == names and not list(criterion.parameters()) and not criterion.state_dict()
-    assert not any(weight.requires_grad for weight in criterion.originals[str(tmp_path / "original")].parameters())
-
-
-def test_the_last_attention_is_compared_where_the_student_has_it(tmp_path):
-    original, model = make_model("sfsf", 1), make_model("sfs[window=2]f", 2)
-    path = save(original, tmp_path / "original")
-    record = write_record(tmp_path, "sfsf", "sfs[window=2]f", range(4))
-    criterion = make_criterion(distill=path, replace_progressively=path, warm_start=record)
-    for updates, is_compared in ((0, False), (50, True)):
-        model.set_num_updates(updates)
-        assert bool(criterion(model, make_batch())[2]["attention_kl"] > 0) == is_compared
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"distill_temperature": 0.0}, "--distill-temperature 0: must be more than 0"),
         ({"distill_words_weight": -1.0}, "--distill-words-weight -1: must be 0 or more"),
         ({"distill_masked_lm_weight": math.inf}, "--distill-masked-lm-weight inf"),
-        ({"replace_until": 1.5}, "--replace-until 1.5: must be 0 or more, and 1 or less"),
-        ({"replace_progressively": "x"}, "also give --warm-start"),
-        ({"replace_progressively": "x", "warm_start": "x", "max_update": 0}, "needs --max-update"),
+        ({"replace_progressively": "x"}, "--replace-progressively: went, for it gained nothing .*; leave it out"),
         ({"distill": "nowhere"}, "nowhere: no such file or folder"),
         ({"warm_start": "nowhere"}, "--warm-start nowhere: cannot be read"),
     ],
@@ -273,43 +196,13 @@ def test_an_original_whose_settings_are_another_models_is_refused(tmp_path):
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_in_half_precision_the_original_is_too(tmp_path, precision):
     path = save(make_model("sfsf", 1), tmp_path / "original")
-    record = write_record(tmp_path, "sfsf", "sflf", range(4))
     losses = []
     for precision_here in (torch.float32, precision):
         model = make_model("sflf", 2).to(precision_here)
-        criterion = make_criterion(distill=path, replace_progressively=path, warm_start=record).to(precision_here)
-        model.set_num_updates(20)
+        criterion = make_criterion(distill=path).to(precision_here)
         losses.append(criterion(model, make_batch())[0].float())
         losses[-1].backward()
     torch.testing.assert_close(*losses, rtol=0.05, atol=0.0)
-
-
-def test_processes_must_not_wait_for_sublayers_that_stand_aside(tmp_path):
-    made = [make_model("sflf", 2), replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        model, criterion = made
-        with pytest.raises(UserError, match="add --find-unused-parameters"):
-            criterion(DistributedDataParallel(model), make_batch())
-        patient = DistributedDataParallel(model, find_unused_parameters=True)
-        for updates in (0, 50):
-            model.set_num_updates(updates)
-            criterion(patient, make_batch())[0].backward()
-        assert model.encoder.sentence_encoder.sublayers[2].inner.v_proj.weight.grad is not None
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_only_updates_without_old_sublayers_are_compiled(tmp_path, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(stack, "compiled", lambda function: lambda *args: (compiled.append(1), function(*args))[1])
-    criterion = replacing(tmp_path, make_model("sfsf", 1), "sflf", range(4))
-    model = make_model("sflf", 2)
-    network_of(model).compiles = True
-    for updates, is_compiled in ((10, False), (50, True)):
-        model.set_num_updates(updates)
-        criterion(model, make_batch())
-        assert bool(compiled) == is_compiled
 
 
 @pytest.mark.parametrize(
@@ -329,26 +222,6 @@ def test_attention_that_cannot_be_compared_is_refused(tmp_path, options, message
         make_criterion(distill=path)(model, make_batch())
     loss, _, log = make_criterion(distill=path, distill_attention_weight=0.0)(model, make_batch())
     assert loss > 0 and "attention_kl" not in log
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sources", "message"),
-    [
-        ("sfsf", "sflf", [0, 1, 2, 3], None),
-        ("sfsf", "sfsf", [0, 1, 2, 3], "speaks of the pattern sfsf, but the model is s f l f"),
-        ("sf", "sflf", [0, 1, None, None], "speaks of the pattern sf, but the original is s f s f"),
-        ("sfsf", "sflf", [0, 3, 2, 1], "out of order or twice"),
-    ],
-)
-def test_a_record_of_other_models_is_refused(tmp_path, old, new, sources, message):
-    path = save(make_model("sfsf", 1), tmp_path / "original")
-    criterion = make_criterion(replace_progressively=path, warm_start=write_record(tmp_path, old, new, sources))
-    model = make_model("sflf", 2)
-    if message is None:
-        criterion(model, make_batch())
-        return
-    with pytest.raises(UserError, match=message):
-        criterion(model, make_batch())
 
 
 OF_FORMAT = '{"format": "lazyformer warm start", "format_version":'

@@ -12,8 +12,7 @@ from typing import NamedTuple, Optional
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
-from lazyformer_fairseq.warm_start.alignment import NONE, likeness
-from lazyformer_fairseq.warm_start.start import can_start_fresh
+from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
 
 ByPlace = tuple[str, ...]
 MASK, SHARES = "window", (16, 8, 4)  # a setting that costs no weights: windows of these parts of the longest input

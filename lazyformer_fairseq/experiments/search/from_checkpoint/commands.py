@@ -8,6 +8,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath, divided, patterns_apart
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.warm_start.options import heads_option
 
 FROM = "--from"
 POSITIVE = click.IntRange(min=1)
@@ -52,8 +53,7 @@ class OrFromCheckpoint(click.Command):
               help="From the second on, the changes of the best patterns are scored where they stand.")  # fmt: skip
 @click.option("--control", type=click.IntRange(min=0),
               help="Random patterns of each budget.  [default: in all as many as the search measures]")  # fmt: skip
-@click.option("--heads", type=click.Choice(["matched", "plain"]), default="matched",
-              help="matched: heads are put where what they will read is most like their own.")  # fmt: skip
+@heads_option
 @click.option("--latencies", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]')  # fmt: skip
 @click.option("--latency-tokens", type=POSITIVE, help="Of a sequence.  [default: the longest the model reads]")

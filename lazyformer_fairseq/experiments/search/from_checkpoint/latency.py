@@ -14,7 +14,7 @@ from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.warm_start.heads import global_positions
+from lazyformer_fairseq.warm_start.losses import global_positions
 from lazyformer_fairseq.warm_start.start import Trained
 
 ROUNDS = 30

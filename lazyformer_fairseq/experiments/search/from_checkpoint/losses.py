@@ -11,8 +11,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.experiments.search.from_checkpoint.choices import ByPlace, Choices
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.warm_start.losses import BlockLosses, Scorer
-from lazyformer_fairseq.warm_start.text import Text
+from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
 
 BETWEEN = " "  # of a pattern's places, in the file
 
@@ -75,15 +74,15 @@ class Losses:
 
 
 def measure_on_other_text(
-    patterns: Iterable[ByPlace], choices: Choices, scorer: Scorer, used: Text
+    patterns: Iterable[ByPlace], choices: Choices, scorer: Scorer, used: Batches
 ) -> dict[ByPlace, Measured]:
     """Losses of patterns that were chosen for theirs, on text that had no part in it; of none where there is no more.
 
     Args:
         scorer: of more text; what of it is `used` is left out.
     """
-    before = {int(block) for part in used for batch in part for block in batch["id"]}
-    blocks = [int(block) for batch in scorer.text.for_losses for block in batch["id"]]
+    before = {int(block) for batch in used for block in batch["id"]}
+    blocks = [int(block) for batch in scorer.text for block in batch["id"]]
     is_other = np.array([block not in before for block in blocks])
     if not is_other.any():
         return {}

@@ -28,10 +28,9 @@ from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
-from lazyformer_fairseq.warm_start.losses import Scorer
+from lazyformer_fairseq.warm_start.losses import PASSED_OVER, Batches, Scorer, read_text
 from lazyformer_fairseq.warm_start.record import write_record
 from lazyformer_fairseq.warm_start.start import Trained
-from lazyformer_fairseq.warm_start.text import Text, read_text
 
 SETTINGS, LATENCIES, SCORES, RESULT = "settings.json", "latencies.json", "scores.json", "result.json"
 
@@ -63,7 +62,7 @@ def run_from_checkpoint(settings: FromCheckpoint, original: Original, path: Path
             print(f"{path}: this search is finished.")
             return read_json(path / RESULT)
         prices = _prices(settings, original.trained, choices, path)
-        scorer = Scorer(original.trained, text, settings.heads, settings.seed)
+        scorer = Scorer(original.trained, text, settings.seed)
         limits = [int(share * TICKS) for share in settings.budgets]
         losses = Losses(path / SCORES, scorer, choices)
         budgets = Budgets(choices, losses, in_ticks(prices, choices), limits, settings.reach)
@@ -72,7 +71,7 @@ def run_from_checkpoint(settings: FromCheckpoint, original: Original, path: Path
         budgets.find(settings.top, settings.rounds)
         budgets.control(_control(settings, budgets), settings.seed)
         on_other_text = measure_on_other_text(
-            _chosen(settings, budgets), choices, Scorer(original.trained, more, settings.heads, settings.seed), text
+            _chosen(settings, budgets), choices, Scorer(original.trained, more, settings.seed), text
         )
         result = _result(settings, budgets, prices, original, on_other_text)
         for row in result["budgets"]:
@@ -82,17 +81,13 @@ def run_from_checkpoint(settings: FromCheckpoint, original: Original, path: Path
         return result
 
 
-def _read_texts(settings: FromCheckpoint, original: Original) -> tuple[Text, Text]:
-    """The text to search with, and twice as much, of which some is in the first; for heads both have the same.
-
-    Heads are matched on as much text as `lazyformer import` takes, but on no more than losses are measured on.
-    """
+def _read_texts(settings: FromCheckpoint, original: Original) -> tuple[Batches, Batches]:
+    """The text to search with, and twice as much, of which some is in the first."""
     source, longest = Path(settings.text), original.trained.cfg.max_positions
-    for_heads = min(8_192, settings.tokens)
-    text, more = (
-        read_text(source, original.tokenizer, longest, for_heads, times * settings.tokens) for times in (1, 2)
+    passed_over = min(PASSED_OVER, settings.tokens)
+    return tuple(
+        read_text(source, original.tokenizer, longest, times * settings.tokens, passed_over) for times in (1, 2)
     )
-    return text, more._replace(for_heads=text.for_heads)
 
 
 def _refuse_other_things(path: Path) -> None:

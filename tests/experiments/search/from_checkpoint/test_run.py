@@ -20,13 +20,12 @@ from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.warm_start.losses import masked_lm_bits
+from lazyformer_fairseq.warm_start.losses import masked_lm_bits, read_text
 from lazyformer_fairseq.warm_start.record import read_record
 from lazyformer_fairseq.warm_start.start import Trained
-from lazyformer_fairseq.warm_start.text import read_text
 
 PRICES = {"s": 3.0, "s_read": 4.0, "l": 1.0, "f": 2.0, "rest": 1.0}
-SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2, "--control", 2, "--heads", "plain")
+SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2, "--control", 2)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
     }
     result = json.loads((out / "result.json").read_text())
     old = LazyFormerModel.from_pretrained(model)
-    text = read_text(data_folder, old.tokenizer, 32, for_heads=96, for_losses=96)
+    text = read_text(data_folder, old.tokenizer, 32, 96, 96)
     original = bits(old, text)
     assert result["original"]["bits"] == pytest.approx(original)
     whole = latency_of(PRICES, "sfsf")
@@ -90,16 +89,16 @@ def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
 
 
 def bits(hub, text) -> float:
-    return masked_lm_bits(Trained(hub.model.cfg, hub.model.state_dict(), hub.tokenizer.dictionary), text.for_losses)
+    return masked_lm_bits(Trained(hub.model.cfg, hub.model.state_dict(), hub.tokenizer.dictionary), text)
 
 
 def rise_on_other_text(old, new, data_folder) -> float:
     """From losses of single tokens of the blocks that the search did not see."""
-    more = read_text(data_folder, old.tokenizer, 32, for_heads=96, for_losses=192)
-    used = read_text(data_folder, old.tokenizer, 32, for_heads=96, for_losses=96)
-    seen = {int(block) for part in used for batch in part for block in batch["id"]}
+    more = read_text(data_folder, old.tokenizer, 32, 192, 96)
+    used = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    seen = {int(block) for batch in used for block in batch["id"]}
     rises = []
-    for batch in more.for_losses:
+    for batch in more:
         tokens, targets = batch["net_input"]["src_tokens"], batch["target"]
         with torch.no_grad():
             one, other = (hub.model(tokens)[0].log_softmax(-1) for hub in (old, new))
@@ -146,7 +145,7 @@ def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latenci
 )
 def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, options):
     model = written(tmp_path / "model", data_folder, pattern, **options)
-    few = ("--tokens", 64, "--top", 1, "--control", 1, "--heads", "plain", "--latency-tokens", 8)
+    few = ("--tokens", 64, "--top", 1, "--control", 1, "--latency-tokens", 8)
     words = ("--budgets", 0.9, "--candidates", "s,l,identity", *few)
     said = search("--from", model, data_folder, tmp_path / "out", *words)
     (found,) = (each for each in patterns_in(said))

@@ -45,7 +45,7 @@ class Choices:
         """The candidates that a place can take.
 
         Identity goes everywhere. A sublayer goes where it takes the old weights, by
-        :func:`~lazyformer_fairseq.warm_start.alignment.likeness`. One that reads and hands on nothing, such as ``f``,
+        :func:`~lazyformer_fairseq.warm_start.start.likeness`. One that reads and hands on nothing, such as ``f``,
         may also come in place of an attention, and adds nothing before it learns.
         """
         own = [replace(each, consumers=(), producer=None) for each in trained]

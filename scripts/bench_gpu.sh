@@ -13,7 +13,7 @@ this checkout, Python with torch (CUDA), numpy, scipy and scikit-learn, and what
 or as wheels in the folder WHEELS, from which they are put into FOLDER/site. pytest, transformers and matplotlib are
 used where they are.
 
-FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (what --lazy-backend auto chooses by, if
+FOLDER (default results/bench_gpu, must be new) gets tests.txt, measured.json (what --attention-backend auto chooses by, if
 FOLDER/measured.json is copied to backends.json in ~/.cache/lazyformer_fairseq), models/, bars.txt and kinds.txt.
 --tiny is a rehearsal on a CPU, with tiny models.
 HELP

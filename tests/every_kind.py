@@ -50,9 +50,9 @@ def build(direction: str, pattern: str, **options) -> Stack:
     torch.manual_seed(1)
     sizes = (WIDTH, 8, HEADS)
     if direction == ENCODER:
-        given = {"max_positions": TOKENS, "relative_position_buckets": 0, "lazy_backend": "eager", **options}
+        given = {"max_positions": TOKENS, "relative_position_buckets": 0, "attention_backend": "eager", **options}
         return Encoder(pattern, WORDS, *sizes, **given).double().eval()
-    decoder = CausalDecoder(pattern, WORDS, *sizes, **{"mem_len": 0, "lazy_backend": "eager", **options})
+    decoder = CausalDecoder(pattern, WORDS, *sizes, **{"mem_len": 0, "attention_backend": "eager", **options})
     return decoder.apply(init_transformer_xl_weights).double().eval()
 
 

@@ -81,7 +81,14 @@ def both(pattern: str, buckets: int = 0, dtype: torch.dtype = torch.float32) -> 
     """Ours and the exported one, with the same weights, none of them 0."""
     torch.manual_seed(1)
     ours = Encoder(
-        pattern, None, WIDTH, FFN, HEADS, max_positions=TOKENS, relative_position_buckets=buckets, lazy_backend="eager"
+        pattern,
+        None,
+        WIDTH,
+        FFN,
+        HEADS,
+        max_positions=TOKENS,
+        relative_position_buckets=buckets,
+        attention_backend="eager",
     )
     for weight in ours.parameters():
         torch.nn.init.normal_(weight, std=0.5)

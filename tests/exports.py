@@ -30,7 +30,7 @@ def tiny_model(
     """With random weights everywhere, biases and norms too; `head` is a kind, a name of pre-training, "" for none."""
     torch.manual_seed(1)
     row = ARCHITECTURES[arch].options()
-    cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "lazy_backend": "eager", **options})
+    cfg = LazyFormerConfig(**{**row, "max_positions": POSITIONS, "attention_backend": "eager", **options})
     model = LazyFormerModel(cfg, dictionary_of(WORDS))
     if head == "pooler":
         model.register_pooler()

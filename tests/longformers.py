@@ -12,7 +12,7 @@ C, N, D = 12, 3, 4
 def make_encoder(pattern: str, **options) -> Encoder:
     """Blocks alone, which take embeddings; weights are large enough that a wrong key shows."""
     torch.manual_seed(1)
-    options = {"relative_position_buckets": 0, "lazy_backend": "eager", **options}
+    options = {"relative_position_buckets": 0, "attention_backend": "eager", **options}
     encoder = Encoder(pattern, None, C, 20, N, **options).double().eval()
     for parameter in encoder.parameters():
         nn.init.normal_(parameter, std=0.4)
@@ -21,7 +21,9 @@ def make_encoder(pattern: str, **options) -> Encoder:
 
 def make_decoder(pattern: str, **options) -> CausalDecoder:
     torch.manual_seed(1)
-    decoder = CausalDecoder(pattern, 17, C, 20, N, **{"mem_len": 0, "lazy_backend": "eager", **options}).double().eval()
+    decoder = (
+        CausalDecoder(pattern, 17, C, 20, N, **{"mem_len": 0, "attention_backend": "eager", **options}).double().eval()
+    )
     for parameter in decoder.parameters():
         nn.init.normal_(parameter, std=0.4)
     return decoder

@@ -83,9 +83,9 @@ def test_the_back_ends_of_a_row_are_the_only_ones():
     only_eager = Kind("q", "only eager", "", "", {ENCODER: LocalMean}, LOCAL_MEAN.settings, back_ends=("eager",))
     with registered(only_eager):
         with pytest.raises(
-            UserError, match=r"--lazy-backend fused: cannot compute only eager \(q\); choose from auto, eager"
+            UserError, match=r"--attention-backend fused: cannot compute only eager \(q\); choose from auto, eager"
         ):
-            Encoder("sq", 11, 8, 8, 2, lazy_backend="fused")
+            Encoder("sq", 11, 8, 8, 2, attention_backend="fused")
         encoder = Encoder("sq", 11, 8, 8, 2)
         assert encoder.context(torch.zeros(1, 4, 8)).back_end(0, ()) == "eager"
     assert all(set(kind.back_ends) <= set(BACKENDS) for kind in kinds())
@@ -104,7 +104,7 @@ def counted(call) -> int:
 
 
 def test_formulas_equal_a_built_encoder():
-    encoder = Encoder("m[width=4] f s l m", 17, 8, 12, 2, 16, relative_position_buckets=0, lazy_backend="eager")
+    encoder = Encoder("m[width=4] f s l m", 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend="eager")
     head, tokens = MaskedLMHead(8, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
     pattern, sizes = "m[width=4] f s l m", encoder.sizes
     built = sum(weight.numel() for weight in torch.nn.ModuleList([encoder, head]).parameters())
@@ -115,7 +115,7 @@ def test_formulas_equal_a_built_encoder():
 
 
 def test_formulas_equal_a_built_causal_model():
-    decoder = CausalDecoder("m[width=4] f s l", 17, 8, 12, 2, mem_len=5, lazy_backend="eager")
+    decoder = CausalDecoder("m[width=4] f s l", 17, 8, 12, 2, mem_len=5, attention_backend="eager")
     softmax, memory = AdaptiveSoftmax(decoder.embedding), StreamMemory()
     decoder(torch.randint(0, 17, (2, 5)), memory)
     tokens = torch.randint(0, 17, (2, 4))

@@ -47,7 +47,7 @@ def test_a_causal_model_trains_and_resumes(lm_data, tmp_path, fairseq_train):
     task = "stream_language_modeling --tgt-len 8"
     options = (
         "--arch transformer_xl_tiny --sublayer-pattern 'm[width=4] f s f l' --criterion causal_lm --batch-size 4 "
-        "--adaptive-softmax-cutoff '' --mem-len 8 --lazy-backend fused --max-update 6 --save-interval-updates 3"
+        "--adaptive-softmax-cutoff '' --mem-len 8 --attention-backend fused --max-update 6 --save-interval-updates 3"
     )
     whole = fairseq_train(lm_data, options, tmp_path / "whole", task)
     resumed = fairseq_train(lm_data, options, from_the_third_update(tmp_path), task)

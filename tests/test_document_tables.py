@@ -1,6 +1,7 @@
 """The tables of the pages are held to the code that they describe."""
 
 import re
+from argparse import SUPPRESS
 from dataclasses import MISSING, Field, fields
 
 import pytest
@@ -100,7 +101,9 @@ def own_options(config: type[FairseqDataclass]) -> list[Field]:
     return [
         field
         for field in fields(config)
-        if "help" in field.metadata and field.default not in (MISSING, REQUIRED) and field.name not in inherited
+        if field.metadata.get("help", SUPPRESS) != SUPPRESS
+        and field.default not in (MISSING, REQUIRED)
+        and field.name not in inherited
     ]
 
 

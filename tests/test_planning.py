@@ -59,7 +59,7 @@ class TestFit:
             fit(job_of_arch("bert_base"), Place(7, 16 * 10**9, "fp16"))
 
     def test_a_back_end_that_cannot_is_refused(self):
-        with pytest.raises(UserError, match="--lazy-backend fused: cannot compute M1x12"):  # attention dropout
+        with pytest.raises(UserError, match="--attention-backend fused: cannot compute M1x12"):  # attention dropout
             fit(job_of_arch("bert_base"), V100, "fused")
 
     def test_nothing_attends(self):
@@ -159,8 +159,8 @@ class TestCommand:
         assert "Choose shorter sequences, half precision or a larger GPU." in run(*small, "--precision", "fp32").output
 
     def test_a_back_end_that_would_fit_is_named(self):
-        long = ("--gpu-memory", "6GB", "--tokens-per-sample", 4096, "--lazy-backend", "eager")
-        assert "Choose --lazy-backend recompute, shorter" in run("plan", "--arch", "bert_base", *long).output
+        long = ("--gpu-memory", "6GB", "--tokens-per-sample", 4096, "--attention-backend", "eager")
+        assert "Choose --attention-backend recompute, shorter" in run("plan", "--arch", "bert_base", *long).output
 
     def test_an_estimate_is_called_one(self):
         assert "s[buckets=128,rounds=4] is an estimate" in run("plan", "--arch", "reformer_base", "--gpus", 1).output

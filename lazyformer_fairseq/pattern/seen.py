@@ -57,7 +57,7 @@ def build_network(
     """
     torch.manual_seed(1)
     sizes = (HEAD_SIZE * num_heads, HEAD_SIZE, num_heads)
-    options: dict[str, Any] = {"lazy_backend": "eager"}
+    options: dict[str, Any] = {"attention_backend": "eager"}
     try:
         if direction == ENCODER:
             options["relative_position_buckets"] = bias_buckets

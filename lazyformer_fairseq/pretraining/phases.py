@@ -31,7 +31,8 @@ OWN = {
 FREE = (
     *("gpus", "nodes", "node_rank", "master", "max_restarts", "fp16", "bf16", "fp32", "fit", "no_fit", "dry_run"),
     *("sequences_per_gpu", "batch_size", "max_sentences", "batch_size_valid", "num_workers", "ddp_backend"),
-    *("lazy_backend", "compile", "log_interval", "log_format", "tensorboard_logdir", "wandb_project", "verify"),
+    *("attention_backend", "lazy_backend", "compile", "verify"),
+    *("log_interval", "log_format", "tensorboard_logdir", "wandb_project"),
     *("save_interval_updates", "keep_interval_updates", "keep_updates_list", "validate_interval_updates"),
 )
 TINY = {

@@ -130,7 +130,7 @@ class Launch:
             made = job()
             precision = self._precision if self.found or self.precision else "fp16"
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
-            click.echo(as_text(make_plan(made, place, str(made.config.lazy_backend), given_speed())), err=True)
+            click.echo(as_text(make_plan(made, place, made.attention_backend, given_speed())), err=True)
         except UserError as error:
             click.echo(f"no plan: {error}", err=True)
 

@@ -33,13 +33,13 @@ def quick_compiler(monkeypatch):
     torch._dynamo.reset()
 
 
-def make(compile: bool, lazy_backend: str = "auto") -> tuple[LazyFormerModel, MaskedLMAccuracyCriterion]:
+def make(compile: bool, attention_backend: str = "auto") -> tuple[LazyFormerModel, MaskedLMAccuracyCriterion]:
     dictionary = Dictionary()
     for number in range(20):
         dictionary.add_symbol(f"w{number}")
     torch.manual_seed(1)
     sizes = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": 2, "max_positions": 40}
-    cfg = LazyFormerConfig("M2", dropout=0.0, compile=compile, lazy_backend=lazy_backend, **sizes)
+    cfg = LazyFormerConfig("M2", dropout=0.0, compile=compile, attention_backend=attention_backend, **sizes)
     model = LazyFormerModel(cfg, dictionary)
     torch.nn.init.normal_(model.encoder.sentence_encoder.relative_position_bias.table)
     return model, MaskedLMAccuracyCriterion(SimpleNamespace(target_dictionary=dictionary))
@@ -69,17 +69,17 @@ def assert_equal_training(eager, compiled_one, batch: dict, rtol: float = 1e-4) 
         assert difference <= rtol * size + 1e-5, name
 
 
-@pytest.mark.parametrize("lazy_backend", back_ends_of("cpu"))
+@pytest.mark.parametrize("attention_backend", back_ends_of("cpu"))
 @pytest.mark.slow
-def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, lazy_backend):
-    eager, other = make(False, lazy_backend), make(True, lazy_backend)
+def test_training_is_the_same_and_few_graphs_serve_all_shapes(quick_compiler, attention_backend):
+    eager, other = make(False, attention_backend), make(True, attention_backend)
     torch.manual_seed(2)
     for batch in BATCHES:
         assert_equal_training(eager, other, a_batch(*batch))
     assert not counters["graph_break"]
     # Of the encoder with padding one for the first shape and one for all others, one without; of the loss likewise two.
     # Tiles are listed by length, so that each length is a graph.
-    assert 2 <= counters["stats"]["unique_graphs"] <= (7 if lazy_backend == "tiles" else 5)
+    assert 2 <= counters["stats"]["unique_graphs"] <= (7 if attention_backend == "tiles" else 5)
 
 
 def test_only_training_is_compiled(quick_compiler):

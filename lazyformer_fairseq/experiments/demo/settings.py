@@ -14,7 +14,7 @@ MODELS = {
 # At this size "eager" takes two thirds of the time of what "auto" chooses.
 SAME_FOR_BOTH = (
     "--encoder-embed-dim 64 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0 "
-    "--lazy-backend eager"
+    "--attention-backend eager"
 )
 
 

@@ -97,7 +97,7 @@ TINY = Size(
     corpus=("--vocab-size", "4000", "--valid-share", "0.1", "--min-word-count", "1"),
     pretraining=(
         *("--tokens-per-sample", "32", "--max-positions", "64", "--lr", "2e-3", "--warmup-ratio", "0.1"),
-        *("--dropout", "0", "--lazy-backend", "eager"),
+        *("--dropout", "0", "--attention-backend", "eager"),
         *("--num-workers", "0", "--batch-size-valid", "64", "--max-valid-steps", "20", "--log-interval", "20"),
     ),
     bench=(

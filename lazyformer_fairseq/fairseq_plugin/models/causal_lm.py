@@ -10,6 +10,7 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMCo
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedModel, dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
 from lazyformer_fairseq.fairseq_plugin.reliability.installing import loading_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
@@ -54,7 +55,7 @@ class CausalLanguageModel(CheckedModel):
             activation_dropout=cfg.activation_dropout,
             activation=ACTIVATIONS[str(cfg.activation_fn)],
             normalize_before=cfg.decoder_normalize_before,
-            lazy_backend=str(cfg.lazy_backend),
+            attention_backend=backend_of(cfg),
         )
         self.softmax = AdaptiveSoftmax(self.decoder.embedding)
         self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))

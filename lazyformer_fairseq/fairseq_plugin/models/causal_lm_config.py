@@ -1,5 +1,6 @@
 """Options of the causal language model. Defaults are ``transformer_xl_base``'s; ``--arch NAME`` sets a row's."""
 
+from argparse import SUPPRESS
 from dataclasses import dataclass
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -44,11 +45,12 @@ class CausalLMConfig(FairseqDataclass):
         "every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself",
     )
     init_std: float = option(0.02, "standard deviation of the weights at first")
-    lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
+    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
         AUTO,
         "how attention is computed, all exact: eager and materialize keep distributions, recompute and "
         "fused do not; auto takes the fastest that was measured",
     )
+    lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
 
 
 def parse_cutoffs(text: str) -> tuple[int, ...]:

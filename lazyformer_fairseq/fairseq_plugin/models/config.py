@@ -1,5 +1,6 @@
 """Options of the model, as fairseq reads them. Defaults are ``lazyformer_m2x6_s``'s; ``--arch NAME`` sets a row's."""
 
+from argparse import SUPPRESS
 from dataclasses import dataclass
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -51,11 +52,12 @@ class LazyFormerConfig(FairseqDataclass):
         _DEFAULT.relative_position_buckets, "buckets of T5's relative position bias; 0 for no such bias"
     )
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
-    lazy_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
+    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
         AUTO,
         "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; "
         "auto takes the fastest that was measured",
     )
+    lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
     compile: bool = option(
         False,
         "in training, run the encoder's sublayers and the masked-LM loss through torch.compile; needs a "

@@ -17,6 +17,7 @@ from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import (
     OPTIONS,
     WEIGHTS_FILE,
 )
+from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 
@@ -37,7 +38,7 @@ def export(folder: Union[str, Path], out: Union[str, Path], checkpoint_file: Opt
 
 def write_model(loaded: LazyFormerHub, folder: Path) -> None:
     """Writes a model and its tokenizer into a folder that is there already, file by file."""
-    options = OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True)
+    options = with_new_names(OmegaConf.to_container(OmegaConf.structured(loaded.model.cfg), enum_to_str=True))
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

@@ -33,6 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     try:
         options, weights = state["cfg"]["model"], state["model"]
         _refuse_unknown(state["cfg"], path)
-        cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), dict(options))
+        cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), with_new_names(options))
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
     if not isinstance(weights, dict) or not all(isinstance(weight, Tensor) for weight in weights.values()):

@@ -18,6 +18,7 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
 )
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import (
@@ -167,7 +168,7 @@ class _EncoderWithHead(FairseqEncoder):
             relative_position_max_distance=cfg.relative_position_max_distance,
             token_types=cfg.token_types,
             layer_norm_eps=cfg.layer_norm_eps,
-            lazy_backend=str(cfg.lazy_backend),
+            attention_backend=backend_of(cfg),
         )
         self.sentence_encoder.compiles = cfg.compile
         self.lm_head = MaskedLMHead(

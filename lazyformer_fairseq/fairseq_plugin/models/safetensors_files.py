@@ -19,11 +19,12 @@ from torch import Tensor
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import SAFETENSORS
+from lazyformer_fairseq.fairseq_plugin.reliability.options import OLD_NAMES, with_new_names
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "lazyformer model", 1
 ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
-OPTIONS = tuple(field.name for field in fields(LazyFormerConfig) if not field.name.startswith("_"))
+OPTIONS = tuple(each.name for each in fields(LazyFormerConfig) if each.name[0] != "_" and each.name not in OLD_NAMES)
 
 
 def reading_safetensors(load_checkpoint_to_cpu, path, *args, **kwargs):
@@ -88,6 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
     options = config.get("model")
     if not isinstance(options, dict) or config.get("architecture") != ARCHITECTURE:
         raise UserError(f"{path}: must have the architecture {ARCHITECTURE} and the options of its model")
+    options = with_new_names(options)
     if unknown := sorted(options.keys() - set(OPTIONS)):
         raise UserError(f"{path}: unknown option {', '.join(unknown)}; this version knows {', '.join(OPTIONS)}")
     options = {name: getattr(LazyFormerConfig, name) for name in OPTIONS} | options

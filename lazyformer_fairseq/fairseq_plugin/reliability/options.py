@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.util import get_temp_dir
 from typing import Any, Optional
@@ -31,6 +32,26 @@ LOGS_NEED = {
 def option(default: Any, help: str) -> Any:
     """A field of a config: what fairseq makes an option of the command line."""
     return field(default=default, metadata={"help": help})
+
+
+# Options of models that had another name in 0.1.0. On command lines, in YAML and in checkpoints the old ones still
+# serve; what is written has the new ones.
+OLD_NAMES = {"lazy_backend": "attention_backend"}
+
+
+def with_new_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's options without those of :data:`OLD_NAMES`, which give their values where the new ones are "auto"."""
+    renamed = {name: value for name, value in options.items() if name not in OLD_NAMES}
+    for old, new in OLD_NAMES.items():
+        if (value := options.get(old)) and str(renamed.get(new, "")) in ("", "auto"):
+            renamed[new] = value
+    return renamed
+
+
+def backend_of(model: Any) -> str:
+    """The ``--attention-backend`` of a model's settings; empty for a model that has no such option."""
+    names = ("attention_backend", *OLD_NAMES)
+    return str(with_new_names({name: getattr(model, name, None) or "" for name in names})["attention_backend"])
 
 
 @dataclass

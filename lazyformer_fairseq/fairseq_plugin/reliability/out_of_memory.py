@@ -12,6 +12,7 @@ import torch
 
 from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 
 # Of torch on a GPU and on a processor (c10/core/impl/alloc_cpu.cpp, on Linux and elsewhere), and of cuBLAS and cuDNN.
 SIGNS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
@@ -58,8 +59,8 @@ def end_where_memory_ends_in_validation(valid_step, self, sample, raise_oom=Fals
 
 def _in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     advice = [_smaller_batches(trainer.cfg)]
-    if trainer.cfg.model.get("lazy_backend", "") not in ("", "recompute", "fused"):
-        advice.append("--lazy-backend recompute keeps no distributions")
+    if backend_of(trainer.cfg.model) not in ("", "recompute", "fused"):
+        advice.append("--attention-backend recompute keeps no distributions")
     if not (trainer.cfg.common.fp16 or trainer.cfg.common.bf16):
         precision = precision_on("cuda") if trainer.cuda else "bf16"
         advice.append(f"--{precision} halves activations")

@@ -13,6 +13,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.storage.hashes import sha256_of
 
 DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
@@ -80,7 +81,7 @@ def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenize
         sha256_of(path),
         history[-1].get("num_updates"),
         sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
-        _as_arguments({**options, "dropout": DROPOUT}),
+        _as_arguments({**with_new_names(options), "dropout": DROPOUT}),
         int(options["max_positions"]),
     )
 

@@ -105,7 +105,7 @@ def check_same_outputs(source: Source, model: Any) -> None:
     Both are in double precision from then on: in single precision deep models amplify rounding as far as small mistakes
     reach.
     """
-    source.model.double().encoder.sentence_encoder.lazy_backend = "eager"
+    source.model.double().encoder.sentence_encoder.attention_backend = "eager"
     model = model.double()
     ids, marked = example(source)
     given = {} if marked is None else {"global_attention_mask": marked.long()}

@@ -1,4 +1,4 @@
-"""The back ends of lazy attention alone, on this machine: the table from which ``--lazy-backend auto`` chooses."""
+"""The back ends of lazy attention alone, on this machine: the table from which ``--attention-backend auto`` chooses."""
 
 import bisect
 import copy

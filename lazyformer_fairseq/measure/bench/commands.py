@@ -142,7 +142,7 @@ def backends(
     show: bool,
     **sizes: Any,
 ) -> None:
-    """Measure the attention of lazy blocks on each back end: what --lazy-backend auto chooses by.
+    """Measure the attention of lazy blocks on each back end: what --attention-backend auto chooses by.
 
     In training and inference, with a learned bias, with the positions of causal models and with neither, with and
     without padding; windows without. What the file has of other kinds of device stays,

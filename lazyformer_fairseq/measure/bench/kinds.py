@@ -151,7 +151,7 @@ class _Given:
             heads,
             max_positions=projected.size(1),
             relative_position_buckets=0,
-            lazy_backend=back_end,
+            attention_backend=back_end,
         ).to(gradient)
         self.x = torch.randn_like(gradient, requires_grad=True)
         self.gradient = gradient

@@ -22,7 +22,12 @@ POSITIVE = click.IntRange(min=1)
 @click.option(
     "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp16", help="Of weights and activations."
 )
-@click.option("--lazy-backend", "back_end", help="How attention is computed.  [default: the training's, else auto]")
+@click.option(
+    "--attention-backend",
+    "--lazy-backend",
+    "back_end",
+    help="How attention is computed.  [default: the training's, else auto]",
+)
 @click.option("--tokens-per-sample", "--tgt-len", "time", type=POSITIVE, help="[default: the training's]")
 @click.option("--batch", "per_update", type=POSITIVE, help="Sequences of an update.  [default: the training's, 256]")
 @click.option("--max-update", type=POSITIVE, help="[default: the training's, 1000000; language models 40000]")
@@ -79,7 +84,7 @@ def plan(
         known = vocab_size or (data and vocabulary_of(data, job.is_causal)) or job.vocab_size
         job = replace(job, vocab_size=known, **given)
         speed = _measured(job) if measure else given_speed(teraflops)
-        chosen = back_end or str(job.config.lazy_backend)
+        chosen = back_end or job.attention_backend
         plans.append(make_plan(job, place, chosen, speed, _bytes_of(data) if data else None))
     if wants_json:
         found = [as_json(made) for made in plans]

@@ -62,7 +62,7 @@ def fit(job: Job, place: Place, back_end: str = AUTO) -> Fit:
         )
     share = job.per_update // place.processes
     if back_end not in (AUTO, *possible_back_ends(job, place.device)):
-        raise UserError(f"--lazy-backend {back_end}: cannot compute {job.pattern} on {place.device}")
+        raise UserError(f"--attention-backend {back_end}: cannot compute {job.pattern} on {place.device}")
     for batch in (size for size in range(share, 0, -1) if share % size == 0):
         found = count_on(job, place, back_end, batch, share)
         if found.peak <= USABLE * place.memory:

@@ -12,6 +12,7 @@ from yaml import YAMLError
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
@@ -53,6 +54,10 @@ class Job:
     @property
     def is_causal(self) -> bool:
         return isinstance(self.config, CausalLMConfig)
+
+    @property
+    def attention_backend(self) -> str:
+        return backend_of(self.config)
 
     @property
     def pattern(self) -> str:

@@ -46,7 +46,7 @@ def batch_that_fits(job: Job, place: Place) -> Batch:
     Raises:
         UserError: as :func:`.fit.fit` does.
     """
-    found = fit(job, place, str(job.config.lazy_backend))
+    found = fit(job, place, job.attention_backend)
     gigabytes = f"{found.memory.peak / 1e9:.1f} GB of a GPU's {place.memory / 1e9:.1f} GB, by formula"
     if not found.batch:
         return Batch(1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan")

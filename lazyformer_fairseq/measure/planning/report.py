@@ -148,7 +148,7 @@ def _sentences(plan: Plan) -> list[str]:
 
 def _remedies(plan: Plan, unit: str) -> str:
     fitting = [found.back_end for found in plan.fits if found.batch]
-    ways = [f"--lazy-backend {' or '.join(fitting)}"] if fitting else []
+    ways = [f"--attention-backend {' or '.join(fitting)}"] if fitting else []
     ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}"
 

@@ -1,4 +1,4 @@
-"""How attention is computed: back ends with one interface, ``--lazy-backend``. One row each in :data:`BACK_ENDS`.
+"""How attention is computed: back ends with one interface, ``--attention-backend``. One row each in :data:`BACK_ENDS`.
 
 | name | the ``s`` keeps | an ``l`` computes | memory |
 |---|---|---|---|

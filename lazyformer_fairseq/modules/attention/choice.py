@@ -79,11 +79,11 @@ class Workload(NamedTuple):
 def check_backend(name: str, attention_dropout: float) -> None:
     """Raises UserError for an unknown name, and for a back end that lacks the requested dropout."""
     if name not in (AUTO, *BACKENDS):
-        raise UserError(f"--lazy-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
+        raise UserError(f"--attention-backend {name}: choose from {', '.join((AUTO, *BACKENDS))}")
     if name == "fused" and attention_dropout:
         raise UserError(
-            f"--lazy-backend fused never writes the distribution that --attention-dropout {attention_dropout} would "
-            "thin out: give --attention-dropout 0, or another back end"
+            f"--attention-backend fused never writes the distribution that --attention-dropout {attention_dropout} "
+            "would thin out: give --attention-dropout 0, or another back end"
         )
 
 
@@ -98,8 +98,8 @@ def choose(name: str, workload: Workload, consumers: int, among: tuple[str, ...]
     if not BACK_ENDS[name].runs_on(workload.device):
         major, minor = compute_capability()
         raise BackEndNotHereError(
-            f"--lazy-backend {name}: needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}: "
-            f"give {AUTO} or recompute"
+            f"--attention-backend {name}: needs a GPU of compute capability 8.0 or above, this one has {major}.{minor}"
+            f": give {AUTO} or recompute"
         )
     return name
 

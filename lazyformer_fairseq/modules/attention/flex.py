@@ -55,8 +55,8 @@ class FlexAttention:
             return kernel(self.q_BNTD, self.k_BNKD, v_BNKD, self.addition, self.block_mask)
         except NotImplementedError as error:
             raise UserError(
-                f"--lazy-backend flex: torch computes no gradients of it on this device ({self.q_BNTD.device.type}); "
-                "give auto, which takes it where it can"
+                f"--attention-backend flex: torch computes no gradients of it on this device "
+                f"({self.q_BNTD.device.type}); give auto, which takes it where it can"
             ) from error
 
     def _kernel(self) -> Callable[..., Tensor]:
@@ -110,7 +110,7 @@ def _compiled(kind: Hashable) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, addition: Optional[Callable[..., Tensor]], block_mask: Any) -> Tensor:
         return flex_attention(q, k, v, addition, block_mask)
 
-    return compiled(_copy(attend), True, "--lazy-backend flex")
+    return compiled(_copy(attend), True, "--attention-backend flex")
 
 
 def _copy(function: FunctionType) -> FunctionType:

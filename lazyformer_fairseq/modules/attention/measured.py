@@ -1,4 +1,4 @@
-"""The tables from which ``--lazy-backend auto`` chooses: measurements by kind of device.
+"""The tables from which ``--attention-backend auto`` chooses: measurements by kind of device.
 
 One is shipped (:data:`SHIPPED`), one is the user's own, in the cache folder, which ``lazyformer bench backends``
 writes; the user's wins for a kind of device (:func:`device_kind`) that both have. A file holds, by kind of device:

@@ -77,7 +77,7 @@ class CausalDecoder(Stack):
         self.clamp_len = clamp_len
         self.same_length = same_length
         if same_length:
-            _refuse_back_end_without_mask(self.lazy_backend)
+            _refuse_back_end_without_mask(self.attention_backend)
         self.embedding = AdaptiveEmbedding(vocab_size, embed_dim, cutoffs, div_val)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, embed_dim // num_heads))
@@ -199,7 +199,9 @@ def _refuse_back_end_without_mask(name: str) -> None:
     """Raises a UserError; in evaluation, where the option may come to a model of any back end, ``eager`` steps in."""
     able = [each for each, row in BACK_ENDS.items() if "mask" not in row.lacks]
     if name not in (AUTO, *able):
-        raise UserError(f"--lazy-backend {name}: cannot compute --same-length; choose from {', '.join((AUTO, *able))}")
+        raise UserError(
+            f"--attention-backend {name}: cannot compute --same-length; choose from {', '.join((AUTO, *able))}"
+        )
 
 
 def refuse_same_length_without_memory(same_length: bool, mem_len: int) -> None:

@@ -42,14 +42,14 @@ class Stack(nn.Module):
         activation_dropout: after the activation of the feed-forward sublayers.
         activation: of the feed-forward sublayers.
         normalize_before: pre-norm.
-        lazy_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
+        attention_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
         mem_len: tokens that a causal model remembers.
         layer_norm_eps: what each LayerNorm adds to the variance.
 
     Attributes:
         direction: ENCODER or CAUSAL: which module a kind has here.
-        lazy_backend: may be set between two forward passes; weights do not depend on it.
+        attention_backend: may be set between two forward passes; weights do not depend on it.
         compiles: whether torch.compile takes the sublayers in training; may be set in the same way.
         features: of its scores besides padding, see :attr:`Scores.features`.
 
@@ -71,7 +71,7 @@ class Stack(nn.Module):
         activation_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = F.gelu,
         normalize_before: bool = False,
-        lazy_backend: str = "auto",
+        attention_backend: str = "auto",
         max_positions: int = 0,
         mem_len: int = 0,
         layer_norm_eps: float = EPS,
@@ -93,7 +93,7 @@ class Stack(nn.Module):
         self.normalize_before = normalize_before
         self.layer_norm_eps = layer_norm_eps
         self.plan = plan(pattern, self.direction)
-        self.lazy_backend = lazy_backend
+        self.attention_backend = attention_backend
         self.compiles = False
 
     def build_sublayers(self) -> nn.ModuleList:
@@ -138,16 +138,16 @@ class Stack(nn.Module):
         raise NotImplementedError
 
     @property
-    def lazy_backend(self) -> str:
-        return self._lazy_backend
+    def attention_backend(self) -> str:
+        return self._attention_backend
 
-    @lazy_backend.setter
-    def lazy_backend(self, name: str) -> None:
+    @attention_backend.setter
+    def attention_backend(self, name: str) -> None:
         check_backend(name, self.options.attention_dropout)
         if name != AUTO:
             for planned in self.plan:
                 self._check_back_end(name, planned)
-        self._lazy_backend = name
+        self._attention_backend = name
 
     def _check_back_end(self, name: str, planned: PlannedSublayer) -> None:
         """Raises a UserError where a back end cannot compute a sublayer."""
@@ -157,7 +157,7 @@ class Stack(nn.Module):
             limit = tuple(each for each in limit if features.isdisjoint(BACK_ENDS[each].lacks))
         if limit and name not in limit:
             raise UserError(
-                f"--lazy-backend {name}: cannot compute {planned.kind.name} ({planned.text}); choose from "
+                f"--attention-backend {name}: cannot compute {planned.kind.name} ({planned.text}); choose from "
                 f"{', '.join((AUTO, *limit))}"
             )
 
@@ -188,8 +188,8 @@ class Stack(nn.Module):
         chosen = {}
         for consumers, settings in {(each.consumers.count(DISTRIBUTION), each.shaper.settings) for each in blocks}:
             shaped = _with(workload, settings)
-            chosen[consumers, settings] = choose(self.lazy_backend, shaped, consumers, self._among())
-        return partial(_chosen, chosen, self.lazy_backend, workload)
+            chosen[consumers, settings] = choose(self.attention_backend, shaped, consumers, self._among())
+        return partial(_chosen, chosen, self.attention_backend, workload)
 
     def _among(self) -> tuple[str, ...]:
         """The back ends that the kinds of this network allow."""

@@ -46,7 +46,7 @@ class Answerer(nn.Module):
         super().__init__()
         self.encoder = Encoder(
             pattern, SYMBOLS, 16, 128, 1, max_positions=6, normalize_before=True, relative_position_buckets=0,
-            lazy_backend="eager",
+            attention_backend="eager",
         )  # fmt: skip
         self.head = nn.Linear(16, SYMBOLS)
         self.apply(init_bert_weights)

@@ -107,7 +107,7 @@ def test_a_model_learns_nothing_from_itself(tmp_path):
 @pytest.mark.parametrize("backend", ["auto", "eager", "recompute"])
 def test_the_loss_is_the_formula_in_double_precision(tmp_path, backend):
     """Against probabilities written out by softmax, from weights alone."""
-    student = make_model("sflf", 1, lazy_backend=backend).double()
+    student = make_model("sflf", 1, attention_backend=backend).double()
     teacher = make_model("sfsf", 2).double()
     orders = [None, None, [1, 0], None]
     options = dict(distill_temperature=3.0, distill_masked_lm_weight=0.5, distill_words_weight=2.0)

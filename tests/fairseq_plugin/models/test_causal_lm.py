@@ -181,7 +181,7 @@ def test_fairseqs_get_args_is_enough_to_build_a_model(tmp_path, task, arch):
     (tmp_path / "dict.txt").write_text("".join(f"w{number} 9\n" for number in range(30)))
     args = options.get_args(tmp_path, task=task, arch=arch, dropout=0.3)
     model = tasks.setup_task(args).build_model(args)
-    assert (model.cfg.dropout, str(model.cfg.lazy_backend)) == (0.3, "auto")
+    assert (model.cfg.dropout, str(model.cfg.attention_backend)) == (0.3, "auto")
     assert model.cfg.sublayer_pattern == {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}[arch].sublayer_pattern
 
 

@@ -54,7 +54,7 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
     message = str(found.value)
     assert re.search(r"^out of memory in update 3: batches of 2 x \d\d tokens\. [\d,]+ parameters; ", message)
     assert ("2.50 GiB" if "CUDA" in str(error) else "128.00 GiB") + " were asked for" in message
-    assert "--batch-size 1 (an update stays as large); --lazy-backend recompute" in message and "--bf16" in message
+    assert "--batch-size 1 (an update stays as large); --attention-backend recompute" in message and "--bf16" in message
     assert {path.name for path in (tmp_path / "run").glob("*.pt")} == {"checkpoint_1_2.pt", "checkpoint_last.pt"}
     found = fairseq_train(data_folder, OPTIONS, tmp_path / "run")
     assert_equal_state(found["model"], expected["model"])

@@ -1,4 +1,4 @@
-"""`lazyformer bench backends`: the table that `--lazy-backend auto` reads."""
+"""`lazyformer bench backends`: the table that `--attention-backend auto` reads."""
 
 import math
 

@@ -48,7 +48,7 @@ def test_models_stand_beside_bert_and_the_paper(small_baseline, tmp_path):
 )
 def test_flops_are_those_that_torch_counts(arch, products):
     thing = table_4._Inference(arch, 16, "cpu", torch.float32)
-    thing.model.encoder.sentence_encoder.lazy_backend = "eager"  # torch's counter passes over the fused one
+    thing.model.encoder.sentence_encoder.attention_backend = "eager"  # torch's counter passes over the fused one
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         assert thing().shape == (1, 16, 2)
     cost = table_4.cost_of(arch, 16)

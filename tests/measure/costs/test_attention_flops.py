@@ -49,7 +49,7 @@ def counted(call) -> int:
 def test_a_back_end(back_end, buckets, pattern):
     sizes = EncoderSizes(17, 12, 20, 3, 16, buckets)
     encoder = Encoder(
-        pattern, 17, 12, 20, 3, max_positions=16, relative_position_buckets=buckets, lazy_backend=back_end
+        pattern, 17, 12, 20, 3, max_positions=16, relative_position_buckets=buckets, attention_backend=back_end
     )
     head = MaskedLMHead(12, encoder.embed_tokens)
     tokens = torch.randint(2, 17, (2, 16))
@@ -67,7 +67,7 @@ def test_a_back_end(back_end, buckets, pattern):
 @pytest.mark.parametrize("back_end", ["materialize", "fused"])
 def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
     """Of the kernels as plain functions, the counter sees each product; pieces leave out keys in the future."""
-    decoder = CausalDecoder("sflf s", 17, 12, 20, 3, mem_len=6, lazy_backend=back_end)
+    decoder = CausalDecoder("sflf s", 17, 12, 20, 3, mem_len=6, attention_backend=back_end)
     tokens = torch.randint(2, 17, (2, 5))
 
     def count() -> int:

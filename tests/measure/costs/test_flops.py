@@ -41,7 +41,7 @@ def test_an_encoder_with_its_head(pattern, heads, head_size, width, time, batch,
     sizes = EncoderSizes(17, heads * head_size, width, heads, 10, buckets)
     encoder = Encoder(
         pattern, 17, heads * head_size, width, heads,
-        max_positions=10, relative_position_buckets=buckets, lazy_backend="eager",
+        max_positions=10, relative_position_buckets=buckets, attention_backend="eager",
     )  # fmt: skip
     head = MaskedLMHead(sizes.embed_dim, encoder.embed_tokens)
     tokens = torch.randint(2, 17, (batch, time))
@@ -72,7 +72,8 @@ def test_a_causal_model_that_predicts_frequent_words(
     embed_dim = heads * head_size * 2
     sizes = CausalSizes(17, embed_dim, width, heads, cutoffs, div_val)
     decoder = CausalDecoder(
-        pattern, 17, embed_dim, width, heads, mem_len=memory, cutoffs=cutoffs, div_val=div_val, lazy_backend="eager"
+        pattern, 17, embed_dim, width, heads, mem_len=memory, cutoffs=cutoffs, div_val=div_val,
+        attention_backend="eager",
     )  # fmt: skip
     softmax = AdaptiveSoftmax(decoder.embedding)
     tokens = torch.randint(0, 7, (batch, time))

@@ -66,7 +66,7 @@ def _encoder(
 ) -> Case:
     sizes = {"encoder_embed_dim": embed_dim, "encoder_ffn_embed_dim": 4 * embed_dim, "encoder_attention_heads": 4}
     given = {"attention_dropout": 0.0, "max_positions": time, **sizes, **options}
-    cfg = LazyFormerConfig(sublayer_pattern=pattern, lazy_backend=back_end, **given)
+    cfg = LazyFormerConfig(sublayer_pattern=pattern, attention_backend=back_end, **given)
     model = LazyFormerModel(cfg, dictionary_of(vocab_size)).to(device, DTYPES[precision]).train()
     network = model.encoder.sentence_encoder
     run = _pass(cfg, network, batch, time, precision, back_end, device=device)
@@ -78,7 +78,7 @@ def _causal(
 ) -> Case:
     sizes = {"decoder_embed_dim": embed_dim, "decoder_ffn_embed_dim": 4 * embed_dim, "decoder_attention_heads": 4}
     given = {"attention_dropout": 0.0, "adaptive_softmax_cutoff": "", **sizes, **options}
-    cfg = CausalLMConfig(sublayer_pattern=pattern, lazy_backend=back_end, mem_len=memory, **given)
+    cfg = CausalLMConfig(sublayer_pattern=pattern, attention_backend=back_end, mem_len=memory, **given)
     model = CausalLanguageModel(cfg, dictionary_of(vocab_size)).to(DTYPES[precision]).train()
     return Case(model, model.decoder, _pass(cfg, model.decoder, batch, time, precision, back_end, memory), None)
 
@@ -150,19 +150,19 @@ class TestMorePatternsOnEveryBackEnd:
     "options",
     [
         {"attention_dropout": 0.1},
-        {"attention_dropout": 0.1, "lazy_backend": "recompute"},
+        {"attention_dropout": 0.1, "attention_backend": "recompute"},
         {"dropout": 0.0},
         {"activation_dropout": 0.1},
         {"activation_fn": "relu"},
         {"encoder_normalize_before": True},
-        {"relative_position_buckets": 0, "lazy_backend": "recompute"},
+        {"relative_position_buckets": 0, "attention_backend": "recompute"},
         {"vocab_size": 8192},
     ],
     ids=str,
 )
 def test_options_of_an_encoder(options, precision):
     options = {**TINY, **options}
-    back_end = options.pop("lazy_backend", "eager")
+    back_end = options.pop("attention_backend", "eager")
     assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **options))
 
 

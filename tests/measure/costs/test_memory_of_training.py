@@ -29,7 +29,7 @@ def test_an_update_of_fairseq(data_folder, tmp_path, precision):
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in WIDE.items())
     command = (
         f"--user-dir {ROOT / 'lazyformer_fairseq'} --task full_sentences_masked_lm --tokens-per-sample 64 "
-        f"--criterion masked_lm_accuracy --arch bert_tiny {sizes} --lazy-backend eager --batch-size 8 --cpu "
+        f"--criterion masked_lm_accuracy --arch bert_tiny {sizes} --attention-backend eager --batch-size 8 --cpu "
         "--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --max-update 9"
     )
     command += " --bf16" if precision == "bf16" else ""

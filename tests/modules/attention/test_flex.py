@@ -170,7 +170,7 @@ def test_within_a_compiled_model_it_is_part_of_the_graph():
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.11"), reason="torch 2.10 trains with it on a processor")
 def test_training_on_a_processor_is_refused_in_words():
     case = Case(MIXED, 1, 5, 0, 0, False, set(), 1)
-    with pytest.raises(UserError, match=r"--lazy-backend flex: .* on this device \(cpu\); give auto"):
+    with pytest.raises(UserError, match=r"--attention-backend flex: .* on this device \(cpu\); give auto"):
         case.by("flex", with_gradients=True)
 
 

@@ -118,7 +118,7 @@ def test_no_token_sees_a_later_one(pattern, normalize_before):
 
 
 def test_recompute_runs_torchs_attention_for_every_sublayer_that_attends():
-    decoder = make_decoder("sf sflf s", lazy_backend="recompute")
+    decoder = make_decoder("sf sflf s", attention_backend="recompute")
     with mock.patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
         decoder(random_tokens(1, 5))
     assert fused.call_count == 4

@@ -198,7 +198,7 @@ def test_padding_changes_nothing(pattern, buckets, normalize_before):
 @pytest.mark.parametrize("backend", back_ends_of("cpu"))
 @pytest.mark.parametrize("buckets", [0, 32])
 def test_padding_may_stand_anywhere(backend, buckets):
-    encoder = make_encoder("(sflf)x2", relative_position_buckets=buckets, lazy_backend=backend).double()
+    encoder = make_encoder("(sflf)x2", relative_position_buckets=buckets, attention_backend=backend).double()
     tokens = random_tokens(2, 9)
     alone, _ = encoder(tokens[:1, 3:])
     on_left = tokens.clone()
@@ -219,7 +219,7 @@ def test_padding_may_stand_anywhere(backend, buckets):
 @pytest.mark.parametrize("padding", [slice(0, None), slice(0, -2)], ids=["right", "left"])
 def test_a_row_of_padding_alone_harms_nobody(backend, padding):
     """In the first of two rows; the second is padded elsewhere or nowhere."""
-    encoder = make_encoder("(sflf)x2", lazy_backend=backend)
+    encoder = make_encoder("(sflf)x2", attention_backend=backend)
     tokens = random_tokens(2, 9)
     tokens[0] = PAD
     tokens[1, :-2] = PAD if padding.stop else tokens[1, :-2]
@@ -261,7 +261,7 @@ def test_all_back_ends_agree_on_a_whole_encoder(backend, buckets):
     tokens = with_padding(random_tokens(2, 9))
     results = []
     for name in ("eager", backend):
-        encoder.lazy_backend = name
+        encoder.attention_backend = name
         features, _ = encoder(tokens, tokens.eq(PAD))
         results.append(
             [features, *torch.autograd.grad(features[tokens.ne(PAD)].sin().sum(), list(encoder.parameters()))]
@@ -270,10 +270,10 @@ def test_all_back_ends_agree_on_a_whole_encoder(backend, buckets):
 
 
 def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
-    with pytest.raises(UserError, match="--lazy-backend quick: choose from auto, eager"):
-        make_encoder("sf", lazy_backend="quick")
+    with pytest.raises(UserError, match="--attention-backend quick: choose from auto, eager"):
+        make_encoder("sf", attention_backend="quick")
     with pytest.raises(UserError, match="--attention-dropout 0.1 would"):
-        make_encoder("sf", lazy_backend="fused", attention_dropout=0.1)
+        make_encoder("sf", attention_backend="fused", attention_dropout=0.1)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
 )
 def test_the_encoder_compiles_to_one_graph(backend, padded, monkeypatch):
     dropout = 0.1 if backend == "eager" else 0.0
-    encoder = make_encoder("(sf)x1 M2", attention_dropout=dropout, dropout=0.1, lazy_backend=backend).train()
+    encoder = make_encoder("(sf)x1 M2", attention_dropout=dropout, dropout=0.1, attention_backend=backend).train()
     tokens = with_padding(random_tokens(2, 9))
     mask = tokens.eq(PAD) if padded else None
     torch.compiler.reset()  # of other parametrisations of this test, else a limit is reached

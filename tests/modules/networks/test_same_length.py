@@ -101,10 +101,10 @@ def test_all_back_ends_compute_the_same(pattern, name, before):
     tokens = random_tokens(2, before + 7)
     found = []
     for back_end in ("eager", name):
-        decoder, memory = make_decoder(pattern, mem_len=4, same_length=True, lazy_backend="eager"), StreamMemory()
+        decoder, memory = make_decoder(pattern, mem_len=4, same_length=True, attention_backend="eager"), StreamMemory()
         if before:
             decoder(tokens[:, :before], memory)
-        decoder.lazy_backend = back_end
+        decoder.attention_backend = back_end
         features, _ = decoder(tokens[:, before:], memory)
         features.square().sum().backward()
         found.append([features, *(weight.grad for weight in decoder.parameters() if weight.grad is not None)])
@@ -143,5 +143,5 @@ def test_what_cannot_have_it_is_said(pattern, mem_len, message):
 
 @pytest.mark.parametrize("name", ["materialize", "fused"])
 def test_a_back_end_that_sees_everything_is_refused(name):
-    with pytest.raises(UserError, match=f"--lazy-backend {name}: cannot compute --same-length; choose from auto"):
-        make_decoder("sf", same_length=True, lazy_backend=name)
+    with pytest.raises(UserError, match=f"--attention-backend {name}: cannot compute --same-length; choose from auto"):
+        make_decoder("sf", same_length=True, attention_backend=name)

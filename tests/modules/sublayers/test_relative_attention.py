@@ -88,7 +88,7 @@ def naive_output(distribution: np.ndarray, context: np.ndarray, w_v: np.ndarray,
 @pytest.mark.parametrize("time, memory_length, clamp_len", [(5, 0, 0), (1, 7, 0), (5, 3, 0), (4, 9, 6), (5, 9, -1)])
 def test_attention_equals_the_naive_reference(time, memory_length, clamp_len, heads, precision, tolerance):
     decoder = random_weights(make_decoder(heads, clamp_len))
-    decoder.lazy_backend = "eager"
+    decoder.attention_backend = "eager"
     attention = random_weights(relative_attention(WIDTH, heads, 1))
     lazy = random_weights(decoder.build_sublayer(plan("sl")[1]).inner)
     x, memory = segment_and_memory(time, memory_length)
@@ -165,7 +165,7 @@ def test_each_back_end_equals_eager_forward_and_gradients(time, memory_length, b
     values = torch.randn(layers - 1, 2, 2, memory_length + time, WIDTH // 2, dtype=torch.double)
     results = []
     for name in ("eager", back_end):
-        decoder.lazy_backend = name
+        decoder.attention_backend = name
         x, memory = (part.clone().requires_grad_() for part in segment_and_memory(time, memory_length))
         of_consumers = [value.clone().requires_grad_() for value in values]
         y, handed_on = attention(x, {}, decoder.context(x, memory_length), memory if memory_length else None)
@@ -182,7 +182,7 @@ def test_each_back_end_equals_eager_forward_and_gradients(time, memory_length, b
 def test_a_lazy_block_writes_no_distribution_where_fused_runs():
     """Of 2 x 2 heads, 64 queries and 128 keys a distribution has 32,768 numbers; a piece of it far fewer."""
     decoder, (x, memory) = random_weights(make_decoder(2)), segment_and_memory(64, 64)
-    decoder.lazy_backend = "fused"
+    decoder.attention_backend = "fused"
     attention = random_weights(relative_attention(WIDTH, 2, 1))
     kept = []
 
@@ -245,7 +245,7 @@ def test_no_tensor_has_a_vector_for_each_pair_of_query_and_key():
 )
 def test_memory_masked_out_is_not_projected(pattern, kept):
     torch.manual_seed(1)
-    decoder = CausalDecoder(pattern, 17, 12, 20, 3, mem_len=20, lazy_backend="eager").double().eval()
+    decoder = CausalDecoder(pattern, 17, 12, 20, 3, mem_len=20, attention_backend="eager").double().eval()
     for weight in decoder.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     tokens, memory, projected = torch.randint(17, (2, 24)), StreamMemory(), []

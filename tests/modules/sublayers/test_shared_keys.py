@@ -59,7 +59,7 @@ def test_an_encoder(back_end, padded, window):
     """With T5's bias, padding and mask; all gradients, of the s's weights too."""
     settings = f"[window={window}]" if window else ""
     try:
-        encoder = encoder_of(f"s{settings} k l k", relative_position_buckets=4, lazy_backend=back_end)
+        encoder = encoder_of(f"s{settings} k l k", relative_position_buckets=4, attention_backend=back_end)
     except UserError as error:
         assert window and "cannot compute" in str(error)
         return
@@ -96,7 +96,7 @@ def test_an_encoder(back_end, padded, window):
 @pytest.mark.parametrize("memory_length", [0, 3])
 def test_a_causal_model(back_end, memory_length):
     """Equation by equation of Transformer-XL, with own queries and an own projection of distances."""
-    decoder = random_weights(CausalDecoder("sk", 11, WIDTH, 12, HEADS, mem_len=4, lazy_backend=back_end))
+    decoder = random_weights(CausalDecoder("sk", 11, WIDTH, 12, HEADS, mem_len=4, attention_backend=back_end))
     time, keys = 4, memory_length + 4
     x = torch.randn(2, time, WIDTH, dtype=torch.double, requires_grad=True)
     memory = torch.randn(2, memory_length, WIDTH, dtype=torch.double) if memory_length else None
@@ -221,7 +221,7 @@ def counted(call) -> int:
 @pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])
 def test_formulas_equal_a_built_encoder(back_end):
     pattern = "s k f l k"
-    encoder = Encoder(pattern, 17, 8, 12, 2, 16, relative_position_buckets=0, lazy_backend=back_end)
+    encoder = Encoder(pattern, 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend=back_end)
     head, tokens = MaskedLMHead(8, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
     built = sum(weight.numel() for weight in torch.nn.ModuleList([encoder, head]).parameters())
     assert count_parameters(pattern, encoder.sizes) == built
@@ -233,7 +233,7 @@ def test_formulas_equal_a_built_encoder(back_end):
 
 
 def test_formulas_equal_a_built_causal_model():
-    decoder = CausalDecoder("s f k l", 17, 8, 12, 2, mem_len=5, lazy_backend="eager")
+    decoder = CausalDecoder("s f k l", 17, 8, 12, 2, mem_len=5, attention_backend="eager")
     for planned, sublayer in zip(decoder.plan, decoder.sublayers, strict=True):
         assert count_sublayer_parameters(planned, decoder.sizes) == sum(map(torch.numel, sublayer.parameters()))
     memory, tokens = StreamMemory(), torch.randint(0, 17, (2, 4))

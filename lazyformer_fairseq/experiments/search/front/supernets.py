@@ -31,6 +31,7 @@ from lazyformer_fairseq.experiments.search.supernet.training import (
 )
 from lazyformer_fairseq.fairseq_plugin.optim.lamb import fitted
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.storage.atomic import write_text
 
 
@@ -71,9 +72,9 @@ class SupernetTraining(ABC):
 
     def __init__(self, fairseq: FairseqSearch, counting: Counting, cost: float):
         self.fairseq, self.settings, self.counting, self.most = fairseq, fairseq.settings, counting, cost
-        lazy_backend = str(fairseq.cfg.model.lazy_backend)
+        attention_backend = backend_of(fairseq.cfg.model)
         self.supernet, network = fairseq.build_supernet_and_network(self.settings.candidates)
-        self.single = SinglePath(self.supernet, network, lazy_backend)
+        self.single = SinglePath(self.supernet, network, attention_backend)
         self.weights = weights_optimizer(self.supernet.model, self.settings)
         self.batches = [Batches(part) for part in fairseq.parts()]
         self.spent = Cost()

@@ -225,7 +225,7 @@ class Supernet(nn.Module):
         self.mixtures = _into_layers(network.sublayers, choices)
         network.sublayers = nn.ModuleList(self.mixtures)
         if any(mixture.carries for mixture in self.mixtures):
-            network.lazy_backend = "eager"  # mixing needs stored distributions
+            network.attention_backend = "eager"  # mixing needs stored distributions
 
     def forward(self, *args, **kwargs) -> Any:
         """The model's output, with weights drawn for this pass."""

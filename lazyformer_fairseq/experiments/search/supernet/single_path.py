@@ -15,14 +15,14 @@ class SinglePath(nn.Module):
     """What runs of a supernet is the pattern last taken: as fast as that pattern's own model, with the same result.
 
     Args:
-        lazy_backend: of the paths; a mixture needs stored distributions, a path does not.
+        attention_backend: of the paths; a mixture needs stored distributions, a path does not.
     """
 
-    def __init__(self, supernet: Supernet, network: Stack, lazy_backend: str):
+    def __init__(self, supernet: Supernet, network: Stack, attention_backend: str):
         super().__init__()
         self.supernet = supernet
         self._network = [network]  # in a list: it is in the supernet already
-        self._backends = {"paths": lazy_backend, "mixtures": network.lazy_backend}
+        self._backends = {"paths": attention_backend, "mixtures": network.attention_backend}
         self._consumers = [_consumers(mixture) for mixture in supernet.mixtures]
 
     def take(self, path: Optional[Sequence[str]]) -> None:
@@ -31,7 +31,7 @@ class SinglePath(nn.Module):
         A sublayer is told who reads it in this path, as if the path were a model of its own.
         """
         network, mixtures = self._network[0], self.supernet.mixtures
-        network.lazy_backend = self._backends["mixtures" if path is None else "paths"]
+        network.attention_backend = self._backends["mixtures" if path is None else "paths"]
         if path is None:
             for mixture, consumers in zip(mixtures, self._consumers, strict=True):
                 mixture.only = None

@@ -61,7 +61,7 @@ class Entry:
         encoder = self.contender.encoder
 
         def call() -> object:
-            encoder.lazy_backend = self.back_end
+            encoder.attention_backend = self.back_end
             return thing()
 
         return call
@@ -73,7 +73,7 @@ class Entry:
         if not isinstance(self.contender, OurModel):
             return lambda maker: _torch_attention(weight.device, training and self.baseline == FAIRSEQ)
         encoder = self.contender.encoder
-        encoder.lazy_backend = self.back_end
+        encoder.attention_backend = self.back_end
         with torch.set_grad_enabled(training):
             back_end = encoder.context(weight.new_zeros(1, 1, 1).expand(batch, time, encoder.embed_dim)).back_end
         has_dropout = training and encoder.options.attention_dropout > 0

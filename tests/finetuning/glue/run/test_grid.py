@@ -181,7 +181,7 @@ def test_a_model_is_described(prepared, start_checkpoint):
 def test_options_younger_than_a_checkpoint_have_their_defaults():
     old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
     (model,) = load_start_models({"old": old / "checkpoint_last.pt"}, old / "tokenizer")
-    assert ("--lazy-backend", "auto") in zip(model.options, model.options[1:], strict=False)
+    assert ("--attention-backend", "auto") in zip(model.options, model.options[1:], strict=False)
     assert "--compile" not in model.options
 
 

@@ -84,10 +84,10 @@ def test_peak_memory_counts_what_was_held_at_once():
 @pytest.mark.parametrize("back_end", ["recompute", "fused"])
 def test_memory_of_linear_back_ends_grows_linearly(back_end):
     contender = OurModel({**ARCHITECTURES["lazyformer_m2x6_s_tiny"].options(), "sublayer_pattern": "M2"}, 2048)
-    contender.encoder.lazy_backend = back_end
+    contender.encoder.attention_backend = back_end
     at_n, at_2n = (peak_memory(encoder_training(contender, 1, time), "cpu") for time in (1024, 2048))
     assert at_2n < 2.2 * at_n
-    contender.encoder.lazy_backend = "eager"
+    contender.encoder.attention_backend = "eager"
     assert peak_memory(encoder_training(contender, 1, 2048), "cpu") > 3 * at_2n
 
 

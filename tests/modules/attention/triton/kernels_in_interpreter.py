@@ -261,7 +261,7 @@ def test_an_encoder_learns_as_with_eager():
     mask = torch.arange(33) >= torch.tensor([[33], [9]])
     found = {}
     for backend in ("fused", "eager"):
-        encoder.lazy_backend = backend
+        encoder.attention_backend = backend
         encoder.zero_grad()
         features, _ = encoder(tokens, mask)
         features.masked_fill(mask.unsqueeze(-1), 0).sin().sum().backward()

@@ -55,7 +55,7 @@ def batch(time: int, padded: bool) -> tuple[Tensor, Tensor | None]:
 
 def run(encoder: Encoder, backend: str, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
     """Features of the tokens, and gradients of all weights from a loss that weighs every feature differently."""
-    encoder.lazy_backend = backend
+    encoder.attention_backend = backend
     encoder.zero_grad()
     features, _ = encoder(tokens, mask)
     if mask is not None:

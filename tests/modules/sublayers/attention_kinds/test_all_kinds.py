@@ -160,7 +160,7 @@ def test_it_works_in_half_precision_and_all_weights_learn(direction, s):
 @of_each_kind
 def test_attention_dropout_thins_out_or_is_refused(direction, s):
     try:
-        network = build(direction, f"{s} l", attention_dropout=0.5, lazy_backend="auto")
+        network = build(direction, f"{s} l", attention_dropout=0.5, attention_backend="auto")
     except UserError as error:
         assert "dropout" in str(error)
         return
@@ -191,9 +191,9 @@ def test_flex_computes_the_same_or_refuses(direction, s, monkeypatch):
     """Forward: on a processor torch computes it unfused, and without gradients."""
     monkeypatch.setattr(torchs_flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
     try:
-        other = build(direction, f"{s} f l {s}", lazy_backend="flex")
+        other = build(direction, f"{s} f l {s}", attention_backend="flex")
     except UserError as error:
-        assert "--lazy-backend flex" in str(error)
+        assert "--attention-backend flex" in str(error)
         return
     with torch.no_grad():
         found = run(other, tokens())
@@ -205,9 +205,9 @@ def test_flex_computes_the_same_or_refuses(direction, s, monkeypatch):
 def test_every_back_end_computes_the_same_or_refuses(direction, s, back_end):
     pattern = f"{s} f l {s}"
     try:
-        other = build(direction, pattern, lazy_backend=back_end)
+        other = build(direction, pattern, attention_backend=back_end)
     except UserError as error:
-        assert f"--lazy-backend {back_end}" in str(error)
+        assert f"--attention-backend {back_end}" in str(error)
         return
     results = []
     for network in (build(direction, pattern), other):

@@ -93,4 +93,4 @@ def test_dropout_thins_out_the_distribution():
 @pytest.mark.parametrize("back_end", ["recompute", "fused", "materialize"])
 def test_back_ends_that_know_softmax_alone_are_refused(back_end):
     with pytest.raises(UserError, match=r"cannot compute self-attention \(s\[entmax=1.5\]\)"):
-        Encoder("s[entmax=1.5]", 11, WIDTH, 20, HEADS, lazy_backend=back_end)
+        Encoder("s[entmax=1.5]", 11, WIDTH, 20, HEADS, attention_backend=back_end)

@@ -32,7 +32,7 @@ def encoder_of(pattern: str, back_end: str = "eager", **options) -> Encoder:
     """Blocks alone in float64, every parameter drawn anew, biases too."""
     torch.manual_seed(0)
     options = {"max_positions": LONGEST, "relative_position_buckets": 0, **options}
-    encoder = Encoder(pattern, None, WIDTH, 16, HEADS, lazy_backend=back_end, **options).double()
+    encoder = Encoder(pattern, None, WIDTH, 16, HEADS, attention_backend=back_end, **options).double()
     for parameter in encoder.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return encoder.eval()
@@ -206,7 +206,7 @@ def test_a_lazy_sublayer_is_a_product_with_the_dense_distribution(share):
 def test_formulas(share, time):
     pattern = f"(s[linformer=6,share={share}] l f)x2 s[linformer=3,share={share}] f s[linformer=3,share={share}]"
     encoder = Encoder(
-        pattern, 17, WIDTH, 16, HEADS, max_positions=LONGEST, relative_position_buckets=0, lazy_backend="eager"
+        pattern, 17, WIDTH, 16, HEADS, max_positions=LONGEST, relative_position_buckets=0, attention_backend="eager"
     )
     head = MaskedLMHead(WIDTH, encoder.embed_tokens)
     built = torch.nn.ModuleList([encoder, head])

@@ -49,7 +49,7 @@ def masked(
     ],
 )
 def test_gaps_and_a_lazy_sublayer_are_those_of_a_mask(settings, steps, back_end):
-    encoder = make_encoder(f"s[window=2,{settings}]l", lazy_backend=back_end)
+    encoder = make_encoder(f"s[window=2,{settings}]l", attention_backend=back_end)
     attention, lazy = (sublayer.inner for sublayer in encoder.sublayers)
     tokens = attention.choices["window"].first
     results = []

@@ -157,7 +157,7 @@ def test_keys_beyond_the_longest_span_are_masked_out(direction):
 def test_memory_that_no_head_reaches_is_left_out(pattern):
     """Nothing changes but the cost, which is what the formula says; a consumer above needs all."""
     decoder, memory = (
-        CausalDecoder(pattern, 17, 12, 20, HEADS, mem_len=9, lazy_backend="eager").double(),
+        CausalDecoder(pattern, 17, 12, 20, HEADS, mem_len=9, attention_backend="eager").double(),
         StreamMemory(),
     )
     for parameter in decoder.parameters():

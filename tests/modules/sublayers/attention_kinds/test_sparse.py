@@ -144,7 +144,9 @@ def test_an_encoders_attention_is_torchs_with_that_mask(settings, padded):
 @pytest.mark.parametrize("settings", ["strided=3", "fixed=4,summary=2", "fixed=4,summary=1,heads=split"])
 def test_a_causal_model_counts_from_its_memory(settings):
     """Segments of whole blocks with a memory of whole blocks give what one long segment does."""
-    decoder = random_weights(CausalDecoder(f"s[{settings}]l", 11, WIDTH, 8, HEADS, mem_len=12, lazy_backend="eager"))
+    decoder = random_weights(
+        CausalDecoder(f"s[{settings}]l", 11, WIDTH, 8, HEADS, mem_len=12, attention_backend="eager")
+    )
     tokens = torch.randint(0, 11, (2, 12))
     whole, _ = decoder(tokens)
     memory = StreamMemory()
@@ -154,7 +156,7 @@ def test_a_causal_model_counts_from_its_memory(settings):
     changed = tokens.clone()
     changed[:, 7] = (tokens[:, 7] + 1) % 11
     assert torch.equal(decoder(changed)[0][:, :7], whole[:, :7])
-    full = random_weights(CausalDecoder("sl", 11, WIDTH, 8, HEADS, mem_len=12, lazy_backend="eager"))
+    full = random_weights(CausalDecoder("sl", 11, WIDTH, 8, HEADS, mem_len=12, attention_backend="eager"))
     full.load_state_dict(decoder.state_dict())
     assert not torch.allclose(full(tokens)[0], whole)
 

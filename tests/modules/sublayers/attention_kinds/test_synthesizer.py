@@ -110,7 +110,7 @@ def test_every_sum_is_that_of_the_equations(
 ):  # fmt: skip
     lacks_queries = "dot" not in terms or "factorised_random" in terms  # of the values' size
     back_end = "auto" if back_end == "recompute" and lacks_queries else back_end
-    model = network("+".join(terms), causal, 8 * biased, lazy_backend=back_end)
+    model = network("+".join(terms), causal, 8 * biased, attention_backend=back_end)
     chance = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, time, WIDTH, generator=chance, dtype=torch.double).requires_grad_()
     padding = None
@@ -134,7 +134,7 @@ def test_every_sum_is_that_of_the_equations(
 @pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])
 def test_gradients_of_two_batches_add_up(back_end):
     """The memory of a gradient is reused when it is free, not before."""
-    model = network("random", lazy_backend=back_end)
+    model = network("random", attention_backend=back_end)
     x = torch.randn(2, LENGTH, WIDTH, dtype=torch.double)
     weight = model.sublayers[0].inner.choices["synthesizer"].random_NLL
     kept = []

@@ -29,7 +29,7 @@ def counted(call) -> int:
 @pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])
 @pytest.mark.parametrize("terms", [*OF_TABLE_2, *SUMS[3:]])
 def test_formulas_equal_a_built_encoder(terms, back_end):
-    model = network(terms, sublayers="slfs", lazy_backend=back_end)
+    model = network(terms, sublayers="slfs", attention_backend=back_end)
     head = MaskedLMHead(WIDTH, model.embed_tokens).double()
     tokens, pattern = torch.randint(2, 11, (2, 9)), "".join(planned.text for planned in model.plan)
     built = torch.nn.ModuleList([model, head])
@@ -45,7 +45,7 @@ def test_formulas_equal_a_built_encoder(terms, back_end):
 
 @pytest.mark.parametrize("terms", [*OF_TABLE_2, *SUMS[3:]])
 def test_formulas_equal_a_built_causal_model(terms):
-    model = network(terms, causal=True, sublayers="slf", lazy_backend="eager")
+    model = network(terms, causal=True, sublayers="slf", attention_backend="eager")
     softmax = AdaptiveSoftmax(model.embedding).double()
     tokens, pattern = torch.randint(0, 11, (2, 7)), "".join(planned.text for planned in model.plan)
 

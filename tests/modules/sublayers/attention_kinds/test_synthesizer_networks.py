@@ -13,7 +13,7 @@ from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 @pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])
 @pytest.mark.parametrize("terms", ["random", "factorised_random", "dense+dot"])
 def test_half_precision_is_near(terms, back_end):
-    model = network(terms, buckets=8, lazy_backend=back_end)
+    model = network(terms, buckets=8, attention_backend=back_end)
     for weight in model.parameters():
         weight.data.copy_(weight.to(torch.bfloat16))
     x = torch.randn(2, LENGTH, WIDTH).to(torch.bfloat16)
@@ -36,7 +36,7 @@ def test_half_precision_is_near(terms, back_end):
 def test_compiled_training_is_the_same(terms, monkeypatch):
     compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", lambda function, **options: dynamo_alone(function))
-    model = network(terms, sublayers="slf", lazy_backend="fused").train()
+    model = network(terms, sublayers="slf", attention_backend="fused").train()
     tokens = torch.randint(2, 11, (2, 6))
     found = []
     for compiles in (False, True):
@@ -75,9 +75,11 @@ def test_memory_and_longer_inputs_are_refused():
 
 
 def test_torchs_attention_needs_queries_of_the_values_size():
-    with pytest.raises(UserError, match="--lazy-backend recompute: cannot compute .*choose from auto, eager, mater"):
-        network("random", lazy_backend="recompute")
-    network("random+dot", lazy_backend="recompute")
+    with pytest.raises(
+        UserError, match="--attention-backend recompute: cannot compute .*choose from auto, eager, mater"
+    ):
+        network("random", attention_backend="recompute")
+    network("random+dot", attention_backend="recompute")
 
 
 def test_weights_that_nothing_reads_need_no_gradient():

@@ -25,8 +25,9 @@ $(STAMP): setup.py pyproject.toml scripts/setup.sh scripts/find_python.sh script
 	@PYTHON="$(PYTHON)" exec scripts/setup.sh "$(VENV)"
 	@touch $@
 
+# Compiled files are kept, whatever the environment says: each process would compile the tests again.
 test: lint
-	@OMP_NUM_THREADS=1 $(RUN) pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS)
 
 test-all: PYTEST_ARGS =
 test-all: test

@@ -9,8 +9,8 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq_plugin.reliability.damage import WEIGHT, DamagedRun
 from helpers import assert_equal_state
-from reliability.damage import WEIGHT, DamagedRun
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam

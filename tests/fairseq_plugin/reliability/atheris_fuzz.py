@@ -18,8 +18,8 @@ with atheris.instrument_imports(include=["lazyformer_fairseq"]):
     import lazyformer_fairseq  # noqa: F401  registers everything with fairseq
 
 from fairseq_cli.train import cli_main
+from fairseq_plugin.reliability.fuzz_targets import Target, make_targets
 from helpers import ROOT, build_toy_corpus
-from reliability.fuzz_targets import Target, make_targets
 
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from fairseq.distributed import utils as distributed_utils
+from fairseq_plugin.reliability.damaged_files import flip_a_bit
 from helpers import ROOT
-from reliability.damaged_files import flip_a_bit
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choice as checkpoint_choice

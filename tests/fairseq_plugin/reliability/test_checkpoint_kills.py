@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 from fairseq import checkpoint_utils
+from fairseq_plugin.reliability.damaged_files import options
+from fairseq_plugin.reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 from helpers import ROOT
-from reliability.damaged_files import options
-from reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.choice import choose
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into

@@ -5,9 +5,9 @@ import logging
 from typing import Any
 
 import pytest
+from fairseq_plugin.reliability.fuzz_targets import Target, make_targets
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reliability.fuzz_targets import Target, make_targets
 
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from fairseq.logging import metrics
-from reliability.soak import FLAT, draw, growth, run_soak, what_grows
+from fairseq_plugin.reliability.soak import FLAT, draw, growth, run_soak, what_grows
 
 READ_AHEAD = 12  # batches: fairseq's --data-buffer-size, and two of the worker's
 

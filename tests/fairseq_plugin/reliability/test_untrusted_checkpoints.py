@@ -12,9 +12,9 @@ import fairseq
 import pytest
 import torch
 from fairseq import checkpoint_utils, hub_utils
+from fairseq_plugin.reliability.untrusted_pickles import NO_CHECKPOINTS, UNTRUSTED
 from helpers import write_toy_glue
 from omegaconf import OmegaConf
-from reliability.untrusted_pickles import NO_CHECKPOINTS, UNTRUSTED
 
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue.task_table import TASKS

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zstandard
 from fairseq import file_utils, hub_utils
-from reliability.untrusted_pickles import UNTRUSTED
+from fairseq_plugin.reliability.untrusted_pickles import UNTRUSTED
 
 from lazyformer_fairseq.corpus.readers import compressed
 from lazyformer_fairseq.corpus.readers.blocks import Piece

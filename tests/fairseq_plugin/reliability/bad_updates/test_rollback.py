@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from reliability.damage import DamagedRun
+from fairseq_plugin.reliability.damage import DamagedRun
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError

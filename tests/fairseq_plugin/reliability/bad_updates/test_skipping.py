@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.logging import progress_bar
+from fairseq_plugin.reliability.damage import WEIGHT, DamagedRun
 from helpers import write_toy_glue
-from reliability.damage import WEIGHT, DamagedRun
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
+from fairseq_plugin.reliability.damaged_files import flip_a_bit, options, truncate
 from helpers import write_toy_glue
-from reliability.damaged_files import flip_a_bit, options, truncate
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.choice import choose

@@ -41,6 +41,7 @@ EXTRAS_REQUIRE = {
     # `lazyformer corpus`.
     "corpus": [
         "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document
+        "jinja2>=3.1,<4",
         "lxml>=5,<7",
         "orjson>=3.10,<4",
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
@@ -84,7 +85,10 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["lazyformer_fairseq", "lazyformer_fairseq.*"]),
-    package_data={"lazyformer_fairseq.modules.attention": ["measured.json"]},
+    package_data={
+        "lazyformer_fairseq.corpus": ["report.html.jinja"],
+        "lazyformer_fairseq.modules.attention": ["measured.json"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     cmdclass={"build_py": BuildWithConfigs},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from helpers import toy_texts
 
-from lazyformer_fairseq.language_modeling.text.prepare import prepare
+from lazyformer_fairseq.language_modeling.prepare import prepare
 
 
 def write_toy_wikitext(folder: Path) -> Path:

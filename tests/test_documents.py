@@ -17,7 +17,7 @@ from squad_grids import write_articles
 from tiny_berts import save_tiny
 from training_logs import write_run
 
-from lazyformer_fairseq.language_modeling.text.prepare import prepare
+from lazyformer_fairseq.language_modeling.prepare import prepare
 
 BEFORE = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"  # what a user has where a page begins
 PATTERN = "--sublayer-pattern M2x2"

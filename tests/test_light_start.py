@@ -140,9 +140,9 @@ def test_a_folder_that_would_be_overwritten_is_found_as_soon(run, command):
 def test_a_corpus_is_built_without_torch_and_fairseq():
     """They cost each process of a corpus seconds and hundreds of megabytes."""
     loaded = """import sys
-import lazyformer_fairseq.corpus.build, lazyformer_fairseq.corpus.run.worker_imports
+import lazyformer_fairseq.corpus.build, lazyformer_fairseq.corpus.worker_imports
 import lazyformer_fairseq.data.text.tokenizer
-from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
+from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 SentenceSplitter()("One. Two.")
 print(*({"torch", "fairseq", "sklearn"} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from language_model_recipes import assert_recipe
 from test_corpus_scripts import Mirror
 from test_pretrain_script import eight_gpus, parsed, with_gpus
 
-from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 PREPARE = {"wikitext103": "wikitext-103-v1.zip", "enwik8": "enwik8.zip", "text8": "text8.zip"}

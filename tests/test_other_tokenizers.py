@@ -16,10 +16,10 @@ from other_tokenizers import write_bert_files, write_roberta_files
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.words.normalise import NormaliseWords
+from lazyformer_fairseq.corpus.words import NormaliseWords
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel

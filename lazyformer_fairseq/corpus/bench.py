@@ -10,8 +10,8 @@ from typing import Any, Optional
 from tabulate import tabulate
 
 from lazyformer_fairseq.corpus.build import MEGABYTE, build_corpus
+from lazyformer_fairseq.corpus.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
-from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 
 Timings = dict[int, list[dict[str, Any]]]

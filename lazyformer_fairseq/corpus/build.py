@@ -1,4 +1,4 @@
-"""Builds a corpus: plans, runs the stages, and puts the result in its place."""
+"""Builds a corpus: plans, runs the stages in a work folder, lets a stopped run resume, puts the result in place."""
 
 import hashlib
 import json
@@ -7,44 +7,45 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from tqdm import tqdm
 
-from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs
-from lazyformer_fairseq.corpus.readers.read_documents import NOT_UTF8
-from lazyformer_fairseq.corpus.readers.units import must_be_cut, plan_units
-from lazyformer_fairseq.corpus.report.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
-from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, run_tasks, start_fork_server, wait_for_workers
-from lazyformer_fairseq.corpus.run.progress import progress_bar
-from lazyformer_fairseq.corpus.run.stages import Stage, WorkPaths, cut_stage, later_stages
-from lazyformer_fairseq.corpus.run.work_folder import MANIFEST, finished_manifest, publish, work_folder
-from lazyformer_fairseq.corpus.sentences.ends import load_splitter
+from lazyformer_fairseq.corpus.executors import (
+    ExecutorSettings,
+    progress_bar,
+    run_tasks,
+    start_fork_server,
+    wait_for_workers,
+)
+from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
+from lazyformer_fairseq.corpus.readers.documents import FORMATS
+from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
+from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import RESULT, Stage, WorkPaths, cut_stage, later_stages
+from lazyformer_fairseq.corpus.step import NOT_UTF8
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
-from lazyformer_fairseq.storage.atomic import remove_leftovers
-from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
+PLAN = "plan.json"
+MANIFEST = "manifest.json"
+PUBLISHED = "published"
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
 MOST_LINES = 10
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
 LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards", "tokenizer")
-DOCUMENT_IS = {
-    "mediawiki": "a page",
-    "wikiextractor": "a <doc>",
-    "jsonl": "a line",
-    "text": "what stands between blank lines (books: say book:PATH)",
-    "wikitext": "an article",
-    "book": "a file",
-}
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
@@ -122,7 +123,7 @@ def build_corpus(
         manifest = describe(paths, plan, len(units), shards, origins, costs)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
         shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
-        from lazyformer_fairseq.corpus.report.page import write_report  # matplotlib: not while workers wait
+        from lazyformer_fairseq.corpus.report import write_report
 
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
@@ -244,11 +245,75 @@ def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
 
 def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
     """Reports the format of each input: a guess may not be what the user meant."""
-    for name, document in DOCUMENT_IS.items():
+    for name, format in FORMATS.items():
         if sizes := [file.size for file in files if file.format == name]:
             what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
-            tqdm.write(f"read as {name}: {what}; a document is {document}", file=sys.stderr)
+            tqdm.write(f"read as {name}: {what}; a document is {format.document}", file=sys.stderr)
     for line in left_out[:MOST_LINES]:
         tqdm.write(f"left out: {line}", file=sys.stderr)
     if len(left_out) > MOST_LINES:
         tqdm.write(f"left out: {len(left_out) - MOST_LINES:,} more files", file=sys.stderr)
+
+
+def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """The manifest of an existing corpus; None where ``folder`` does not exist, or is empty.
+
+    Raises:
+        UserError: ``folder`` holds something else, or a corpus of another ``plan``; names the difference.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        _refuse_other_plan({name: manifest[name] for name in plan}, plan, folder)
+    except UserError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{folder}: exists already; remove it or choose another folder") from None
+    return manifest
+
+
+@contextmanager
+def work_folder(folder: Path, plan: dict[str, Any]) -> Iterator[Path]:
+    """Yields the folder ``.NAME.unfinished`` beside ``folder``, as the last run of the same plan left it.
+
+    Raises:
+        UserError: it cannot be made, another run is at work in it, or it was begun with another ``plan``.
+    """
+    work = folder.absolute().with_name(f".{folder.absolute().name}.unfinished")
+    if (work / PUBLISHED).exists() and not (work / RESULT).exists():
+        shutil.rmtree(work)  # what publish() was stopped at
+    with run_lock(work):
+        if (work / PLAN).exists():
+            _refuse_other_plan(read_json(work / PLAN), plan, work)
+        else:
+            write_json(work / PLAN, plan)
+        yield work
+
+
+def publish(work: Path, folder: Path) -> None:
+    """Gives the folder ``result`` inside ``work`` the name ``folder``, and removes the rest of ``work``."""
+    (work / PUBLISHED).touch()  # from now on a work folder without a result is rubbish, whole or not
+    sync_content(work / RESULT)
+    if folder.is_dir():
+        folder.rmdir()  # an empty one, see finished_manifest
+    os.replace(work / RESULT, folder)
+    shutil.rmtree(work)
+
+
+def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
+    for group in ("settings", "versions"):
+        begun_with = {name: there[group].get(name) for name in plan[group]}
+        if differing := differences(begun_with, plan[group]):
+            raise UserError(
+                f"{folder} was begun with other {group} ({differing}); give the same, remove it, or choose another "
+                "folder"
+            )
+    before = {(entry["path"], entry["format"]): entry["sha256"] for entry in there["inputs"]}
+    now = {(entry["path"], entry["format"]): entry["sha256"] for entry in plan["inputs"]}
+    if list(before.items()) != list(now.items()):
+        changed = sorted({path for path, _ in set(before.items()) ^ set(now.items()) for path in path[:1]})
+        raise UserError(
+            f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); "
+            "give the same, remove it, or choose another folder"
+        )

@@ -84,7 +84,7 @@ def build(
     refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
-    from lazyformer_fairseq.corpus.run.executors import ExecutorSettings, available_cores
+    from lazyformer_fairseq.corpus.executors import ExecutorSettings, available_cores
     from lazyformer_fairseq.corpus.settings import CorpusSettings
     from lazyformer_fairseq.data.text.normalisation import TextSettings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE
-from lazyformer_fairseq.data.text.library.words import LibrarySettings
+from lazyformer_fairseq.data.text.library_recipe import LibrarySettings
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 

@@ -48,7 +48,7 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
     OUT is written whole or not at all; manifest.json in it has the counts.
     """
     refuse_filled_folder(out)
-    from lazyformer_fairseq.language_modeling.text import prepare as steps
+    from lazyformer_fairseq.language_modeling import prepare as steps
 
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
 
@@ -99,7 +99,7 @@ def evaluate(
         raise UserError(f"--json {json_file}: its folder is not there; make it first")
     from lazyformer_fairseq.data.datasets.token_streams import open_tokens
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
-    from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+    from lazyformer_fairseq.language_modeling.prepare import read_manifest
     from lazyformer_fairseq.storage.json_files import write_json
 
     manifest = read_manifest(data)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
+from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash

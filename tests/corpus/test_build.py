@@ -21,7 +21,7 @@ from fairseq.data import data_utils
 from helpers import ROOT, toy_texts
 
 from lazyformer_fairseq.corpus.build import build_corpus
-from lazyformer_fairseq.corpus.run.executors import ExecutorSettings
+from lazyformer_fairseq.corpus.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError

@@ -5,9 +5,9 @@ from importlib import metadata
 
 import pytest
 
-from lazyformer_fairseq.corpus.readers.blocks import Piece
-from lazyformer_fairseq.corpus.run.stages import WorkPaths, later_stages
+from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import WorkPaths, later_stages
 
 VERSIONS = {"spacy": "3.8", "sacremoses": "0.2", "wikiextractor": "3"}  # others may divide a text otherwise
 INPUTS = (

@@ -1,22 +1,23 @@
-"""Documents of a file, or of a piece of one, in any format: :func:`read_piece` finds the right reader."""
+"""The table of formats, and the documents of a file, or of a piece of one, in any of them."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional, Union
 
-from lazyformer_fairseq.corpus.readers.blocks import Piece, Watch, read_blocks
-from lazyformer_fairseq.corpus.readers.compressed import compression
-from lazyformer_fairseq.corpus.readers.formats import json_lines, mediawiki, plain_text, wikiextractor, wikitext
-from lazyformer_fairseq.corpus.readers.formats.book import read_book
+from lazyformer_fairseq.corpus.readers.book import BOOK
+from lazyformer_fairseq.corpus.readers.files import Format, Piece, Watch, compression, read_blocks
+from lazyformer_fairseq.corpus.readers.json_lines import JSON_LINES
+from lazyformer_fairseq.corpus.readers.plain_text import PLAIN_TEXT, WIKITEXT
+from lazyformer_fairseq.corpus.readers.wikipedia import MEDIAWIKI, WIKIEXTRACTOR
 
-# Each has starts_document(line, after_blank), and parse(block, piece, watch) that yields (text, metadata).
-READERS = {
-    "mediawiki": mediawiki,
-    "wikiextractor": wikiextractor,
-    "jsonl": json_lines,
-    "text": plain_text,
-    "wikitext": wikitext,
+# In the order in which a file is tried; all that none of the others recognises is plain text.
+FORMATS: dict[str, Format] = {
+    "wikiextractor": WIKIEXTRACTOR,
+    "mediawiki": MEDIAWIKI,
+    "jsonl": JSON_LINES,
+    "wikitext": WIKITEXT,
+    "book": BOOK,
+    "text": PLAIN_TEXT,
 }
-FORMATS = (*READERS, "book")
 
 
 class RawDocument(NamedTuple):
@@ -41,10 +42,10 @@ def read_piece(piece: Piece, watch: Optional[Watch] = None) -> Iterator[RawDocum
         BadInput: names the file, the place and the reason; the documents before it were yielded.
     """
     watch = Watch() if watch is None else watch
-    if piece.format == "book":
-        yield RawDocument(1, read_book(piece.path, watch), {})
+    reader = FORMATS[piece.format]
+    if reader.read_whole:
+        yield RawDocument(1, reader.read_whole(piece.path, watch), {})
         return
-    reader = READERS[piece.format]
     is_compressed = compression(piece.path) is not None
     number = 0
     for block in read_blocks(piece, reader.starts_document, watch):

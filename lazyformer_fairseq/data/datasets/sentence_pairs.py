@@ -1,19 +1,187 @@
-"""Pairs of texts, masked and drawn anew in each epoch: does the second follow the first? (BERT, section 3.1)."""
+"""Pairs of texts for next-sentence prediction, drawn as BERT draws them, and masked, anew in each epoch.
 
+Devlin et al., 2019, section 3.1 and appendix A.2; what these leave open is as in ``create_pretraining_data.py`` of
+github.com/google-research/bert. Input is fairseq-preprocess's format: one sentence an item, ending ``</s>``; a document
+boundary is an item of ``</s>`` alone. The ``</s>`` are no part of the texts.
+"""
+
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
-from lazyformer_fairseq.data.datasets.pairing import Documents, Pairs, Texts, draw_pairs
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import read_items
 
+SHORT = 0.1  # share of documents whose pairs aim at a length of their own, shorter than there is room for
+RANDOM = 0.5  # share of pairs whose second text is of another document, where there is a choice
+
+
+class Documents:
+    """Where documents lie among the items of a dataset.
+
+    Args:
+        item_sizes: tokens an item, its ``</s>`` included; 1 for a boundary. Runs of several count as one.
+
+    Attributes:
+        starts, ends: of each document its first item, and one past its last, (documents,).
+        text_before: tokens of text before each item, and last those of all, int64 (items + 1,).
+    """
+
+    def __init__(self, item_sizes: np.ndarray):
+        is_text = np.concatenate([[False], np.asarray(item_sizes) > 1, [False]])
+        borders = np.flatnonzero(is_text[1:] != is_text[:-1])
+        self.starts, self.ends = borders[::2], borders[1::2]
+        self.text_before = np.zeros(len(item_sizes) + 1, np.int64)
+        np.cumsum(item_sizes, out=self.text_before[1:])
+        self.text_before -= np.arange(len(self.text_before))  # every item's </s>
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def reach(self, start: np.ndarray, length: np.ndarray, documents: np.ndarray) -> np.ndarray:
+        """One past the last of the sentences from `start` on, at least one, that are `length` tokens together.
+
+        Or as many as there are until the end of the document; all three (pairs,).
+        """
+        enough = np.searchsorted(self.text_before, self.text_before[start] + length)
+        return np.minimum(np.maximum(enough, start + 1), self.ends[documents])
+
+    def size(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Tokens of text in items `start` to `end`, the latter not included."""
+        return self.text_before[end] - self.text_before[start]
+
+
+class Texts(NamedTuple):
+    """One text of each pair: whole sentences of one document, less what is cut of them; all int32 (pairs,).
+
+    Attributes:
+        first, end: its first item, and one past its last.
+        skip: tokens that are cut from its front.
+        size: tokens that are left; those behind are cut too.
+    """
+
+    first: np.ndarray
+    end: np.ndarray
+    skip: np.ndarray
+    size: np.ndarray
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What an epoch's pairs are made of, in the order of their first texts.
+
+    Attributes:
+        first, second: the two texts of each.
+        is_random: whether the second text is of another document, bool (pairs,); else it follows the first.
+    """
+
+    first: Texts
+    second: Texts
+    is_random: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.is_random)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Tokens of text in each pair."""
+        return self.first.size + self.second.size
+
+
+class _Chunks(NamedTuple):
+    """Runs of sentences that pairs are made of; all (chunks,).
+
+    Attributes:
+        document: which one.
+        start, border, stop: the first text is items `start` to `border`, what follows it ends at `stop`.
+        is_random: whether a text of another document replaces what follows.
+        aim: tokens that a pair of this document is to have.
+    """
+
+    document: np.ndarray
+    start: np.ndarray
+    border: np.ndarray
+    stop: np.ndarray
+    is_random: np.ndarray
+    aim: np.ndarray
+
+
+def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> Pairs:
+    """Draws the pairs of an epoch.
+
+    Each document is cut into chunks of sentences that are at least as long as its aim: `room`, or in 10% of the
+    documents a length from 2 to `room`. A chunk's first text ends after one of its sentences, at random. In half of the
+    cases the rest follows it; in the other half, and after a chunk of one sentence, comes a text of another document,
+    from a random sentence on, and the next chunk begins with the rest. So each sentence is once in a first text or
+    follows one; as a random second text some come again. Pairs longer than `room` lose tokens of their longer text,
+    each from its front or its back.
+
+    Args:
+        documents: at least two.
+        room: tokens of text that a pair may have, at least 2.
+    """
+    chunks = _draw_chunks(documents, room, random)
+    second_start, second_end = chunks.border.copy(), chunks.stop.copy()
+    others = np.flatnonzero(chunks.is_random)
+    second_start[others], second_end[others] = _draw_elsewhere(documents, chunks, others, random)
+    sizes = documents.size(chunks.start, chunks.border), documents.size(second_start, second_end)
+    kept = _cut(*sizes, room)
+    runs = ((chunks.start, chunks.border), (second_start, second_end))
+    first, second = (
+        Texts(*(each.astype(np.int32) for each in (*run, random.binomial(size - left, 0.5), left)))
+        for run, size, left in zip(runs, sizes, kept, strict=True)
+    )
+    return Pairs(first, second, chunks.is_random)
+
+
+def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> _Chunks:
+    """All documents at once: the first chunk of each, then the second of each that has one, and so on."""
+    aims = np.full(len(documents), room)
+    is_short = random.random(len(documents)) < SHORT
+    aims[is_short] = random.integers(2, room + 1, is_short.sum())
+    places, unfinished, found = documents.starts.copy(), np.arange(len(documents)), []
+    size = int((documents.ends - documents.starts).sum())
+    with tqdm(total=size, desc="draw pairs", unit=" sentences", delay=2, disable=None, leave=False) as progress:
+        while len(unfinished):
+            start = places[unfinished]
+            stop = documents.reach(start, aims[unfinished], unfinished)
+            border = start + random.integers(1, np.maximum(stop - start, 2))
+            is_random = (stop - start == 1) | (random.random(len(unfinished)) < RANDOM)
+            found.append(np.stack([unfinished, start, border, stop, is_random]))
+            places[unfinished] = np.where(is_random, border, stop)
+            progress.update(int((places[unfinished] - start).sum()))
+            unfinished = unfinished[places[unfinished] < documents.ends[unfinished]]
+    rows = np.concatenate(found, axis=1)
+    document, *borders, is_random = rows[:, np.argsort(rows[1])]
+    return _Chunks(document, *borders, is_random.astype(bool), aims[document])
+
+
+def _draw_elsewhere(
+    documents: Documents, chunks: _Chunks, which: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of other documents, for each of these chunks: a random sentence, and one past the last that its aim leaves."""
+    own = chunks.document[which]
+    other = random.integers(0, len(documents) - 1, len(which))
+    other += other >= own
+    start = random.integers(documents.starts[other], documents.ends[other])
+    left = chunks.aim[which] - documents.size(chunks.start[which], chunks.border[which])
+    return start, documents.reach(start, left, other)
+
+
+def _cut(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sizes of two texts after the longer one, of equals the second, has lost a token until both have room."""
+    kept = np.minimum(first, np.maximum(room - second, -(-room // 2)))
+    return kept, np.minimum(second, room - kept)
+
 
 class SentencePairsDataset(MaskedBlocksDataset):
-    """``<s> first </s> second </s>``, see :func:`~lazyformer_fairseq.data.datasets.pairing.draw_pairs`.
+    """``<s> first </s> second </s>``, see :func:`~lazyformer_fairseq.data.datasets.sentence_pairs.draw_pairs`.
 
     An epoch has a number of pairs of its own.
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Union
 
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, FolderName, TextTokenizer
-from lazyformer_fairseq.data.text.library.tokenizer import KIND, LibraryTokenizer
-from lazyformer_fairseq.data.text.library.words import LibraryNormaliser, LibrarySettings
+from lazyformer_fairseq.data.text.library_recipe import LibraryNormaliser, LibrarySettings
+from lazyformer_fairseq.data.text.library_tokenizer import KIND, LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError

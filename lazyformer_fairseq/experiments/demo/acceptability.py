@@ -11,8 +11,8 @@ from typing import NamedTuple, Union
 
 from datatrove.data import Document
 
-from lazyformer_fairseq.corpus.cleaning.held_out import is_held_out
-from lazyformer_fairseq.corpus.sentences.ends import SentenceSplitter
+from lazyformer_fairseq.corpus.duplicates import is_held_out
+from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
@@ -44,7 +44,7 @@ def write_acceptability_task(
     suffice, both files shrink in proportion.
 
     Args:
-        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.run.stages.clean_documents`.
+        documents: clean and with their fingerprints, see :func:`~lazyformer_fairseq.corpus.stages.clean_documents`.
         valid_share, seed: those of the corpus: what it trains on is left out here.
 
     Returns:

@@ -11,8 +11,8 @@ import torch
 from tabulate import tabulate
 
 from lazyformer_fairseq.corpus.build import build_corpus
-from lazyformer_fairseq.corpus.run.stages import clean_documents
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.glue.task_table import find_task
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings

@@ -6,7 +6,7 @@ The task is written as GLUE's CoLA.
 import sys
 from pathlib import Path
 
-from lazyformer_fairseq.corpus.run.stages import clean_documents
+from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.experiments.demo.acceptability import write_acceptability_task
 from lazyformer_fairseq.experiments.demo.python_prose import write_prose
 from lazyformer_fairseq.experiments.reproduce.settings import GLUE, TINY

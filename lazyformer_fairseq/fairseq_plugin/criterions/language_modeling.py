@@ -65,7 +65,7 @@ class MaskedLMAccuracyCriterion(CausalLMCriterion):
     counts as much as the mean over its masked tokens (BERT, appendix A.2). The logged loss is that of the tokens alone.
 
     Nothing here waits for a GPU where the batch says which positions are masked, as those of
-    :class:`~lazyformer_fairseq.data.datasets.full_sentences.FullSentencesDataset` do.
+    :class:`~lazyformer_fairseq.data.datasets.masked_blocks.FullSentencesDataset` do.
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:

@@ -16,9 +16,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.full_sentences import FullSentencesDataset
-from lazyformer_fairseq.data.datasets.masked_blocks import MaskedBlocksDataset
-from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset, MaskedBlocksDataset, Masking
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq.tasks import register_task
 
-from lazyformer_fairseq.data.datasets.masked_inputs import MaskedInputsDataset
+from lazyformer_fairseq.data.datasets.masked_blocks import MaskedInputsDataset
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import safetensors_files
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash

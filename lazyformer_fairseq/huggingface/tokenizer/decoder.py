@@ -8,10 +8,10 @@ from sacremoses import MosesDetokenizer
 from sacremoses.util import CJKChars
 from tokenizers import Regex, decoders
 
+from lazyformer_fairseq.data.text.moses_rules import Rule
 from lazyformer_fairseq.data.text.moses_words import character_class
 from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import SPACE
-from lazyformer_fairseq.huggingface.tokenizer.moses_rules import Rule
 
 TO_THE_LEFT, TO_THE_RIGHT, CLOSES = "\U0010ff00", "\U0010ff01", "\U0010ff02"
 START, END = "(?<![^ ])", "(?![^ ])"  # of a word

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.library.tokenizer import LibraryTokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, MODEL_FILE, PAD, Tokenizer
 from lazyformer_fairseq.huggingface.tokenizer.decoder import decoder

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers import Regex, normalizers
 
-from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, TextSettings
-from lazyformer_fairseq.huggingface.tokenizer.moses_rules import (
+from lazyformer_fairseq.data.text.moses_rules import (
     BREAK,
     CLOSE,
     MARK,
@@ -17,6 +16,7 @@ from lazyformer_fairseq.huggingface.tokenizer.moses_rules import (
     whitespace_rules,
     word_rules,
 )
+from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, TextSettings
 
 NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]

@@ -6,10 +6,10 @@ from pathlib import Path
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
+from lazyformer_fairseq.data.text.moses_rules import BREAK, SIGNS
 from lazyformer_fairseq.data.text.normalisation import UNKNOWN
 from lazyformer_fairseq.data.text.tokenizer import SPACE, UNK
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.tokenizer.moses_rules import BREAK, SIGNS
 
 Proto, TrainerSpec = sentencepiece_model_pb2.ModelProto, sentencepiece_model_pb2.TrainerSpec
 Piece = Proto.SentencePiece

@@ -1,3 +1,5 @@
+""""""
+
 import pickle
 from pathlib import Path
 
@@ -9,10 +11,136 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.datasets.masking import Masking
-from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
+from lazyformer_fairseq.data.datasets import sentence_pairs
+from lazyformer_fairseq.data.datasets.masked_blocks import Masking
+from lazyformer_fairseq.data.datasets.sentence_pairs import Documents, Pairs, SentencePairsDataset, draw_pairs
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.indexed_format import MappedItems
+
+# Documents as sizes of their sentences, without </s>.
+documents = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=8)
+
+
+def items_of(documents: list[list[int]]) -> np.ndarray:
+    """Sizes of the items, one boundary between documents and two after the second."""
+    items = []
+    for number, sentences in enumerate(documents):
+        items += [size + 1 for size in sentences] + [1] * (1 + (number == 1))
+    return np.array(items[:-1] if len(documents) != 2 else items, np.int32)
+
+
+def draw(documents: list[list[int]], room: int, seed: int = 1) -> Pairs:
+    return draw_pairs(Documents(items_of(documents)), room, np.random.default_rng(seed))
+
+
+def by_bert(a: list[int], b: list[int], most: int, random: np.random.Generator) -> tuple[list[int], list[int]]:
+    """truncate_seq_pair of google-research/bert, on lists."""
+    while len(a) + len(b) > most:
+        longer = a if len(a) > len(b) else b
+        del longer[0 if random.random() < 0.5 else -1]
+    return a, b
+
+
+def is_chunk(left: list[int], count: int, aim: int) -> bool:
+    """Whether BERT's loop stops after `count` of these sentences."""
+    return sum(left[: count - 1]) < aim and (count == len(left) or sum(left[:count]) >= aim)
+
+
+def is_filling(left: list[int], count: int, aim: int) -> bool:
+    """Whether a random second text ends after `count` of these sentences."""
+    return (count == 1 or sum(left[: count - 1]) < aim) and (count == len(left) or sum(left[:count]) >= aim)
+
+
+@given(documents, st.integers(2, 40), st.integers(0, 99), st.sampled_from([0.0, 0.1, 1.0]))
+def test_an_epoch_is_one_that_berts_loop_can_draw(documents, room, seed, short):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentence_pairs, "SHORT", short)
+        pairs = draw(documents, room, seed)
+    starts = Documents(items_of(documents)).starts.tolist()
+    rows = iter(zip(*pairs.first, *pairs.second, pairs.is_random.tolist(), strict=True))
+    for start, sentences in zip(starts, documents, strict=True):
+        place, aims = 0, set(range(2, room + 1)) if short else {room}
+        while place < len(sentences):
+            first, border, a_skip, a_size, second, stop, b_skip, b_size, is_random = next(rows)
+            assert first == start + place  # what is left of the last chunk comes first
+            left, count = sentences[place:], border - first
+            a = sum(left[:count])
+            if is_random:
+                (other,) = (each for each, begin in enumerate(starts) if begin <= second < begin + len(documents[each]))
+                assert starts[other] != start
+                theirs = documents[other][second - starts[other] :]
+                b = sum(theirs[: stop - second])
+                chunks = [(aim, size) for aim in aims for size in range(1, 1 + len(left)) if is_chunk(left, size, aim)]
+                aims = {aim for aim, size in chunks if count < size or size == 1}
+                aims = {aim for aim in aims if is_filling(theirs, stop - second, aim - a)}
+                place += count
+            else:
+                assert second == border < stop
+                b = sum(left[count : stop - first])
+                aims = {aim for aim in aims if is_chunk(left, stop - first, aim)}
+                place += stop - first
+            assert aims, "all chunks of a document have one aim"
+            kept = by_bert([0] * a, [0] * b, room, np.random.default_rng(0))
+            assert (a_size, b_size) == tuple(map(len, kept))
+            assert 0 <= a_skip <= a - a_size and 0 <= b_skip <= b - b_size
+    assert next(rows, None) is None
+    assert pairs.sizes.max() <= room
+
+
+def test_shares_are_berts():
+    pairs = draw([[3] * 400] * 200, 60)
+    assert abs(pairs.is_random.mean() - 0.5) < 0.02
+    starts = Documents(items_of([[3] * 400] * 200)).starts
+    document = np.searchsorted(starts, pairs.first.first, side="right") - 1
+    longest = np.zeros(200)
+    np.maximum.at(longest, document, pairs.sizes)
+    assert 0.04 < (longest < 58).mean() < 0.18  # of documents, whose pairs are short
+    sentences = pairs.first.end - pairs.first.first
+    middle = sentences[np.isin(document, np.flatnonzero(longest >= 58)) & ~pairs.is_random]
+    counts = np.bincount(middle[middle <= 19], minlength=20)[1:]
+    assert counts.min() > 0.7 * counts.mean() and counts.max() < 1.3 * counts.mean()  # the first text ends anywhere
+
+
+def test_what_is_too_long_is_cut_from_front_and_back_alike():
+    pairs = draw([[90], [90]] * 500, 21)
+    assert set(pairs.first.size) == {11} and set(pairs.second.size) == {10} and pairs.is_random.all()
+    for texts in (pairs.first, pairs.second):
+        assert abs(texts.skip.mean() - (90 - texts.size[0]) / 2) < 1 and texts.skip.std() > 3
+
+
+def test_other_documents_are_drawn_alike_and_from_any_sentence_on():
+    documents = [[2] * 10] * 5
+    starts = Documents(items_of(documents)).starts
+    found = [draw(documents, 4, seed) for seed in range(60)]
+    places = np.concatenate([pairs.second.first[pairs.is_random] for pairs in found])
+    own = np.concatenate([pairs.first.first[pairs.is_random] for pairs in found])
+    own, other = (np.searchsorted(starts, each, side="right") - 1 for each in (own, places))
+    counts = np.bincount(other * 10 + places - starts[other], minlength=50)
+    assert len(counts) == 50 and counts.min() > 0.3 * counts.mean() and counts.max() < 2 * counts.mean()
+    assert len(set(zip(own.tolist(), other.tolist(), strict=True))) == 5 * 4
+
+
+def test_the_same_draws_come_from_the_same_seed():
+    one, same, other = (draw([[4, 5, 6, 7]] * 30, 12, seed) for seed in (1, 1, 2))
+    assert all((a == b).all() for a, b in zip(one.first, same.first, strict=True))
+    assert one.is_random.tolist() != other.is_random.tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "starts", "ends"),
+    [
+        ([], [], []),
+        ([1, 1], [], []),
+        ([4], [0], [1]),
+        ([1, 4, 5, 1, 1, 6, 1], [1, 5], [3, 6]),
+        ([4, 1, 5], [0, 2], [1, 3]),
+    ],
+)
+def test_documents_lie_between_boundaries(sizes, starts, ends):
+    found = Documents(np.array(sizes, np.int32))
+    assert (found.starts.tolist(), found.ends.tolist()) == (starts, ends)
+    assert found.text_before.tolist() == np.cumsum([0, *(size - 1 for size in sizes)]).tolist()
+
 
 BOS, PAD, EOS, MASK = 0, 1, 2, 999
 MASKING = Masking(vocab_size=1000, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, MASK))

@@ -12,7 +12,7 @@ from lazyformer_fairseq.data.squad.answers import SpanCollector
 from lazyformer_fairseq.data.squad.gold import answer_by_heart
 from lazyformer_fairseq.data.squad.official import SquadFile, read_squad
 from lazyformer_fairseq.data.squad.windows import WindowSettings, make_windows
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 
 # Moses splits and normalises these, moves a quote, lower-cases; a letter with an accent of its own; no-break spaces.

@@ -20,11 +20,10 @@ from other_tokenizers import (
     write_roberta_files,
 )
 
+from lazyformer_fairseq.data.text import library_tokenizer as library_tokenizer
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, cut_input
-from lazyformer_fairseq.data.text.library import tokenizer as library_tokenizer
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
-from lazyformer_fairseq.data.text.library.tokenizer import PIECES_FILE, LibraryTokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 

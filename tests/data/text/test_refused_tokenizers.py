@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from other_tokenizers import word_piece_vocabulary, write_bert_files
 
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra huggingface")

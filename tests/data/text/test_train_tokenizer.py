@@ -13,7 +13,7 @@ import sentencepiece
 from helpers import count_words
 
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.data.text.train_tokenizer import LONGEST_TRAINING_WORD, train_model
+from lazyformer_fairseq.data.text.tokenizer import LONGEST_TRAINING_WORD, train_model
 from lazyformer_fairseq.errors import UserError
 
 ALL_CHARACTERS = TextSettings(character_coverage=1.0)
@@ -68,7 +68,7 @@ def test_order_of_words_does_not_matter():
 @pytest.mark.slow
 def test_another_process_gives_the_same_bytes():
     program = (
-        "import hashlib, sys, json; from lazyformer_fairseq.data.text.train_tokenizer import *;"
+        "import hashlib, sys, json; from lazyformer_fairseq.data.text.tokenizer import *;"
         "model = train_model(json.load(sys.stdin), 80, TextSettings(character_coverage=1.0));"
         "print(hashlib.sha256(model).hexdigest())"
     )

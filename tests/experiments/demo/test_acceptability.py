@@ -8,7 +8,7 @@ from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.cleaning.fingerprint import fingerprint
+from lazyformer_fairseq.corpus.duplicates import fingerprint
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.acceptability import (
     held_out_sentences,

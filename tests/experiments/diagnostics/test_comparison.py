@@ -10,8 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.data.datasets.masked_inputs import MaskedInputsDataset
-from lazyformer_fairseq.data.datasets.masking import Masking
+from lazyformer_fairseq.data.datasets.masked_blocks import MaskedInputsDataset, Masking
 from lazyformer_fairseq.data.glue.prepared_data import load_prepared
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.diagnostics import comparison

@@ -20,7 +20,7 @@ from lazyformer_fairseq.experiments.search.measure import time_updates
 from lazyformer_fairseq.experiments.search.run import keep_settings_of, open_search, run_search
 from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
-from lazyformer_fairseq.language_modeling.text.prepare import prepare
+from lazyformer_fairseq.language_modeling.prepare import prepare
 from lazyformer_fairseq.patterns.grammar import expand, plan
 
 CANDIDATES = ("s", "l", "f", "identity")

@@ -22,10 +22,10 @@ from helpers import write_toy_glue
 from other_tokenizers import write_bert_files, write_roberta_files
 from toy_squad import write_toy_squad
 
-from lazyformer_fairseq.corpus.readers.blocks import Piece
+from lazyformer_fairseq.corpus.build import finished_manifest
 from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
+from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
-from lazyformer_fairseq.corpus.run.work_folder import finished_manifest
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.data.glue.tsv import read_split
@@ -33,8 +33,7 @@ from lazyformer_fairseq.data.squad.official import SPLITS, read_squad
 from lazyformer_fairseq.data.squad.prepared_data import PreparedSquad, prepare_squad
 from lazyformer_fairseq.data.squad.windows import WindowSettings
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
-from lazyformer_fairseq.data.text.library.tokenizer import PIECES_FILE, LibraryTokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
 from lazyformer_fairseq.errors import UserError

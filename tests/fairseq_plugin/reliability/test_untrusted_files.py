@@ -16,11 +16,9 @@ import zstandard
 from fairseq import file_utils, hub_utils
 from fairseq_plugin.reliability.untrusted_pickles import UNTRUSTED
 
-from lazyformer_fairseq.corpus.readers import compressed
-from lazyformer_fairseq.corpus.readers.blocks import Piece
-from lazyformer_fairseq.corpus.readers.compressed import BadInput
+from lazyformer_fairseq.corpus.readers import book, files
 from lazyformer_fairseq.corpus.readers.documents import read_piece
-from lazyformer_fairseq.corpus.readers.formats import epub
+from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
@@ -226,7 +224,7 @@ def test_an_epub_with_entities_follows_none(tmp_path):
 
 
 def test_an_epub_that_is_a_bomb(tmp_path, monkeypatch):
-    monkeypatch.setattr(epub, "BEYOND_BYTES", 1 << 20)
+    monkeypatch.setattr(book, "BEYOND_BYTES", 1 << 20)
     large = write_epub(tmp_path / "large.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 24)})
     again = write_epub(tmp_path / "again.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 19)}, spine=REFERENCE * 9)
     for path in (large, again):
@@ -240,12 +238,12 @@ PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("format", ["text", "book"])
 def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, tmp_path, monkeypatch):
-    monkeypatch.setattr(compressed, "BEYOND_BYTES", 1 << 20)
-    monkeypatch.setattr(compressed, "MOST_AT_ONCE", 1 << 18)
-    monkeypatch.setattr(compressed, "CHUNK", dict.fromkeys(PACKERS, 256))
+    monkeypatch.setattr(files, "BEYOND_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 1 << 18)
+    monkeypatch.setattr(files, "CHUNK", dict.fromkeys(PACKERS, 256))
     path = tmp_path / f"bomb.txt.{kind}"
     path.write_bytes(PACKERS[kind](b"a" * (1 << 24)))
-    with compressed.open_decompressed(path) as file, pytest.raises(BadInput, match="200 times their size"):
+    with files.open_decompressed(path) as file, pytest.raises(BadInput, match="200 times their size"):
         file.read()
     assert file.raw._unpacked < 1 << 24, "it stopped on the way"
     with pytest.raises(BadInput, match="200 times their size"):
@@ -254,15 +252,15 @@ def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, t
 
 def test_bz2_in_parts_is_read_as_a_whole(tmp_path, monkeypatch):
     """A decompressor may hold more than it gives at once; streams follow each other in one file."""
-    monkeypatch.setattr(compressed, "MOST_AT_ONCE", 1000)
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 1000)
     content = np.random.default_rng(1).bytes(3000) + b"text\n" * 20_000
     path = tmp_path / "text.bz2"
     path.write_bytes(bz2.compress(content) + bz2.compress(b"more\n") + b"\0" * 10)
-    with compressed.open_decompressed(path) as file:
+    with files.open_decompressed(path) as file:
         assert file.read() == content + b"more\n"
         assert file.raw.consumed == path.stat().st_size
     path.write_bytes(bz2.compress(content)[:-4])
-    with compressed.open_decompressed(path) as file, pytest.raises(BadInput, match="not whole"):
+    with files.open_decompressed(path) as file, pytest.raises(BadInput, match="not whole"):
         file.read()
 
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq.experiments.compare.contestants import Contestant
 from lazyformer_fairseq.experiments.compare.jobs import CHECKPOINT, Job
 from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
-from lazyformer_fairseq.language_modeling.text.prepare import read_manifest
+from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.model_latency import next_segment

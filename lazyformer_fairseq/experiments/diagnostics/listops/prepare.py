@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.data.glue.prepared_data import EncodedExamples
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.library.adopt import adopt_tokenizer
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.diagnostics.draws import Draws
 from lazyformer_fairseq.experiments.diagnostics.listops.expressions import DIGITS, END, SYMBOLS, draw_expressions

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyformer_fairseq.data.datasets.pairing import Documents
+from lazyformer_fairseq.data.datasets.sentence_pairs import Documents
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError

@@ -1,0 +1,362 @@
+"""Cleans documents line by line (a line is a paragraph), and drops the lines and documents that are not prose.
+
+First come the rules that replace parts of a line: left-overs of wiki and HTML markup, links, odd characters. Each rule
+takes time in proportion to the line, whatever its text: a pattern that repeats something either stops at the character
+that it starts with, or takes all it can and gives nothing back (``++``), or starts only where a run starts.
+"""
+
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Optional, Union
+
+from datatrove.data import Document
+
+from lazyformer_fairseq.corpus.step import DocumentStep, has_words, length_in_letters
+
+Replacement = Union[str, Callable[[re.Match], str]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern and what takes its place.
+
+    Attributes:
+        label: the name of the count of replacements.
+        hints: plain strings, one of which is in every text that the pattern matches: a much quicker test.
+        gate: a quick pattern that is found wherever the pattern is.
+    """
+
+    label: str
+    hints: tuple[str, ...]
+    pattern: re.Pattern
+    replacement: Replacement
+    gate: Optional[re.Pattern] = None
+
+    def applies(self, text: str) -> bool:
+        for hint in self.hints:  # a loop: any() of a generator takes three times as long
+            if hint in text:
+                return self.gate is None or self.gate.search(text) is not None
+        return False
+
+
+# Characters -----------------------------------------------------------------------------------------------------------
+
+# Control, soft hyphen, zero-width, direction marks, private use, lone surrogates, non-characters: none is printable.
+# The zero-width (non-)joiner is spelling in Persian and the scripts of India: it stays between their letters.
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
+    "\ud800-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e007f\U000f0000-\U0010ffff]"
+    "|(?<![\u0600-\u1cff])[\u200c\u200d]|[\u200c\u200d](?![\u0600-\u1cff])"
+)
+UNDECODABLE = "\ufffd"  # a reader puts it in place of bytes that are not UTF-8
+
+# Markup ---------------------------------------------------------------------------------------------------------------
+
+BLOCK_TAGS = (
+    "br p div hr li ul ol dl dd dt tr td th table tbody thead caption h1 h2 h3 h4 h5 h6 blockquote center poem pre"
+)
+INLINE_TAGS = (
+    "a abbr b bdi bdo big cite code del dfn em font gallery html body head i img ins kbd link mark math meta nobr "
+    "noinclude includeonly onlyinclude nowiki q references ref rp rt ruby s samp script section small source span "
+    "strike strong style sub sup svg syntaxhighlight templatestyles timeline title tt u var wbr"
+)
+CITATIONS_AND_CODE = "ref script style math gallery timeline"
+
+
+def _tags(names: str) -> re.Pattern:
+    return re.compile(rf"</?(?:{'|'.join(names.split())})(?:\s[^<>]*+|/)?>", re.IGNORECASE)
+
+
+def _keep_caption(link: re.Match) -> str:
+    return link[1].rpartition("|")[2]
+
+
+def _without_paired(quotes: re.Match) -> str:
+    """Wiki's bold and italic come in pairs; a single ``''`` opens a quotation with an apostrophe (''Tis so,')."""
+    runs = list(re.finditer("'{2,}", quotes[0]))
+    return re.sub("'{2,}", "", quotes[0]) if len(runs) % 2 == 0 and "``" not in quotes[0] else quotes[0]
+
+
+def _without_empty(brackets: re.Match) -> str:
+    """Takes out every balanced pair of round brackets that holds nothing but such pairs, spaces and separators."""
+    kept: list[str] = []
+    open_places: list[int] = []
+    for character in brackets[0]:
+        kept.append(character)
+        if character == "(":
+            open_places.append(len(kept) - 1)
+        elif character == ")" and open_places:
+            del kept[open_places.pop() :]
+    rest = "".join(kept)
+    if rest == brackets[0]:
+        return rest
+    before = brackets.string[brackets.start() - 1 : brackets.start()]
+    after = brackets.string[brackets.end() : brackets.end() + 1]
+    if before in (",", ";") and rest.lstrip()[:1] in (",", ";"):
+        rest = f" {rest.lstrip(' ,;')}"
+    return re.sub("(?<! ) ++(?=[,;])", "", rest.rstrip() if after in tuple(".:!?)") else rest)
+
+
+# The rules for English: MediaWiki's names of namespaces, image options and notes.
+ENGLISH = (
+    Rule("wiki links", ("[[",), re.compile(r"\[\[ ?:?(?:File|Image|Media|Category):[^\[\]]*+\]\]", re.IGNORECASE), ""),
+    Rule("image options", ("thumb|", "thumbnail|", "px|"), re.compile(
+        r"\b(?:thumb(?:nail)?|\d{1,4}(?:x\d{1,4})?px)\|"
+        r"(?:(?:left|right|cent(?:er|re)|none|frame(?:less)?|border|thumb(?:nail)?|upright(?:=[\d.]{1,5})?|\d{1,4}px)\|)*+"
+    ), ""),
+    Rule("editors' notes", ("[",), re.compile(
+        r" ?\[(?:edit|(?:citation|clarification|page|year|verification) needed|(?:who|when|where|which|by whom|why)\?"
+        r"|dubious[^\[\]]{0,30})\]", re.IGNORECASE), ""),
+)  # fmt: skip
+
+MARKUP = (
+    Rule("entities", ("&",), re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"),
+         lambda entity: html.unescape(entity[0])),
+    Rule("comments", ("<!--",), re.compile(r"<!--(?:(?!<!--|-->).)*+-->", re.DOTALL), ""),
+    Rule("citations and code", ("</",), re.compile(
+        rf"<({'|'.join(CITATIONS_AND_CODE.split())})(?:\s[^<>]*+)?>[^<>]*+</\1>", re.IGNORECASE), ""),
+    Rule("tags", ("<",), _tags(BLOCK_TAGS), " "),
+    Rule("tags", ("<",), _tags(INLINE_TAGS), ""),
+    Rule("templates", ("{{",), re.compile(r"\{\{[^{}]*+\}\}"), ""),
+    *ENGLISH,
+    Rule("wiki links", ("[[",), re.compile(r"\[\[([^\[\]]*+)\]\]"), _keep_caption),
+    Rule("wiki links", ("[http", "[ftp", "[//"), re.compile(
+        r"\[(?:(?:https?|ftp):)?//[^\s\[\]]++ ([^\[\]]*+)\]"), r"\1"),
+    Rule("wiki quotes", ("''",), re.compile(r".*''.*", re.DOTALL), _without_paired),
+    Rule("placeholders", ("formula_", "codice_"), re.compile(r"(?<=[^\W_])(?=(?:formula|codice)_\d)"), " "),
+    Rule("placeholders", ("formula_",), re.compile(r"formula_\d++"), "formula"),
+    Rule("placeholders", ("codice_",), re.compile(r"codice_\d++"), "code"),
+    Rule("emphasis", ("_",), re.compile(r"(?<!\w)_(?=[^\s_])([^_]*+)(?<=\S)_(?!\w)"), r"\1"),
+    Rule("bullets", ("* ", "• "), re.compile(r"^(?:[*•]+ )++"), ""),
+)  # fmt: skip
+
+# Left where wikiextractor took a template away: Nous (, ) is; Rand (; born 1905); Activity theory (AT; ).
+BRACKETS = (
+    Rule("empty brackets", ("(",), re.compile(r"(?: |^)\([ ,;]*+[()][ ,;()]*+"), _without_empty,
+         gate=re.compile(r"\([ ,;()]")),
+    Rule("empty brackets", ("[ ]", "[]"), re.compile(r"(?: |^)\[ ?\](?= |$)"), ""),
+    Rule("separators in brackets", ("(",), re.compile(r"\( ?[,;][ ,;]*+"), "("),
+    Rule("separators in brackets", (", )", "; )"), re.compile(
+        r"(?<![,;])(?<![,;] ) ?[,;](?:[,;]| (?=[,;]))*+ \)"), ")"),
+)  # fmt: skip
+
+# Halves of pairs. Last of all: the pair around another pair shows only once the inner one is gone.
+HALVES = (
+    Rule("comments", ("<!--",), re.compile("<!--"), ""),
+    Rule("templates", ("{{", "}}"), re.compile(r"\{\{+|\}\}+"), ""),
+    Rule("wiki links", ("[[", "]]"), re.compile(r"\[\[+|\]\]+"), ""),
+)
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+AFTER_A_LINK = ".,;:!?'\"’”»…)]}*_"
+SITE = r"(?:com|org|net|edu|gov|mil|int|info|(?:co|ac|org|gov)\.[a-z]{2})"
+EXTENSION = (
+    r"(?:txt|pdf|docx?|xlsx?|pptx?|rtf|odt|epub|jpe?g|png|gif|svg|bmp|tiff?|zip|rar|7z|tar|tgz|t?gz|bz2|xz|exe|dll|msi|dmg|"
+    r"iso|html?|xml|json|yaml|csv|tsv|sql|cfg|conf|ini|bat|sys|log|mp3|mp4|avi|mov|mkv|wav|ogg|flac|php|asp|jsp|cgi|java|cpp|"
+    r"hpp|tex|bib|md5)"
+)
+ROOTS = r"(?:usr|etc|home|var|opt|bin|sbin|dev|tmp|lib|mnt|proc|sys|Users|Library|Applications|Volumes)"
+
+
+def _replaced_by(token: str) -> Callable[[re.Match], str]:
+    """``token`` in the place of a link, with the link's own angle brackets gone and no letter glued to it."""
+
+    def replace(link: re.Match) -> str:
+        found, text = link[0], link.string
+        rest = ""
+        if not found.startswith("<"):
+            bare = found.rstrip(AFTER_A_LINK)
+            rest = found[len(bare) :]
+            if rest.startswith(")") and bare.count("(") > bare.count(")"):
+                rest = rest[1:]  # of a title such as Mercury_(planet)
+        before = text[link.start() - 1 : link.start()]
+        after = rest[:1] or text[link.end() : link.end() + 1]
+        return f"{' ' if before.isalnum() else ''}{token}{' ' if after.isalnum() else ''}{rest}"
+
+    return replace
+
+
+def _bare_or_bracketed(pattern: str, flags: int = 0) -> re.Pattern:
+    return re.compile(rf"<(?:{pattern})>|{pattern}", flags)
+
+
+ADDRESS = r"[^\W_][^\s<>\"“”\[\]]*+"
+
+RARE_LINKS = (  # with one of the characters @ \ <
+    Rule("<email>", ("@",), _bare_or_bracketed(
+        r"(?<![\w.+%-])[\w.+%-]++@[\w-]++(?:\.[\w-]++)*\.(?:(?!\d)\w){2,24}+(?![\w@-])"), _replaced_by("<email>")),
+    Rule("<file>", (":\\",), re.compile(r"(?<!\w)[A-Za-z]:\\[^\s<>\"“”|*?,;()\[\]]*+"), _replaced_by("<file>")),
+)  # fmt: skip
+LINKS = (
+    Rule("<url>", ("://",), _bare_or_bracketed(
+        rf"(?:https?|ftps?|sftp|file|gopher|irc|git|ssh|telnet|rtsp):///?{ADDRESS}", re.IGNORECASE),
+         _replaced_by("<url>")),
+    Rule("<url>", ("www.", "WWW."), _bare_or_bracketed(
+        rf"(?<![\w.])www\.[\w-]++\.{ADDRESS}", re.IGNORECASE), _replaced_by("<url>")),
+    # A bare Amazon.com is a name; with a path it is an address.
+    Rule("<url>", ("/",), re.compile(
+        rf"(?<![\w./@-])(?:[\w-]++\.)+{SITE}(?::\d{{1,5}})?/[^\s<>\"“”\[\]]*+"), _replaced_by("<url>"),
+        gate=re.compile(rf"\.{SITE}(?::\d{{1,5}})?/")),
+    Rule("<file>", ("/",), re.compile(rf"(?<![\w./<~-])/{ROOTS}/[\w.+@%~/-]*+"), _replaced_by("<file>")),
+    Rule("<file>", (".",), re.compile(
+        rf"(?<![\w./\\~+@-])[\w./\\~+-]*\w\.{EXTENSION}(?!\w)(?!\.\w)", re.IGNORECASE), _replaced_by("<file>"),
+        gate=re.compile(rf"\.{EXTENSION}(?!\w)", re.IGNORECASE)),
+)  # fmt: skip
+
+RARE_CHARACTERS = re.compile(r"[&<{}\[\]|_@\\*•]")
+PLAIN_RULES = (*BRACKETS, *LINKS)  # the only ones that can change a line with no rare character and no ''
+ALL_RULES = (*MARKUP, *BRACKETS, *RARE_LINKS, *LINKS)
+
+
+def rules_for(line: str) -> tuple[Rule, ...]:
+    return ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES
+
+
+PASSES = 8  # markup nested deeper than this is not prose
+MOST_UNDECODABLE = 0.1  # share of a line's characters
+ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
+FEW = 5  # signs, which even the shortest line may have: "No!"
+LETTER = re.compile(r"[^\W\d_]")
+TABLE = re.compile(r"\{\||\||\!\s.*\!\!")
+# Deleting these bytes of UTF-8 leaves ASCII's digits and signs; every character outside ASCII counts as a letter.
+LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() or c == 32)
+SENTENCE_END_OR_SPACE = (re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL), re.compile(r".* ", re.DOTALL))
+
+
+class CleanText(DocumentStep):
+    """Text of one paragraph a line -> the same without markup, odd characters and spaces, with links as ``<url>`` etc.
+
+    The rules run on each line until none changes it, so cleaning a text again changes nothing. Unicode
+    becomes NFC, one spelling for what looks the same; not NFKC, which would make 102 of 10². Statistics: ``lines in`` =
+    ``lines out`` + the sum of all ``lines dropped: REASON``; ``replaced: <url>``, ``removed: tags`` ... count places.
+
+    Args:
+        min_line_words: a line with fewer words is dropped unless it ends like a sentence: a title, a caption, an item.
+        min_line_letters: share of letters and spaces among a line's characters.
+        min_document_characters: a document that keeps less is dropped as too short; one that lost more than half
+            of its characters in lines of few letters is dropped for that.
+        max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
+            count as lines. One without any such place is dropped.
+
+    Words and characters are counted as ``measures.py`` does, so that they fit the script.
+    """
+
+    name = "clean"
+
+    def __init__(
+        self,
+        min_line_words: int = 5,
+        min_line_letters: float = 0.5,
+        min_document_characters: int = 100,
+        max_line_characters: int = 100_000,
+    ):
+        super().__init__()
+        self.min_line_words, self.min_line_letters = min_line_words, min_line_letters
+        self.min_document_characters, self.max_line_characters = min_document_characters, max_line_characters
+
+    def process(self, document: Document) -> Optional[str]:
+        counts: Counter[str] = Counter()
+        kept, characters, characters_of_few_letters = [], 0, 0
+        paragraphs = document.text.split("\n")
+        for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
+            line, reason = self._cleaned(line, counts)
+            characters += len(line)
+            counts["lines in"] += 1
+            if reason is None:
+                kept.append(line)
+                continue
+            counts[f"lines dropped: {reason}"] += 1
+            if reason == "few letters":
+                characters_of_few_letters += len(line)
+        counts["lines out"] = len(kept)
+        document.text = "\n".join(kept)
+        for label, number in counts.items():
+            self.stat_update(label, value=number)
+        if characters_of_few_letters > characters / 2:
+            return "few letters"
+        return "too short" if length_in_letters(document.text) < self.min_document_characters else None
+
+    def _cleaned(self, line: str, counts: Counter[str]) -> tuple[str, Optional[str]]:
+        """The clean line, and the reason to drop it or None."""
+        if UNDECODABLE in line and line.count(UNDECODABLE) > MOST_UNDECODABLE * len(line):
+            return line, "undecodable"
+        line = clean_characters(line, counts)
+        for _ in range(PASSES):
+            before, line = line, replace_once(line, counts)
+            if line == before:
+                return line, self._reason_to_drop(line)
+        return line, "endless markup"
+
+    def _reason_to_drop(self, line: str) -> Optional[str]:
+        if not line:
+            return "empty"
+        if len(line) > self.max_line_characters:
+            return "too long"
+        if line.startswith("==") and line.endswith("=="):
+            return "heading"
+        if TABLE.match(line):
+            return "table"
+        others = len(line.encode().translate(None, LETTERS_AND_SPACE))
+        if others > max(FEW, (1 - self.min_line_letters) * len(line)) or not LETTER.search(line):
+            return "few letters"
+        if not has_words(line, self.min_line_words) and not ENDS_A_SENTENCE.search(line[-16:]):
+            return "short, not a sentence"
+        return None
+
+
+def clean_characters(line: str, counts: Counter[str]) -> str:
+    """The line without invisible characters, in NFC, with single spaces."""
+    if UNDECODABLE in line:
+        counts["removed: undecodable characters"] += line.count(UNDECODABLE)
+        line = line.replace(UNDECODABLE, "")
+    if not line.isprintable():
+        line, number = INVISIBLE.subn("", line)
+        if number:
+            counts["removed: invisible characters"] += number
+    if not line.isascii() and not unicodedata.is_normalized("NFC", line):
+        line = unicodedata.normalize("NFC", line)
+        counts["replaced: lines not in NFC"] += 1
+    if "  " in line or not line.isprintable() or line[:1] == " " or line[-1:] == " ":
+        line = " ".join(line.split())
+    return line
+
+
+def replace_once(line: str, counts: Counter[str]) -> str:
+    """One pass of the rules over a line of clean characters."""
+    before = line
+    for rule in rules_for(line):
+        line = _replace(rule, line, counts)
+    if line == before:
+        for rule in HALVES:
+            line = _replace(rule, line, counts)
+    return line if line == before else clean_characters(line, counts)
+
+
+def _replace(rule: Rule, line: str, counts: Counter[str]) -> str:
+    if not rule.applies(line):
+        return line
+    replaced, number = rule.pattern.subn(rule.replacement, line)
+    if replaced != line:
+        counts[f"{'replaced' if rule.label.startswith('<') else 'removed'}: {rule.label}"] += number
+    return replaced
+
+
+def divided(line: str, most: int) -> Iterator[str]:
+    """Parts of at most ``most`` characters, cut after a sentence or at a space; whole if there is neither."""
+    start = 0
+    while len(line) - start > most:
+        for place in SENTENCE_END_OR_SPACE:
+            cut = place.match(line, start, start + most)
+            if cut:
+                break
+        else:
+            break
+        yield line[start : cut.end()]
+        start = cut.end()
+    yield line[start:]

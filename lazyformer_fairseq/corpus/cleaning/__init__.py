@@ -1,1 +1,0 @@
-"""Cleans documents, and drops some, before they are divided into sentences."""

@@ -1,0 +1,230 @@
+"""Finds documents that occur twice, or nearly, among any number of documents, in bounded memory; holds some out.
+
+A hash of the text tells equal documents, and on request hashes that they share tell similar ones. The same hash decides
+which documents are held out for validation.
+"""
+
+import mmap
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from datatrove.data import Document
+from rensa import RMinHash
+
+from lazyformer_fairseq.corpus.step import DocumentStep
+
+# Punctuation outside ASCII: of Latin, general, of Chinese and Japanese, full-width.
+PUNCTUATION = re.compile(
+    "[\u0085\u00a0-\u00a9\u00ab-\u00b1\u00b4\u00b6-\u00b8\u00bb\u00bf\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\uff00-\uff0f\uff1a-\uff20]+"
+)
+NOT_WORDS = bytes(c for c in range(128) if not chr(c).isalnum())
+NOT_WORDS_TO_SPACES = bytes.maketrans(NOT_WORDS, b" " * len(NOT_WORDS))
+
+SHINGLE = 5  # words
+BANDS = 18
+ROWS = 14
+PERMUTATIONS = 256  # at least BANDS * ROWS = 252; rensa is quickest at powers of two
+SEED = 1
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multiplier that spreads bits
+
+
+class Fingerprint(DocumentStep):
+    """Adds to a document's metadata ``fingerprint``: the (high, low) halves of a hash of its letters and digits.
+
+    With ``near_duplicates`` also ``bands``: 18 integers of 64 bits (see :func:`bands`). The same text gives the same
+    numbers on every machine; the bands may differ with another version of rensa.
+    """
+
+    name = "fingerprint"
+
+    def __init__(self, near_duplicates: bool = False):
+        super().__init__()
+        self.near_duplicates = near_duplicates
+
+    def process(self, document: Document) -> None:
+        document.metadata["fingerprint"] = fingerprint(document.text)
+        if self.near_duplicates:
+            document.metadata["bands"] = bands(document.text)
+
+
+def fingerprint(text: str) -> tuple[int, int]:
+    """(high, low) 64 bits of xxh3-128 of the text's letters and digits; of the text itself where it has none.
+
+    Case, spacing and punctuation do not count: other line breaks, curly quotes or an extra space make no difference.
+    """
+    letters = _folded(text).translate(None, NOT_WORDS)
+    digest = xxhash.xxh3_128_intdigest(letters or "".join(text.split()).encode())
+    return digest >> 64, digest & 0xFFFFFFFFFFFFFFFF
+
+
+def bands(text: str) -> list[int]:
+    """BANDS integers of 64 bits; similar texts share one or more.
+
+    They are hashes of 14 MinHash values each (Broder 1997) of the set of runs of 5 words. Two texts whose sets have
+    Jaccard similarity s share a band with chance 1 - (1 - s^14)^18: 1% at s = 0.6, 12% at 0.7, 56% at 0.8, 99% at 0.9.
+    """
+    words = _folded(text).translate(NOT_WORDS_TO_SPACES).split()
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
+    runs = max(1, len(words) - SHINGLE + 1)  # a text of fewer words is one run
+    shingles = np.zeros(runs, dtype=np.uint64)
+    for place in range(min(SHINGLE, len(words))):
+        shingles = shingles * SPREAD + hashes[place : place + runs]
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, [0, runs], PERMUTATIONS, SEED)
+    values = np.array(matrix.to_rows()[0][: BANDS * ROWS], dtype="<u4").reshape(BANDS, ROWS)
+    return [xxhash.xxh3_64_intdigest(row.tobytes()) for row in values]
+
+
+def _folded(text: str) -> bytes:
+    """UTF-8 of the text, case-folded, with spaces for punctuation outside ASCII."""
+    if text.isascii():
+        return text.lower().encode()
+    return PUNCTUATION.sub(" ", text.casefold()).encode()
+
+
+def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
+    """Documents whose :func:`draw` is lower are held out: the share, or where no draw is so low, the lowest one alone.
+
+    Args:
+        draws: of the documents of each unit.
+        valid_share: expected share of the documents; 0 for none.
+    """
+    lowest = min((unit.min() for unit in draws if len(unit)), default=1.0)
+    several = sum(map(len, draws)) > 1
+    return np.nextafter(lowest, 1) if several and 0 < valid_share <= lowest else valid_share
+
+
+def is_held_out(fingerprints: np.ndarray, valid_share: float, seed: int) -> np.ndarray:
+    """Whether documents belong to the validation split: bool (documents,), or one bool; see :func:`draw`."""
+    return draw(fingerprints, seed) < valid_share
+
+
+def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
+    """A number in [0, 1) for each document, which depends on its text and the seed, never on its place.
+
+    Args:
+        fingerprints: uint64 (documents, 2), or (2,) of one document.
+
+    Returns:
+        float64 (documents,), or one number.
+    """
+    fingerprints = np.asarray(fingerprints, dtype=np.uint64)
+    mixed = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) ^ fingerprints[..., 0])
+    mixed = _mix(mixed ^ fingerprints[..., 1]).reshape(fingerprints.shape[:-1])
+    return (mixed >> np.uint64(11)) * 2.0**-53  # 53 bits: exact as a float
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """A bijection of 64 bits that leaves no pattern: splitmix64 (Steele, Lea and Flood 2014). Overflow is meant."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+KEEP, DUPLICATE, NEAR_DUPLICATE, HELD_OUT = range(4)
+REASONS = {DUPLICATE: "duplicate", NEAR_DUPLICATE: "near duplicate"}
+DOCUMENTS_PER_PARTITION = 4_000_000
+
+
+def find_duplicates(
+    fingerprints: Sequence[np.ndarray],
+    bands: Sequence[np.ndarray] = (),
+    documents_at_once: int = DOCUMENTS_PER_PARTITION,
+) -> list[np.ndarray]:
+    """Decides which documents to drop. The order is that of the units, and within a unit that of its documents.
+
+    A document is a DUPLICATE if an earlier one has its fingerprint; else a NEAR_DUPLICATE if an earlier one, itself
+    kept or not, has its hash in the same band. So the first of equal documents stays, and every one that
+    has no similar one before it. How documents are divided into units makes no difference, nor ``documents_at_once``.
+
+    Args:
+        fingerprints: an item per unit, uint64 (documents, 2); memory-mapped if they are many.
+        bands: an item per unit, uint64 (documents, bands); none, or with 0 columns, for exact duplicates alone.
+        documents_at_once: bounds the memory: about 80 bytes for each of these, and 1 byte for each of all documents.
+
+    Returns:
+        an item per unit, uint8 (documents,): KEEP, DUPLICATE or NEAR_DUPLICATE.
+    """
+    decisions = [np.full(len(unit), KEEP, dtype=np.uint8) for unit in fingerprints]
+    assert not bands or list(map(len, bands)) == list(map(len, fingerprints))
+    _mark_repeated(fingerprints, decisions, DUPLICATE, documents_at_once)
+    for band in range(bands[0].shape[1] if len(bands) else 0):
+        _mark_repeated([unit[:, band : band + 1] for unit in bands], decisions, NEAR_DUPLICATE, documents_at_once)
+    return decisions
+
+
+def _mark_repeated(units: Sequence[np.ndarray], decisions: list[np.ndarray], mark: int, at_once: int) -> None:
+    """Marks every row, not marked yet, that equals an earlier row. Units: uint64 (documents, columns)."""
+    documents = sum(map(len, units))
+    partitions = -(-documents // at_once)
+    for partition in range(partitions):
+        rows = _RowsSeen(at_once, mark, decisions)
+        for number, unit in enumerate(units):
+            # By the top 32 bits of a hash, which are spread evenly.
+            of_partition = (unit[:, 0] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32) == partition
+            places = np.flatnonzero(of_partition)
+            rows.add(unit[places], number, places)
+            _let_go(unit)
+        rows.mark_repeated()
+
+
+def _let_go(unit: np.ndarray) -> None:
+    """Pages of a memory-mapped file that were read count as the process's memory until they are given back."""
+    read_only = not unit.flags.writeable
+    base = unit
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if read_only and isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
+
+
+class _RowsSeen:
+    """Rows in order, with their places. When there are too many, it marks the repeated ones and forgets all."""
+
+    def __init__(self, at_once: int, mark: int, decisions: list[np.ndarray]):
+        self.at_once, self.mark, self.decisions = at_once, mark, decisions
+        self._rows: list[np.ndarray] = []
+        self._units: list[np.ndarray] = []
+        self._places: list[np.ndarray] = []
+        self._count = self._count_of_distinct = 0
+
+    def add(self, rows: np.ndarray, unit: int, places: np.ndarray) -> None:
+        self._rows.append(rows)
+        self._units.append(np.full(len(rows), unit, dtype=np.uint32))
+        self._places.append(places.astype(np.uint32))
+        self._count += len(rows)
+        if self._count - self._count_of_distinct > self.at_once:
+            self.mark_repeated()
+
+    def mark_repeated(self) -> None:
+        if not self._count:
+            return
+        rows, units, places = (np.concatenate(parts) for parts in (self._rows, self._units, self._places))
+        candidates = _may_be_repeated(rows[:, -1])
+        order = candidates[np.lexsort(rows[candidates].T)]  # stable: of equal rows the earliest comes first
+        repeated = np.zeros(len(rows), dtype=bool)
+        repeated[order[1:]] = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
+        self._set_marks(units[repeated], places[repeated])
+        first = ~repeated
+        self._rows, self._units, self._places = [rows[first]], [units[first]], [places[first]]
+        self._count = self._count_of_distinct = int(first.sum())
+
+    def _set_marks(self, units: np.ndarray, places: np.ndarray) -> None:
+        for of_unit in np.split(np.arange(len(units)), np.flatnonzero(np.diff(units)) + 1):  # units stand in order
+            if len(of_unit):
+                decisions, marked = self.decisions[units[of_unit[0]]], places[of_unit]
+                decisions[marked[decisions[marked] == KEEP]] = self.mark
+
+
+def _may_be_repeated(hashes: np.ndarray) -> np.ndarray:
+    """Places of all hashes that occur twice, and of some others: these alone must be sorted, the slow part."""
+    slots = 1 << max(10, len(hashes).bit_length() + 2)
+    slot = (hashes & np.uint64(slots - 1)).astype(np.uint32)
+    numbers = np.arange(len(hashes), dtype=np.uint32)
+    last = np.zeros(slots, dtype=np.uint32)
+    last[slot] = numbers
+    shared = np.zeros(slots, dtype=bool)
+    shared[slot[last[slot] != numbers]] = True
+    return np.flatnonzero(shared[slot])

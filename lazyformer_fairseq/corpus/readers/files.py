@@ -1,0 +1,317 @@
+"""Opens plain, gz, bz2 and zst files alike, and divides them into blocks of lines, one document each.
+
+The file's first bytes decide which it is, not its name. A file may hold several streams, one after the other (bgzip,
+pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers, and so datatrove's, silently
+accept a truncated zst file and count no compressed bytes, hence this one.
+
+A format marks a document's start by a line. A range of bytes ``[start, end)`` of a file gives, whole, the blocks whose
+first line begins in it: so ranges that cover a file give every block once, wherever the cuts fall.
+"""
+
+import bz2
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
+
+import zstandard
+
+from lazyformer_fairseq.errors import UserError
+
+CHUNK = {"gz": 1 << 16, "bz2": 1 << 16, "zst": 1 << 12}  # read at once; 4 KiB of zst can stand for 128 MiB
+MOST_AT_ONCE = 1 << 24  # bytes of text; 50 bytes of bz2 can stand for 46 MB
+# Text shrinks to a third, a bomb to a millionth. Below the second number any file may do as it likes.
+MOST_TIMES, BEYOND_BYTES = 200, 1 << 28
+BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
+BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
+DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "gz": lambda: zlib.decompressobj(wbits=31),
+    "bz2": bz2.BZ2Decompressor,
+    "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+
+
+class BadInput(UserError):
+    """A file that cannot be read to its end; the message names the file, the place and the reason."""
+
+
+def compression(path: Union[str, Path]) -> Optional[str]:
+    """``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
+    with open(path, "rb") as file:
+        head = file.read(10)
+    if head.startswith(b"\x1f\x8b\x08"):
+        return "gz"
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return "zst"
+    if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
+        return "bz2"
+    return None
+
+
+def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
+    """The bytes of the streams of a compressed file that begin in ``[start, end)`` of it; ``.raw`` counts (see below).
+
+    Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
+    """
+    kind = compression(path)
+    file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the reader
+    file.seek(start)
+    raw = _Plain(file, start) if kind is None else _Decompressed(file, str(path), kind, start, end)
+    return io.BufferedReader(raw, 1 << 18)
+
+
+class _Plain(io.RawIOBase):
+    """A file as it is. ``consumed``: bytes of it read so far."""
+
+    def __init__(self, file: BinaryIO, start: int):
+        self._file, self._start = file, start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        return self._file.readinto(buffer)
+
+    @property
+    def consumed(self) -> int:
+        return self._file.tell() - self._start
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Decompressed(_Plain):
+    """The streams of a compressed file that begin before ``end``. ``consumed``: compressed bytes read so far.
+
+    Raises:
+        BadInput: a stream is damaged, stops before its end, or stands for far more bytes than text would.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
+        super().__init__(file, start)
+        self._path, self._kind = path, kind
+        self._end = end
+        self._at = start  # of the next compressed byte to hand to the decompressor
+        self._chunk = b""
+        self._stream: Any = None  # None between two streams
+        self._ready = memoryview(b"")
+        self._unpacked = 0
+
+    def readinto(self, buffer) -> int:
+        while not self._ready:
+            if not self._chunk and not self._holds_input():
+                self._chunk = self._file.read(CHUNK[self._kind])
+                if not self._chunk and self._stream is None:
+                    return 0
+                if not self._chunk:
+                    self._fail("stop in the middle, so the file is not whole")
+            if self._stream is None:
+                if self._end is not None and self._at >= self._end:
+                    return 0
+                chunk = self._chunk.lstrip(b"\0")  # some tools fill up the last block with zeros
+                self._at += len(self._chunk) - len(chunk)
+                self._chunk = chunk
+            if self._chunk or self._holds_input():
+                self._ready = memoryview(self._decompress())
+                self._unpacked += len(self._ready)
+                if self._unpacked > max(BEYOND_BYTES, MOST_TIMES * (self._at - self._start)):
+                    self._fail(f"unpack to more than {MOST_TIMES} times their size, which no text does")
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _holds_input(self) -> bool:
+        """Whether the decompressor has more output for the input it was given; only bz2's ever has."""
+        return not getattr(self._stream, "needs_input", True)
+
+    def _decompress(self) -> bytes:
+        most = (MOST_AT_ONCE,) if self._kind == "bz2" else ()
+        try:
+            self._stream = self._stream or DECOMPRESSORS[self._kind]()
+            text = self._stream.decompress(self._chunk, *most)
+        except (OSError, zlib.error, zstandard.ZstdError, EOFError) as error:
+            self._fail(f"are damaged ({error})")
+        left = self._stream.unused_data if self._stream.eof else b""
+        self._at += len(self._chunk) - len(left)
+        self._chunk = left
+        if self._stream.eof:
+            self._stream = None
+        return text
+
+    def _fail(self, what: str) -> None:
+        raise BadInput(
+            f"{self._path}, byte {self._at}: its {self._kind} data {what}; get it again, or leave it out"
+        ) from None
+
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part to read in one go: a whole file, or the documents of it whose first byte lies in ``[start, end)``.
+
+    Offsets are of the file on disk; in a bz2 file a range holds whole streams, each of which begins with a document.
+    """
+
+    path: str
+    format: str
+    start: int = 0
+    end: Optional[int] = None
+
+
+@dataclass
+class Watch:
+    """A reader's report while it reads.
+
+    Attributes:
+        bytes_done: bytes of the file on disk (compressed ones) consumed so far.
+        lines_not_utf8: lines that were decoded as cp1252 instead.
+    """
+
+    bytes_done: int = 0
+    lines_not_utf8: int = 0
+
+
+class Block(NamedTuple):
+    """The lines of a document, line ends included.
+
+    Attributes:
+        offset: of its first byte in the file; in the decompressed piece, if the file is compressed.
+        line: number of its first line in the piece, from 1.
+        is_preamble: it stands before the first start of a document in the file.
+    """
+
+    offset: int
+    line: int
+    content: bytes
+    is_preamble: bool
+
+
+@dataclass(frozen=True)
+class Format:
+    """A row of the table of formats (``documents.py``): how a format is recognised, and its documents are found.
+
+    Attributes:
+        document: what a document of it is, in messages.
+        names: a regular expression of its files' names, without the ending of a compressed one.
+        recognises: whether a file is of this format, by its first bytes, without space before them, and its path; a
+            UserError for what is near to it, but cannot be read.
+        starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
+        parse: (text, metadata) of the documents in a block; BadInput names the line of what is wrong.
+        read_whole: in place of these two, where the file at a path is one document: its text.
+        extension: of the parts into which a compressed file is cut.
+    """
+
+    document: str
+    names: str
+    recognises: Callable[[bytes, Path], bool]
+    starts_document: Optional["StartsDocument"] = None
+    parse: Optional[Callable[[Block, Piece, Watch], Iterator[tuple[str, dict]]]] = None
+    read_whole: Optional[Callable[[str, Watch], str]] = None
+    extension: str = "txt"
+
+
+StartsDocument = Callable[[bytes, bool], bool]
+
+
+def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> Iterator[Block]:
+    """Blocks of a piece in order; memory is bounded by the longest one.
+
+    Raises:
+        BadInput: compressed data is damaged or truncated.
+    """
+    is_plain = compression(piece.path) is None
+    end = piece.end if is_plain else None
+    offset, number, after_blank = 0, 1, True
+    lines: Optional[list[bytes]] = None if piece.start else []  # None: the first lines belong to an earlier range
+    first, is_preamble = (0, 1), True
+    with open_decompressed(piece.path, piece.start, piece.end) as file:
+        if is_plain and piece.start:
+            offset, after_blank = _move_to_line(file, piece)
+            number = 2  # at most one line was passed over; see `place`
+        for line in file:
+            length = len(line)
+            if not offset and line.startswith(BOM):
+                line = line[len(BOM) :]
+            starts = line != b"" and starts_document(line, after_blank)
+            if end is not None and offset >= end and (starts or lines is None):
+                break
+            if starts:
+                if lines:
+                    yield Block(*first, b"".join(lines), is_preamble)
+                lines, first, is_preamble = [], (offset, number), False
+                watch.bytes_done = file.raw.consumed
+            if lines is not None:
+                lines.append(line)
+            after_blank = not line or line.isspace()
+            offset += length
+            number += 1
+        if lines:
+            yield Block(*first, b"".join(lines), is_preamble)
+        watch.bytes_done = file.raw.consumed
+
+
+def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:
+    """Reads on to the first line that begins in the range: (its offset, is the line before it blank?)."""
+    with open(piece.path, "rb") as before:
+        before.seek(piece.start - 1)
+        offset = piece.start if before.read(1) == b"\n" else piece.start + len(file.readline())
+        return offset, _is_blank_before(before, offset - 1)
+
+
+def _is_blank_before(file: BinaryIO, offset: int) -> bool:
+    """Whether nothing but space stands between ``offset`` and the start of its line."""
+    while offset > 0:
+        start = max(0, offset - 4096)
+        file.seek(start)
+        _, newline, end_of_line = file.read(offset - start).rpartition(b"\n")
+        if not start and not newline:
+            end_of_line = end_of_line.removeprefix(BOM)
+        if end_of_line.strip():
+            return False
+        if newline:
+            return True
+        offset = start
+    return True
+
+
+def decode(content: bytes, watch: Watch) -> str:
+    """UTF-8 text; any other line is read as cp1252 (old books), where bytes without meaning become U+FFFD."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "".join(_decode_line(line, watch) for line in content.splitlines(keepends=True))
+
+
+def _decode_line(line: bytes, watch: Watch) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        watch.lines_not_utf8 += 1
+        return line.decode("cp1252", errors="replace")
+
+
+def place(piece: Piece, line: int) -> str:
+    """``FILE, line N``: the place of the piece's line number ``line``, for a message."""
+    if not piece.start:
+        return f"{piece.path}, line {line}"
+    if compression(piece.path) is not None:
+        return f"{piece.path}, line {line} of what begins at byte {piece.start}"
+    newlines = 0
+    with open(piece.path, "rb") as file:
+        left = piece.start - 1  # the range's line 2 begins after the first newline from here on
+        while left and (chunk := file.read(min(left, 1 << 20))):
+            newlines += chunk.count(b"\n")
+            left -= len(chunk)
+    return f"{piece.path}, line {newlines + line}"
+
+
+def bytes_of(unit: Sequence[Piece]) -> int:
+    """Bytes on disk of a unit."""
+    return sum((os.path.getsize(p.path) if p.end is None else p.end) - p.start for p in unit)

@@ -1,1 +1,0 @@
-"""A corpus's report of how it was made."""

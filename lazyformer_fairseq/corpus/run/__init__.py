@@ -1,1 +1,0 @@
-"""The stages of ``lazyformer corpus``, and the executors that run them."""

@@ -1,0 +1,325 @@
+"""Counts words in a unit and in all units; decides which are too rare, and which ones the tokenizer learns from.
+
+    COUNTS/hashes.npy      uint64 (words,): xxh3_64 of each distinct word of the unit, sorted
+    COUNTS/counts.npy      uint64 (words,): how often each occurs
+    COUNTS/vocabulary.bin  the words themselves, in the order of the hashes, as in a word store
+
+All units are merged by hash, one range of hashes after the other, so that memory does not grow with the input. The
+chance that any two of 10 million words share their 64 bits is 3 in a million; they would count as one.
+
+Stored words -> ids in fairseq's memory-mapped format, one part for each unit and split.
+
+    PREFIX.bin  PREFIX.idx   a sentence an item, ending ``</s>``; an item of ``</s>`` alone after each document: what
+                             fairseq-preprocess writes for lines of pieces with an empty line after each document
+    PREFIX.unigrams.npy      uint32 (2, ids): the ids that occur, ``</s>`` left out, and how often each of them does
+
+Each distinct word of the unit is encoded once; numpy does the rest.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, NamedTuple, Optional
+
+import numpy as np
+import xxhash
+
+from lazyformer_fairseq.corpus.words import VOCABULARY_FILE, SelectedWords, WordStore, join_words, split_words
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
+from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
+
+MOST_WORDS_FOR_BPE = 1_000_000
+ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
+
+
+class MergedCounts(NamedTuple):
+    """What :func:`merge_counts` found."""
+
+    summary: dict[str, float]
+    """For the manifest."""
+
+    frequent: list[tuple[str, int]]
+    """The most frequent kept words with their counts, most frequent first, ties by word."""
+
+
+def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
+    """The largest count such that the words that occur as often or more are this share of all running words.
+
+    Args:
+        types_with_count: the number of distinct words with each count.
+    """
+    total = sum(count * types for count, types in types_with_count.items())
+    kept = 0
+    for count in sorted(types_with_count, reverse=True):
+        kept += count * types_with_count[count]
+        if kept >= coverage * total:
+            return count
+    raise AssertionError("all words together are a share of 1")
+
+
+def word_hashes(words: Sequence[str]) -> np.ndarray:
+    """xxh3_64 of each word's UTF-8 bytes: uint64 (words,)."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
+
+
+def count_words(store: WordStore, keep: np.ndarray, folder: Path) -> None:
+    """Counts the words of a unit's documents where ``keep``, bool (documents,), is true; writes ``folder`` whole."""
+    vocabulary = store.vocabulary
+    counts = np.bincount(store.select(keep).words, minlength=len(vocabulary)).astype(np.uint64)
+    hashes = word_hashes(vocabulary)
+    order = np.argsort(hashes)
+    order = order[counts[order] > 0]
+    with atomic_folder(folder, replace=True, durable=False) as unfinished:
+        np.save(unfinished / "hashes.npy", hashes[order], allow_pickle=False)
+        np.save(unfinished / "counts.npy", counts[order], allow_pickle=False)
+        (unfinished / VOCABULARY_FILE).write_bytes(join_words([vocabulary[row] for row in order.tolist()]))
+
+
+def merge_counts(
+    folders: Sequence[Path],
+    kept_file: Path,
+    coverage: float,
+    min_count: Optional[int] = None,
+    always_kept: Sequence[str] = (),
+    most_frequent: int = MOST_WORDS_FOR_BPE,
+    entries_at_once: int = ENTRIES_AT_ONCE,
+) -> MergedCounts:
+    """Merges what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
+
+    Args:
+        kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
+        coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
+        min_count: in its place: words that occur less often are too rare; 1 keeps every word.
+        always_kept: words that are never too rare.
+        most_frequent: how many words to return at most; those of one count are returned together or not at all.
+        entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
+
+    Raises:
+        UserError: there is no word; the disk is full.
+    """
+    spared = word_hashes(always_kept)
+    with atomic_file(kept_file) as unfinished, TemporaryDirectory(dir=kept_file.parent, prefix=".ranges.") as work:
+        ranges: list[Path] = []
+        types_with_count: Counter[int] = Counter()
+        for merged in _merged_ranges(folders, entries_at_once):
+            ranges.append(Path(work, f"{len(ranges)}.npy"))
+            np.save(ranges[-1], merged, allow_pickle=False)
+            found, types = np.unique(merged[1], return_counts=True)
+            types_with_count.update(dict(zip(found.tolist(), types.tolist(), strict=True)))
+        if not types_with_count:
+            raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
+        min_count = min_count or smallest_kept_count(types_with_count, coverage)
+        kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
+        min_frequent = max(min_count, _smallest_count_of(types_with_count, most_frequent))
+        hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)
+    frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
+    types = types_with_count.total()
+    tokens = sum(count * number for count, number in types_with_count.items())
+    summary = {
+        "words": types,
+        "kept_words": kept_types,
+        "min_count": min_count,
+        "dropped_types_share": 1 - kept_types / types,
+        "dropped_tokens_share": 1 - kept_tokens / tokens,
+    }
+    return MergedCounts(summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np.ndarray]:
+    """Distinct hashes, sorted, and their counts in all units: uint64 (2, words), for one range after the other."""
+    entries = sum(len(_mapped(folder, "hashes")) for folder in folders)
+    ranges = -(-entries // entries_at_once)
+    inner = np.array([2**64 * number // ranges for number in range(1, ranges)], dtype=np.uint64)
+    bounds = [[0, *np.searchsorted(_mapped(folder, "hashes"), inner).tolist(), None] for folder in folders]
+    for number in range(ranges):
+        # Mapped anew for each range: what stays mapped counts as memory of this process.
+        parts = [
+            (_mapped(folder, "hashes")[start:end], _mapped(folder, "counts")[start:end])
+            for folder, (start, end) in zip(folders, (bound[number : number + 2] for bound in bounds), strict=True)
+        ]
+        hashes, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        starts = np.flatnonzero(np.diff(hashes, prepend=~hashes[:1]))
+        yield np.stack([hashes[starts], np.add.reduceat(counts[order], starts)])
+
+
+def _at_least(min_count: int, path: Path) -> np.ndarray:
+    merged = np.load(path, mmap_mode="r")
+    return merged[:, merged[1] >= min_count]
+
+
+def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: BinaryIO) -> tuple[int, int]:
+    """Writes the kept words' hashes; returns their number and how often they occur together."""
+
+    def kept(path: Path) -> np.ndarray:
+        merged = np.load(path, mmap_mode="r")
+        return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
+
+    types = sum(kept(path).shape[1] for path in ranges)
+    tokens = 0
+    header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for path in ranges:  # piece by piece: the hashes of all words may be more than the memory
+        hashes, counts = kept(path)
+        np.ascontiguousarray(hashes).tofile(file)
+        tokens += int(counts.sum())
+    return types, tokens
+
+
+def _smallest_count_of(types_with_count: dict[int, int], most: int) -> int:
+    """The smallest count that no more than ``most`` words reach."""
+    smallest, words = max(types_with_count) + 1, 0
+    for count in sorted(types_with_count, reverse=True):
+        words += types_with_count[count]
+        if words > most:
+            break
+        smallest = count
+    return smallest
+
+
+def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
+    """The words of some sorted hashes, each from the first unit that has it."""
+    words = [""] * len(wanted)
+    missing = np.ones(len(wanted), dtype=bool)
+    for folder in folders:
+        hashes = np.array(_mapped(folder, "hashes"))
+        places = place_of(hashes, wanted)
+        rows = np.flatnonzero(places >= 0)
+        rows = rows[missing[places[rows]]]
+        if len(rows):
+            vocabulary = split_words((folder / VOCABULARY_FILE).read_bytes())
+            for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
+                words[place] = vocabulary[row]
+            missing[places[rows]] = False
+    assert not missing.any()
+    return words
+
+
+def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The place of each of ``hashes`` in the sorted ``table``, -1 for those not in it."""
+    if not len(table):
+        return np.full(len(hashes), -1)
+    places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
+    return np.where(table[places] == hashes, places, -1)
+
+
+def _mapped(folder: Path, name: str) -> np.ndarray:
+    return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+
+
+# Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
+LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
+
+
+def write_ids(
+    store: WordStore,
+    keep: Mapping[str, np.ndarray],
+    tokenizer: TextTokenizer,
+    frequent: np.ndarray,
+    prefixes: Mapping[str, Path],
+) -> dict[str, dict[str, Any]]:
+    """Writes a unit's part of each split, each file whole or not at all.
+
+    Args:
+        keep: by split, bool (documents,): those that are in it.
+        frequent: uint64, sorted: the hashes of the words that are frequent enough (see ``vocabulary.py``). In the
+            training split every other word becomes one ``<unk>``. The validation split asks what a model in use is
+            asked, in GLUE and in ``fill_mask``: there pieces spell every word.
+
+    Returns:
+        by split, counts that may be added up over units: ``documents``; ``sentences``; ``tokens``, ``</s>`` left out;
+        ``unknown`` ones among these; ``lengths``: for "words per sentence", "words per document" and "sentences per
+        document" the counts of the bins between ``LENGTH_EDGES``.
+    """
+    hashes = word_hashes(store.vocabulary)
+    is_frequent = (place_of(hashes, frequent) >= 0) | np.isin(hashes, word_hashes(tokenizer.settings.special_tokens))
+    counts = {}
+    for split, documents in keep.items():
+        selected = store.select(documents)
+        spelt = np.bincount(selected.words, minlength=len(hashes)) > 0
+        pieces = WordPieces(store.vocabulary, tokenizer, spelt & is_frequent if split == "train" else spelt)
+        counts[split] = _write_part(selected, pieces, tokenizer, prefixes[split])
+    return counts
+
+
+class WordPieces:
+    """The ids of every word of a unit's vocabulary, with ``</s>`` as one more word at the end.
+
+    Args:
+        spelt: bool (words,): the words that become pieces; each other one becomes ``<unk>``.
+
+    Attributes:
+        ids: of all words, one word after the other, in the type that fairseq stores them in.
+        lengths: (words + 1,): number of ids of each word.
+        starts: (words + 1,): place of each word's first id.
+    """
+
+    def __init__(self, vocabulary: list[str], tokenizer: TextTokenizer, spelt: np.ndarray):
+        # Only the task masks; a text about masks is text.
+        words = [f"{MASK[0]} {MASK[1:-1]} {MASK[-1]}" if word == MASK else word for word in vocabulary]
+        ids, lengths = tokenizer.encode_words([word for word, is_spelt in zip(words, spelt, strict=True) if is_spelt])
+        spelt = spelt.copy()
+        spelt[spelt] = lengths > 0  # a word made of sentencepiece's space sign has none
+        self.lengths = np.ones(len(words) + 1, dtype=np.int32)
+        self.lengths[:-1][spelt] = lengths[lengths > 0]
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.ids = np.full(self.lengths.sum(), tokenizer.special.unk, dtype=type_of_ids(len(tokenizer.symbols)))
+        self.ids[np.repeat(np.append(spelt, False), self.lengths)] = ids
+        self.ids[-1] = tokenizer.special.eos
+
+    def items(self, selected: SelectedWords) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all items of some documents, one item after the other, and the number of ids of each item."""
+        eos_word = len(self.lengths) - 1
+        sentence_ends = np.cumsum(selected.sentence_lengths, dtype=np.int64)
+        document_ends = sentence_ends[np.cumsum(selected.document_sentences, dtype=np.int64) - 1]
+        words = np.insert(selected.words, np.concatenate([sentence_ends, document_ends]), eos_word)
+        lengths = self.lengths[words]
+        ends = np.cumsum(lengths, dtype=np.int64)
+        # Id number i of a word whose ids end before place e of the result: starts + i, with i = place - (e - length).
+        source = np.repeat(self.starts[words] - (ends - lengths), lengths)
+        source += np.arange(len(source))
+        return self.ids[source], np.diff(ends[words == eos_word], prepend=0)
+
+
+def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextTokenizer, prefix: Path) -> dict[str, Any]:
+    ids, sizes = pieces.items(selected)
+    unigrams = np.bincount(ids, minlength=len(tokenizer.symbols))
+    unigrams[tokenizer.special.eos] = 0
+    found = np.flatnonzero(unigrams)
+    with atomic_file(f"{prefix}.unigrams.npy", durable=False) as file:
+        np.save(file, np.stack([found, unigrams[found]]).astype(np.uint32), allow_pickle=False)
+    write_items(prefix, ids.dtype, [(ids, sizes)], durable=False)
+    sentences = selected.document_sentences.astype(np.int64)
+    starts = np.cumsum(sentences) - sentences
+    words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64) if len(starts) else starts
+    return {
+        "documents": len(sentences),
+        "sentences": len(selected.sentence_lengths),
+        "tokens": int(unigrams.sum()),
+        "unknown": int(unigrams[tokenizer.special.unk]),
+        "lengths": {
+            "words per sentence": length_histogram(selected.sentence_lengths),
+            "words per document": length_histogram(words),
+            "sentences per document": length_histogram(sentences),
+        },
+    }
+
+
+def load_unigrams(prefixes: Iterable[Path], symbols: int) -> np.ndarray:
+    """How often each id occurs in some parts together: int64 (symbols,)."""
+    total = np.zeros(symbols, dtype=np.int64)
+    for prefix in prefixes:
+        ids, counts = np.load(f"{prefix}.unigrams.npy", allow_pickle=False)
+        total[ids] += counts
+    return total
+
+
+def length_histogram(lengths: np.ndarray) -> list[int]:
+    """How many of the lengths (1 or more) fall into each bin between LENGTH_EDGES; the last bin has no end."""
+    counts, _ = np.histogram(np.minimum(lengths, LENGTH_EDGES[-1]), LENGTH_EDGES)
+    return counts.tolist()

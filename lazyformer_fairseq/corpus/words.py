@@ -1,0 +1,190 @@
+"""Cased sentences -> the words that BPE sees -> the words of one unit of input on disk, which the later stages read.
+
+    STORE/words.npy               uint32 (words,): rows of the unit's vocabulary, in the order of the text
+    STORE/sentence_lengths.npy    uint32 (sentences,): words of each sentence
+    STORE/document_sentences.npy  uint32 (documents,): sentences of each document
+    STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
+    STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
+    STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
+    STORE/notes.json              the task's notes for the report, see ``step.py``
+
+Some 0.8 bytes for each byte of text. Counting or looking up words happens once for each distinct word of a unit.
+"""
+
+import json
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property, lru_cache, partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+from datatrove.data import Document, DocumentsPipeline
+
+from lazyformer_fairseq.corpus.step import DocumentStep
+from lazyformer_fairseq.data.text.library_recipe import LibraryNormaliser, LibrarySettings
+from lazyformer_fairseq.data.text.load_tokenizer import normaliser_of
+from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextSettings
+from lazyformer_fairseq.storage.atomic import atomic_folder
+
+WIKITEXT = "wikitext"
+
+
+class NormaliseWords(DocumentStep):
+    """Each line (a cased sentence) becomes its normalised words, divided by single spaces; lines without any go.
+
+    A literal ``<mask>``, ``</s>`` or other symbol of the model, in a text that mentions it, is written plain, like
+    ``< mask >``: only the task may mask. Stand-ins of cleaning such as ``<url>`` stay, and so does the ``<unk>`` by
+    which WikiText has replaced its rare words. A tokenizer that came with another model writes symbols plain by itself.
+
+    Dropped: documents with ``no word`` left.
+    """
+
+    name = "words"
+
+    def __init__(self, settings: Union[TextSettings, LibrarySettings]):
+        super().__init__()
+        self.settings = settings
+
+    def process(self, document: Document) -> Optional[str]:
+        text, normalise = document.text, load_normaliser(self.settings)
+        if "<" in text:
+            keep_unknown = document.metadata.get("format") == WIKITEXT
+            if isinstance(normalise, LibraryNormaliser):
+                normalise = partial(normalise, keep_unknown=keep_unknown)
+            else:
+                text = with_plain_symbols(text, keep_unknown)
+        document.text = "\n".join(filter(None, map(normalise, text.split("\n"))))
+        return None if document.text else "no word"
+
+
+load_normaliser = lru_cache(maxsize=1)(normaliser_of)  # once per process, for any number of units
+
+
+def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
+    """``text`` with the model's own symbols spelt as words between brackets: ``<mask>`` becomes ``< mask >``.
+
+    Args:
+        keep_unknown: leave ``<unk>`` as it is, an unknown word.
+    """
+
+    def spelt(symbol: re.Match) -> str:
+        return symbol[0] if keep_unknown and symbol[0].lower() == UNKNOWN else f"< {symbol[1]} >"
+
+    return _SYMBOLS.sub(spelt, text)
+
+
+_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)
+
+
+VOCABULARY_FILE = "vocabulary.bin"
+NOTES_FILE = "notes.json"
+
+
+class SelectedWords(NamedTuple):
+    """The words of some documents of a store; the arrays are as the store's."""
+
+    words: np.ndarray
+    sentence_lengths: np.ndarray
+    document_sentences: np.ndarray
+
+
+class WordStore:
+    """An existing store; maps its arrays into memory."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.words, self.sentence_lengths, self.document_sentences, self.fingerprints, self.bands = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("words", "sentence_lengths", "document_sentences", "fingerprints", "bands")
+        )
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        return split_words((self.folder / VOCABULARY_FILE).read_bytes())
+
+    def select(self, keep: np.ndarray) -> SelectedWords:
+        """The words of those documents where ``keep``, bool (documents,), is true."""
+        keep_sentence = np.repeat(keep, self.document_sentences)
+        keep_word = np.repeat(keep_sentence, self.sentence_lengths)
+        return SelectedWords(self.words[keep_word], self.sentence_lengths[keep_sentence], self.document_sentences[keep])
+
+
+class StoreWords(DocumentStep):
+    """The last step of a unit: writes ``folder/RANK/``, whole or not at all, after the last document.
+
+    Takes documents of one sentence a line, words divided by single spaces; their metadata hold ``fingerprint``, two
+    numbers of 64 bits, and perhaps ``bands``, as many such numbers for every document.
+    """
+
+    name = "store"
+
+    def __init__(self, folder: Path):
+        super().__init__()
+        self.folder = folder
+
+    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
+        self._unit = _Unit()
+        yield from super().run(data, rank, world_size)
+        with (
+            self.track_core_time(),
+            atomic_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
+        ):
+            self._unit.save(unfinished)
+            (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")
+        del self._unit
+
+    def process(self, document: Document) -> Optional[str]:
+        if not document.text:
+            return "no sentence"
+        self._unit.add(document)
+        return None
+
+
+class _Unit:
+    """The words of the documents so far. 4 bytes a word, and the distinct ones."""
+
+    def __init__(self):
+        self.ids: defaultdict[str, int] = defaultdict(count().__next__)  # a new word gets the next number
+        self.words, self.sentence_lengths, self.document_sentences = array("I"), array("I"), array("I")
+        self.fingerprints, self.bands = array("Q"), array("Q")
+
+    def add(self, document: Document) -> None:
+        sentences = document.text.split("\n")
+        for sentence in sentences:
+            words = sentence.split(" ")
+            self.words.extend(map(self.ids.__getitem__, words))
+            self.sentence_lengths.append(len(words))
+        self.document_sentences.append(len(sentences))
+        self.fingerprints.extend(document.metadata["fingerprint"])
+        self.bands.extend(document.metadata.get("bands", ()))
+
+    def save(self, folder: Path) -> None:
+        assert "" not in self.ids, "words must be divided by single spaces"
+        vocabulary = sorted(self.ids)  # by code points, which is the order of the UTF-8 bytes too
+        sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
+        sorted_id[[self.ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
+        documents = len(self.document_sentences)
+        arrays = {
+            "words": sorted_id[np.frombuffer(self.words, dtype=np.uint32)],
+            "sentence_lengths": self.sentence_lengths,
+            "document_sentences": self.document_sentences,
+            "fingerprints": np.reshape(self.fingerprints, (documents, 2)),
+            "bands": np.reshape(self.bands, (documents, len(self.bands) // max(documents, 1))),
+        }
+        for name, values in arrays.items():
+            np.save(folder / f"{name}.npy", values, allow_pickle=False)
+        (folder / VOCABULARY_FILE).write_bytes(join_words(vocabulary))
+
+
+def join_words(words: Sequence[str]) -> bytes:
+    return "\n".join(words).encode()
+
+
+def split_words(content: bytes) -> list[str]:
+    """Undoes :func:`join_words`; no word is empty."""
+    return content.decode().split("\n") if content else []

@@ -1,1 +1,0 @@
-"""From sentences to words, from words to a vocabulary and to ids."""

@@ -1,0 +1,9 @@
+"""What the process that forks the workers imports and makes, once for all of them."""
+
+import gc
+
+from lazyformer_fairseq.corpus import stages  # noqa: F401
+from lazyformer_fairseq.corpus.sentences import load_spacy
+
+load_spacy()
+gc.freeze()  # the collector leaves this memory alone, so that the workers go on sharing it

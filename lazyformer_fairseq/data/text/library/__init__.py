@@ -1,1 +1,0 @@
-"""Tokenizers that came with another model, run by the library `tokenizers`."""

@@ -1,0 +1,282 @@
+"""What is accepted of the JSON of the library `tokenizers`, field by field, and the words that it makes of a text.
+
+Only tokenizers whose words stand alone: WordPiece over BERT's words, byte-level BPE over GPT-2's; the rest is refused
+in words. Nothing of a file reaches the library before its type is known here, so no regular expression, file name or
+code of a stranger does.
+
+Such a tokenizer cuts a text into words ("pre-tokens") before it cuts the words into pieces, each by itself. BERT's are
+words and marks. RoBERTa's are bytes written as letters, ``Ġ`` for the space before a word, so whether a space stands
+there is part of the word, and the word alone decides its pieces.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Optional
+
+from lazyformer_fairseq.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MOST_IDS = 1 << 24  # more is damage: of the largest vocabularies there are, it is sixty times
+NORMALISERS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "BertNormalizer": {
+        "clean_text": (bool,),
+        "handle_chinese_chars": (bool,),
+        "strip_accents": (bool, type(None)),
+        "lowercase": (bool,),
+    },
+    **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")},
+}
+DIVISIONS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "BertPreTokenizer": {},
+    "ByteLevel": {"add_prefix_space": (bool,), "trim_offsets": (bool,), "use_regex": (bool,)},
+}
+MODELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "WordPiece": {
+        "unk_token": (str,),
+        "continuing_subword_prefix": (str,),
+        "max_input_chars_per_word": (int,),
+        "vocab": (dict,),
+    },
+    "BPE": {
+        "dropout": (float, int, type(None)),
+        "unk_token": (str, type(None)),
+        "continuing_subword_prefix": (str, type(None)),
+        "end_of_word_suffix": (str, type(None)),
+        "fuse_unk": (bool,),
+        "byte_fallback": (bool,),
+        "ignore_merges": (bool,),
+        "vocab": (dict,),
+        "merges": (list,),
+    },
+}
+DIVISION_OF_MODEL = {"WordPiece": "BertPreTokenizer", "BPE": "ByteLevel"}
+DECODERS = {
+    "WordPiece": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+    "BPE": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+}
+ADDED_TOKEN: Mapping[str, tuple[type, ...]] = {
+    "id": (int,),
+    "content": (str,),
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), (bool,)),
+}
+ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
+
+
+def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a ``tokenizer.json`` of the library's that decide a text's ids, and nothing else of it.
+
+    Raises:
+        UserError: of another kind, damaged, or with a part that this program does not know.
+    """
+    kind = _kind_of_model(values.get("model"))
+    model = _checked(values["model"], "model", {kind: MODELS[kind]}, kind)
+    _check_vocabulary(model["vocab"])
+    if kind == "WordPiece":  # files of old leave them out
+        defaults = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        model = {**defaults, **model}
+        _check_word_piece(model)
+    else:
+        _check_bpe(model)
+    normaliser, division = values.get("normalizer"), values.get("pre_tokenizer")
+    if normaliser is not None:
+        normaliser = _checked(normaliser, "normalizer", NORMALISERS)
+    division = _checked(division, "pre_tokenizer", DIVISIONS)
+    if division["type"] != DIVISION_OF_MODEL[kind] or division.get("use_regex", True) is not True:
+        raise UserError(f"its pre_tokenizer {division['type']} does not go with a {kind} model here; {ACCEPTED}")
+    added = values.get("added_tokens", [])
+    if not isinstance(added, list):
+        raise UserError("its added_tokens are no list")
+    return {
+        "version": "1.0",
+        "added_tokens": [_checked_token(token) for token in added],
+        "normalizer": normaliser,
+        "pre_tokenizer": division,
+        "decoder": DECODERS[kind],
+        "model": model,
+    }
+
+
+def ids_of(recipe: Mapping[str, Any]) -> dict[str, int]:
+    """The id of every symbol, added ones too.
+
+    Raises:
+        UserError: two symbols share an id, or a symbol has two.
+    """
+    ids = dict(recipe["model"]["vocab"])
+    for token in recipe["added_tokens"]:
+        if ids.setdefault(token["content"], token["id"]) != token["id"]:
+            raise UserError(
+                f"the added token {token['content']!r} has the ids {ids[token['content']]} and {token['id']}"
+            )
+    if len(set(ids.values())) < len(ids):
+        raise UserError("two of its symbols share an id")
+    return ids
+
+
+def build_library(recipe: Mapping[str, Any], silent: tuple[str, ...] = ()) -> "Tokenizer":
+    """The library's tokenizer, without what it would put around a text.
+
+    Args:
+        recipe: as :func:`check_recipe` returns it.
+        silent: symbols that are text where a text holds them.
+
+    Raises:
+        UserError: the library refuses it.
+    """
+    # The library numbers an added token that is not in the vocabulary by itself; so each special one gets its place.
+    special = {token["content"]: token["id"] for token in recipe["added_tokens"] if token["special"]}
+    model = {**recipe["model"], "vocab": {**special, **recipe["model"]["vocab"]}}
+    every = sorted(recipe["added_tokens"], key=lambda token: token["id"])
+    added = [token for token in every if token["content"] not in silent]
+    library = library_from({**recipe, "model": model, "added_tokens": added, "post_processor": trimming_of(recipe)})
+    for symbol, wanted in ids_of(recipe).items():
+        if library.token_to_id(symbol) != wanted:
+            raise UserError(f"its added tokens do not follow its vocabulary in order: {symbol!r} is to be id {wanted}")
+    return library
+
+
+def trimming_of(recipe: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """The post-processor that takes the space before a byte-level word out of its offsets."""
+    return {**recipe["pre_tokenizer"], "trim_offsets": True} if recipe["model"]["type"] == "BPE" else None
+
+
+def library_from(values: Mapping[str, Any]) -> "Tokenizer":
+    """UserError where the library does not take the JSON."""
+    from tokenizers import Tokenizer
+
+    with refusals_of_the_library():
+        return Tokenizer.from_str(json.dumps(values))
+
+
+@contextmanager
+def refusals_of_the_library() -> Iterator[None]:
+    """Its errors, and panics of Rust's, as UserErrors."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of Rust's is no Exception
+        raise UserError(f"the library refuses it: {error}") from None
+
+
+def _kind_of_model(model: Any) -> str:
+    if not isinstance(model, dict):
+        raise UserError(f"holds no model of a tokenizer; {ACCEPTED}")
+    kind = model.get("type", "BPE" if "merges" in model else "WordPiece")  # files of old have no type
+    if not isinstance(kind, str) or kind not in MODELS:
+        of = " (SentencePiece, as of ALBERT, DeBERTa and XLM-R)" if kind == "Unigram" else ""
+        raise UserError(f"its model is {str(kind)[:40]}{of}; {ACCEPTED}")
+    return kind
+
+
+def _checked(
+    values: Any, what: str, known: Mapping[str, Mapping[str, tuple[type, ...]]], kind: Optional[str] = None
+) -> dict[str, Any]:
+    """An object of a known type with known fields alone."""
+    kind = values.get("type", kind) if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in known:
+        raise UserError(f"its {what} is {str(kind)[:40]}, known are {', '.join(known)}; {ACCEPTED}")
+    fields = {name: value for name, value in values.items() if name != "type"}
+    for name, value in fields.items():
+        if name not in known[kind]:
+            raise UserError(f"its {what} {kind} has a field {name[:40]!r} that this program does not know")
+        if type(value) not in known[kind][name]:
+            raise UserError(f"its {what} {kind} has {name} = {str(value)[:40]}, of another type than it should be")
+    if lacking := sorted(known[kind].keys() & {"vocab", "merges"} - fields.keys()):
+        raise UserError(f"its {what} {kind} has no {lacking[0]}")
+    return {"type": kind, **fields}
+
+
+def _checked_token(token: Any) -> dict[str, Any]:
+    if not isinstance(token, dict) or not {"id", "content"} <= token.keys():
+        raise UserError(f"an added token is {str(token)[:60]}, must have id and content")
+    full = {**dict.fromkeys(ADDED_TOKEN, False), "normalized": not token.get("special", False), **token}
+    for name, value in full.items():
+        if name not in ADDED_TOKEN or type(value) not in ADDED_TOKEN[name]:
+            raise UserError(f"the added token {str(token['content'])[:40]!r} has {name[:40]} = {str(value)[:40]}")
+    _check_vocabulary({full["content"]: full["id"]})
+    return full
+
+
+def _check_vocabulary(vocabulary: Mapping[str, Any]) -> None:
+    for symbol, index in vocabulary.items():
+        if type(index) is not int or not 0 <= index < MOST_IDS:
+            raise UserError(f"the symbol {symbol[:40]!r} has the id {str(index)[:40]}")
+        if "\n" in symbol or "\r" in symbol or any("\ud800" <= character <= "\udfff" for character in symbol):
+            raise UserError(f"the symbol {symbol[:40]!r} holds a line break or half a character, which dict.txt cannot")
+
+
+def _check_bpe(model: Mapping[str, Any]) -> None:
+    if model.get("dropout"):
+        raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise UserError(f"its model marks the inside or the ends of words; {ACCEPTED}")
+
+
+def _check_word_piece(model: Mapping[str, Any]) -> None:
+    if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
+        raise UserError(f"its model is no WordPiece of BERT's, whose pieces inside a word begin with ##; {ACCEPTED}")
+
+
+UNKNOWN_OF_CORPUS = "<unk>"  # by which WikiText has replaced its rare words
+
+
+@dataclass(frozen=True)
+class LibrarySettings:
+    """All that decides a text's words.
+
+    Attributes:
+        normaliser, division: as the library's JSON has its `normalizer` and `pre_tokenizer`.
+        unknown: the symbol of unknown words.
+    """
+
+    normaliser: str
+    division: str
+    unknown: str
+
+    special_tokens: tuple[str, ...] = ()
+    """None: such a tokenizer spells ``<url>`` as it spells any text."""
+
+
+class LibraryNormaliser:
+    """Applies the settings to one text (best a sentence) at a time. No symbol of the model comes out of a text."""
+
+    def __init__(self, settings: LibrarySettings):
+        self.settings = settings
+        self._normaliser, self._division = _components(settings.normaliser, settings.division)
+
+    def __reduce__(self):
+        return LibraryNormaliser, (self.settings,)
+
+    def __call__(self, text: str, keep_unknown: bool = False) -> str:
+        """The words of ``text``, divided by single spaces.
+
+        Args:
+            keep_unknown: ``<unk>`` in a text is an unknown word.
+        """
+        if not keep_unknown:
+            return self._words(text)
+        parts = [
+            part for plain in text.split(UNKNOWN_OF_CORPUS) for part in (self._words(plain), self.settings.unknown)
+        ]
+        return " ".join(filter(None, parts[:-1]))
+
+    def _words(self, text: str) -> str:
+        if self._normaliser is not None:
+            text = self._normaliser.normalize_str(text)
+        return " ".join(word for word, _ in self._division.pre_tokenize_str(text))
+
+
+@lru_cache(maxsize=4)
+def _components(normaliser: str, division: str) -> tuple:
+    from tokenizers import Tokenizer
+
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": UNKNOWN_OF_CORPUS}
+    parts = {"normalizer": json.loads(normaliser), "pre_tokenizer": json.loads(division), "model": model}
+    library = Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **parts}))
+    return library.normalizer, library.pre_tokenizer

@@ -1,0 +1,490 @@
+"""A tokenizer that came with another model: WordPiece or byte-level BPE, run by the library `tokenizers`.
+
+    TOKENIZER/pieces.json      the tokenizer in the library's format: vocabulary, normalisation, division into words
+    TOKENIZER/dict.txt         its symbols, each at its row of the model's embedding (``dictionary_file.py``)
+    TOKENIZER/tokenizer.json   format version 2, special symbols, how a pair is joined, sha256 of the two files above
+
+:func:`adopt_tokenizer` makes such a folder of the files that came with a BERT or RoBERTa; of these it reads JSON and
+plain text alone. Which symbol plays which part stands in tokenizer_config.json or special_tokens_map.json; what a text
+goes through in tokenizer.json or, beside a vocab.txt, in tokenizer_config.json. Where both say it the latter wins, as
+in transformers.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import numpy as np
+
+from lazyformer_fairseq.data.text.interface import (
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    FolderName,
+    SpecialIds,
+    TextTokenizer,
+)
+from lazyformer_fairseq.data.text.library_recipe import (
+    ACCEPTED,
+    MOST_IDS,
+    LibraryNormaliser,
+    LibrarySettings,
+    build_library,
+    check_recipe,
+    ids_of,
+    library_from,
+    refusals_of_the_library,
+    trimming_of,
+)
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.json_files import read_json
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+
+FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
+KIND = "tokenizers"
+PIECES_FILE = "pieces.json"
+SPACE = "Ġ"  # how a byte-level piece has the space before it
+INSIDE_WORD = "##"  # how WordPiece marks a piece that begins no word
+ROLES = SpecialIds._fields
+
+
+class LibraryTokenizer(TextTokenizer):
+    """Text <-> ids of another model's vocabulary: equal to those of the library on the model's own files.
+
+    A special symbol of the model in a text is one id only where it is ``[MASK]``, ``[UNK]`` or an added token; what
+    reads like ``[CLS]`` or ``[SEP]`` is text, so that the ends of an input are where they seem to be.
+
+    Args:
+        recipe: as :func:`~lazyformer_fairseq.data.text.library_recipe.check_recipe` returns it.
+        description: the contents of tokenizer.json, checked.
+
+    Raises:
+        UserError: the library refuses the recipe, or the two do not fit each other.
+    """
+
+    files = (SETTINGS_FILE, PIECES_FILE, DICTIONARY_FILE)
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], description: Mapping[str, Any]):
+        super().__init__(folder)
+        self._recipe = recipe
+        self._names: dict[str, str] = description["special"]
+        self.separators, self.second_type = description["separators"], description["second_type"]
+        ids = ids_of(recipe)
+        if not 0 < description["rows"] <= MOST_IDS:
+            raise UserError(f"an embedding of {description['rows']} rows: must be 1 to {MOST_IDS}")
+        if lacking := sorted(set(self._names.values()) - ids.keys()):
+            raise UserError(f"the special symbol {lacking[0]!r} is none of its vocabulary")
+        if recipe["model"].get("unk_token") not in (None, self._names["unk"]):
+            raise UserError(
+                f"its model calls an unknown word {recipe['model']['unk_token']!r}, its settings {self._names['unk']!r}"
+            )
+        if max(ids.values()) >= description["rows"]:
+            raise UserError(
+                f"has ids up to {max(ids.values())}, but the model's embedding has {description['rows']} rows; is it "
+                "this model's tokenizer?"
+            )
+        self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
+        self.symbols = symbols_of_rows(ids, description["rows"])
+        silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
+        self._library = build_library(recipe, silent)
+        self._model = self._library.model
+        for symbol in silent:
+            if ids[symbol] in self.encode(symbol):
+                raise UserError(f"a text that holds the word {symbol!r} would end there; this program cannot use it")
+        self.settings = LibrarySettings(
+            json.dumps(recipe["normalizer"]), json.dumps(recipe["pre_tokenizer"]), self._names["unk"]
+        )
+        self.normalise = LibraryNormaliser(self.settings)
+
+    @cached_property
+    def dictionary(self) -> "Dictionary":
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
+
+        return dictionary_of_symbols(self.symbols, self._names)
+
+    @classmethod
+    def load(cls, folder: FolderName) -> "LibraryTokenizer":
+        """Reads a folder that :meth:`write` made; nothing in it is run or unpickled.
+
+        Raises:
+            UserError: a file is missing, damaged, of another format version, or does not match the others.
+        """
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
+
+        refuse_without_extra("huggingface", "a tokenizer that came with another model")
+        folder = Path(folder)
+        description = check_description(folder / SETTINGS_FILE)
+        contents = {name: _read(folder / name) for name in (PIECES_FILE, DICTIONARY_FILE)}
+        for name, content in contents.items():
+            if description["sha256"].get(name) != hashlib.sha256(content).hexdigest():
+                raise UserError(
+                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
+                    "copy the whole tokenizer folder again"
+                )
+        try:
+            recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
+            tokenizer = cls(folder, recipe, description)
+        except UserError as error:
+            named = str(folder) in str(error)
+            raise UserError(str(error) if named else f"{folder / PIECES_FILE}: {error}") from None
+        if dictionary_bytes(tokenizer.dictionary) != contents[DICTIONARY_FILE]:
+            raise UserError(f"{folder / DICTIONARY_FILE}: its symbols are not those of {folder / PIECES_FILE}")
+        return tokenizer
+
+    @classmethod
+    def write(cls, recipe: Mapping[str, Any], description: Mapping[str, Any], folder: FolderName) -> "LibraryTokenizer":
+        """Writes ``folder`` whole or not at all, and loads it.
+
+        Args:
+            description: ``special``, ``rows``, ``separators``, ``second_type``.
+
+        Raises:
+            UserError: as of the class; a folder that exists.
+        """
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_bytes
+
+        tokenizer = cls(Path(folder), recipe, description)
+        contents = {
+            PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
+            DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
+        }
+        full = {
+            "format_version": FORMAT_VERSION,
+            "kind": KIND,
+            **description,
+            "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        }
+        contents[SETTINGS_FILE] = (json.dumps(full, indent=2, ensure_ascii=False) + "\n").encode()
+        with atomic_folder(Path(folder)) as unfinished:
+            for name, content in contents.items():
+                (unfinished / name).write_bytes(content)
+        return cls.load(folder)
+
+    def encode(self, text: str) -> list[int]:
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """:meth:`encode`, and for each id its characters of ``text``: the first, and one past the last."""
+        encoding = self._library.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def encode_normalised(self, words: str) -> list[int]:
+        return [index for ids in self._numbers_of(words.split(" ") if words else []) for index in ids]
+
+    def _numbers_of(self, words: list[str]) -> list[list[int]]:
+        unknown, tokenize = self._names["unk"], self._model.tokenize
+        return [[self.special.unk] if word == unknown else [piece.id for piece in tokenize(word)] for word in words]
+
+    def starts_of_words(self, ids: np.ndarray) -> np.ndarray:
+        """Pieces that go on with a word are marked in WordPiece; in byte-level BPE, those that begin one after a space.
+
+        There a mark such as a comma belongs to the word before it, and the first piece of a text begins a word.
+        """
+        is_end = np.isin(ids, (self.special.bos, self.special.pad, self.special.eos))
+        after_end = np.append(True, is_end[:-1]) if len(ids) else is_end
+        return ~is_end & (self._starts_word[ids] | after_end)
+
+    @cached_property
+    def _starts_word(self) -> np.ndarray:
+        if self._recipe["model"]["type"] == "WordPiece":
+            return np.array([not symbol.startswith(INSIDE_WORD) for symbol in self.symbols])
+        whole = {token["content"] for token in self._recipe["added_tokens"]}
+        return np.array([symbol.startswith(SPACE) or symbol in whole for symbol in self.symbols])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        silent = (self.special.bos, self.special.pad, self.special.eos)
+        kept = [index for index in map(int, ids) if index not in silent]
+        return self._library.decode(kept, skip_special_tokens=False).strip()
+
+    def write_for_transformers(self, folder: FolderName, token_types: bool = False) -> None:
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json`` into a folder, for transformers' AutoTokenizer.
+
+        Args:
+            token_types: the model takes token types, 1 for the second text of a pair.
+        """
+        folder = Path(folder)
+        bos, eos = self._names["bos"], self._names["eos"]
+        second = self.second_type
+        template = {
+            "type": "TemplateProcessing",
+            "single": [_symbol(bos), _text("A"), _symbol(eos)],
+            "pair": [
+                *[_symbol(bos), _text("A"), _symbol(eos), *[_symbol(eos)] * (self.separators - 1)],
+                *[_text("B", second), _symbol(eos, second)],
+            ],
+            "special_tokens": {
+                name: {"id": name, "ids": [index], "tokens": [name]}
+                for name, index in ((bos, self.special.bos), (eos, self.special.eos))
+            },
+        }
+        whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": template}
+        if trimming := trimming_of(self._recipe):
+            whole["post_processor"] = {"type": "Sequence", "processors": [trimming, template]}
+        (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
+        inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+        roles = {"cls_token": "bos", "sep_token": "eos", "pad_token": "pad", "unk_token": "unk", "mask_token": "mask"}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{name: self._names[role] for name, role in roles.items()},
+            "model_input_names": inputs,
+            "clean_up_tokenization_spaces": False,
+        }
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def symbols_of_rows(ids: Mapping[str, int], rows: int) -> list[str]:
+    """The symbol of every row of an embedding; ``<row N>`` where the vocabulary has none."""
+    symbols = [f"<row {row}>" for row in range(rows)]
+    for symbol, index in ids.items():
+        symbols[index] = symbol
+    return symbols
+
+
+def check_description(path: Path) -> dict[str, Any]:
+    """The checked contents of tokenizer.json; UserError for anything else."""
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    if description.get("format_version") != FORMAT_VERSION or description.get("kind") != KIND:
+        raise UserError(f"{path}: format version {description.get('format_version')!r}, must be {FORMAT_VERSION}")
+    special, digests = description.get("special"), description.get("sha256")
+    is_whole = (
+        isinstance(special, dict)
+        and set(special) == set(ROLES)
+        and all(isinstance(symbol, str) for symbol in special.values())
+        and len(set(special.values())) == len(ROLES)
+        and isinstance(digests, dict)
+        and all(type(description.get(name)) is int for name in ("rows", "separators", "second_type"))
+        and description["separators"] in (1, 2)
+        and description["second_type"] in (0, 1)
+    )
+    if not is_whole:
+        raise UserError(f"{path}: damaged; copy the whole tokenizer folder again")
+    return description
+
+
+def _symbol(name: str, token_type: int = 0) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": token_type}}
+
+
+def _text(which: str, token_type: int = 0) -> dict[str, Any]:
+    return {"Sequence": {"id": which, "type_id": token_type}}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None
+
+
+NAMES_OF_ROLES = {
+    "bos": "cls_token",
+    "pad": "pad_token",
+    "eos": "sep_token",
+    "unk": "unk_token",
+    "mask": "mask_token",
+}
+USUAL_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
+    "do_lower_case": ("lowercase", (bool,)),
+    "strip_accents": ("strip_accents", (bool, type(None))),
+    "tokenize_chinese_chars": ("handle_chinese_chars", (bool,)),
+}
+SENTENCE_PIECE_FILES = ("sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+ADVICE = "download the model's folder again"
+
+
+def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optional[int] = None) -> LibraryTokenizer:
+    """Writes the tokenizer folder `out` of a model's own tokenizer, whole or not at all. Ids stay what they are.
+
+    Args:
+        source: folder with ``tokenizer.json``, or ``vocab.txt`` (WordPiece), or ``vocab.json`` and ``merges.txt``
+            (byte-level BPE); beside it perhaps ``tokenizer_config.json``, ``special_tokens_map.json``, ``config.json``.
+        out: must not exist yet, or be empty.
+        rows: of the model's word embedding; by default those of ``config.json``, else as many as there are ids. A row
+            without a symbol gets a name of its own.
+
+    Raises:
+        UserError: no tokenizer there, one of another kind (SentencePiece, say), without one of the five special
+            symbols, with more ids than rows, or damaged; a folder that exists.
+    """
+    refuse_without_extra("huggingface", "a tokenizer that came with another model")
+    source, out = Path(source), Path(out)
+    refuse_filled_folder(out)
+    options = _optional_json(source / "tokenizer_config.json")
+    path = _main_file(source)
+    try:
+        values = _values(source, path, options)
+        recipe = check_recipe(values)
+        ids = ids_of(recipe)
+        special = _special_symbols(source, options, ids)
+        if path.name == "vocab.txt":
+            recipe["model"]["unk_token"] = special["unk"]
+        recipe = _with_added(recipe, special, options)
+        separators, second_type = _joining(recipe, values.get("post_processor"), special, ids)
+        described = {"separators": separators, "second_type": second_type}
+        config = _optional_json(source / "config.json")
+        rows = rows if rows is not None else _rows(config, ids)
+        tokenizer = LibraryTokenizer.write(recipe, {"special": special, "rows": rows, **described}, out)
+    except UserError as error:
+        raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
+    return tokenizer
+
+
+def _main_file(source: Path) -> Path:
+    """The file that holds the vocabulary."""
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; give the one with the model's config.json")
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (source / name).is_file():
+            return source / name
+    if (source / "vocab.json").is_file() and (source / "merges.txt").is_file():
+        return source / "vocab.json"
+    for name in SENTENCE_PIECE_FILES:
+        if (source / name).is_file():
+            raise UserError(f"{source / name}: is a SentencePiece model (ALBERT, DeBERTa, XLM-R); {ACCEPTED}")
+    raise UserError(
+        f"{source}: no tokenizer there; expected tokenizer.json, or vocab.txt, or vocab.json and merges.txt"
+    )
+
+
+def _values(source: Path, path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of tokenizer.json, or what would stand there."""
+    if path.name == "tokenizer.json":
+        values = read_json(path, ADVICE)
+    elif path.name == "vocab.txt":
+        values = _word_piece(_read_text(path).split("\n"))
+    else:
+        values = _byte_level(read_json(path, ADVICE), _read_text(source / "merges.txt").split("\n"))
+    if path.name != "tokenizer.json":
+        added = _optional_json(source / "added_tokens.json")
+        values["added_tokens"] = [{"id": index, "content": symbol} for symbol, index in added.items()]
+    normaliser, division = values.get("normalizer"), values.get("pre_tokenizer")
+    if isinstance(normaliser, dict) and normaliser.get("type") == "BertNormalizer":
+        for name, (field, types) in OPTIONS_OF_BERT.items():
+            if name in options and type(options[name]) in types:
+                normaliser[field] = options[name]
+    prefixed = options.get("add_prefix_space")
+    if type(prefixed) is bool and isinstance(division, dict) and division.get("type") == "ByteLevel":
+        division["add_prefix_space"] = prefixed
+    return values
+
+
+def _word_piece(lines: list[str]) -> dict[str, Any]:
+    """BERT's tokenizer of a vocab.txt: a line for each id. Lower-case unless a piece has upper case."""
+    if lines[-1] == "":
+        lines.pop()
+    vocabulary = {line.removesuffix("\r"): number for number, line in enumerate(lines)}
+    is_cased = any(any(map(str.isupper, piece)) for piece in vocabulary if not piece.startswith(("[", "<")))
+    return {
+        "model": {"type": "WordPiece", "vocab": vocabulary},
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": not is_cased,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    }
+
+
+def _byte_level(vocabulary: dict[str, Any], lines: list[str]) -> dict[str, Any]:
+    """RoBERTa's tokenizer of a vocab.json and a merges.txt, whose first line may name a version."""
+    merges = [line.removesuffix("\r") for line in lines if line.strip() and not line.startswith("#version")]
+    return {
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    }
+
+
+def _special_symbols(source: Path, options: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
+    """The symbol of each part: as the files name it, else as BERT or RoBERTa call it."""
+    named = {**_optional_json(source / "special_tokens_map.json"), **options}
+    usual = next((names for names in USUAL_NAMES if all(name in ids for name in names)), (None,) * len(NAMES_OF_ROLES))
+    special = {}
+    for (role, name), default in zip(NAMES_OF_ROLES.items(), usual, strict=True):
+        symbol = named.get(name)
+        symbol = symbol.get("content") if isinstance(symbol, dict) else symbol
+        symbol = default if symbol is None else symbol
+        if not isinstance(symbol, str) or symbol not in ids:
+            raise UserError(
+                f"has no {name} ({str(symbol)[:40]!r}); a masked language model needs all of "
+                f"{', '.join(NAMES_OF_ROLES.values())}"
+            )
+        special[role] = symbol
+    if len(set(special.values())) < len(special):
+        raise UserError(f"its special symbols {special} are not five different ones")
+    wanted = _optional_json(source / "config.json").get("pad_token_id")
+    if type(wanted) is int and wanted != ids[special["pad"]]:
+        raise UserError(
+            f"its padding symbol {special['pad']!r} is id {ids[special['pad']]}, but config.json says {wanted}; is it "
+            "this model's tokenizer?"
+        )
+    return special
+
+
+def _with_added(recipe: dict[str, Any], special: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe with all special symbols among the added tokens, which a text may hold whole."""
+    ids = ids_of(recipe)
+    there = {token["content"] for token in recipe["added_tokens"]}
+    added = list(recipe["added_tokens"])
+    for role, symbol in special.items():
+        if symbol not in there:
+            # RoBERTa's mask takes the space before it along, whatever an old folder says of it.
+            takes_space = role == "mask" and recipe["model"]["type"] == "BPE"
+            described = options.get(NAMES_OF_ROLES[role])
+            if isinstance(described, dict) and type(described.get("lstrip")) is bool:
+                takes_space = described["lstrip"]
+            flags = dict.fromkeys(("single_word", "rstrip", "normalized"), False)
+            added.append({"id": ids[symbol], "content": symbol, **flags, "lstrip": takes_space, "special": True})
+    return {**recipe, "added_tokens": added}
+
+
+def _joining(
+    recipe: Mapping[str, Any], post_processor: Any, special: Mapping[str, str], ids: Mapping[str, int]
+) -> tuple[int, int]:
+    """How many separators stand in a pair, and the token type of its second text: asked of the library itself."""
+    if post_processor is None:
+        return (1, 1) if recipe["model"]["type"] == "WordPiece" else (2, 0)
+    build_library(recipe)  # is the rest all right?
+    library = library_from({**recipe, "post_processor": post_processor})
+    bos, eos = ids[special["bos"]], ids[special["eos"]]
+    with refusals_of_the_library():
+        single, pair = library.encode("a"), library.encode("a", "a")
+    around = [
+        [index for index, is_special in zip(of.ids, of.special_tokens_mask, strict=True) if is_special]
+        for of in (single, pair)
+    ]
+    if around[0] != [bos, eos] or around[1] not in ([bos, eos, eos], [bos, eos, eos, eos]):
+        names = [[library.id_to_token(index) for index in of] for of in around]
+        raise UserError(
+            f"puts {names[0]} around a text and {names[1]} around a pair; this program knows [CLS] a [SEP] b [SEP] and "
+            "<s> a </s></s> b </s>"
+        )
+    return len(around[1]) - 2, min(pair.type_ids[-1], 1)
+
+
+def _rows(config: Mapping[str, Any], ids: Mapping[str, int]) -> int:
+    size = config.get("vocab_size")
+    return size if type(size) is int else 1 + max(ids.values())
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path, ADVICE) if path.is_file() else {}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); {ADVICE}") from None

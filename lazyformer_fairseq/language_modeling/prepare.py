@@ -1,0 +1,288 @@
+"""Texts of language modelling -> fairseq's files: ``SPLIT.bin``, ``SPLIT.idx``, ``dict.txt``; and ``manifest.json``.
+
+The texts are read as they are distributed, a block at a time: words of lines, or characters. The dictionary comes from
+the training split, most frequent symbol first, as adaptive embeddings need it, without symbols that only pad it to a
+multiple of 8.
+"""
+
+import hashlib
+import itertools
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+from fairseq.data import Dictionary
+from tabulate import tabulate
+from tqdm import tqdm
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+
+SPLITS = ("train", "valid", "test")
+CHARACTERS = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}  # the standard splits, in the file's order
+BLOCK = 1 << 22  # bytes read at a time
+END_OF_LINE = "</s>"
+Progress = Callable[[int], object]  # told how many more bytes have been read
+
+
+class WordsOfLines:
+    """WikiText: ``wiki.SPLIT.tokens``, words with spaces between. Every line, an empty one too, ends in ``</s>``.
+
+    Args:
+        folder: that holds the three files.
+
+    Raises:
+        UserError: a file is missing or empty.
+    """
+
+    unit = "word"
+
+    def __init__(self, folder: Path):
+        self.files = {split: Path(folder) / f"wiki.{split}.tokens" for split in SPLITS}
+        for path in self.files.values():
+            if not path.is_file():
+                raise UserError(
+                    f"{path}: no such file; give the folder with wiki.train.tokens, .valid. and .test. in it"
+                )
+            if not path.stat().st_size:
+                raise UserError(f"{path}: is empty; download it again")
+
+    def size(self, split: str) -> int:
+        return self.files[split].stat().st_size
+
+    def count(self, split: str, progress: Progress) -> Counter:
+        """Raises a UserError where the text is not UTF-8, or has a word that is a symbol of fairseq's own."""
+        counts: Counter = Counter()
+        for words in self._blocks(split, progress):
+            counts.update(words)
+        return counts
+
+    def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(ids, ids of each item) of a block at a time, an item a line; words not in `dictionary` become ``<unk>``."""
+        id_of, unknown = dictionary.indices.get, itertools.repeat(dictionary.unk())
+        for words in self._blocks(split, progress):
+            ids = np.fromiter(map(id_of, words, unknown), dtype=np.int32, count=len(words))
+            ends = np.flatnonzero(ids == dictionary.eos())
+            yield ids, np.diff(ends, prepend=-1)
+
+    def _blocks(self, split: str, progress: Progress) -> Iterator[list[str]]:
+        """The words of some lines at a time, a ``</s>`` after those of each line."""
+        lines_before = 0
+        with self.files[split].open("rb") as file:
+            while lines := file.readlines(BLOCK):
+                block = b"".join(lines)
+                text = self._checked(split, block, lines_before)
+                ended = text if text.endswith("\n") else f"{text}\n"
+                yield ended.replace("\n", f" {END_OF_LINE} ").split()
+                lines_before += len(lines)
+                progress(len(block))
+
+    def _checked(self, split: str, block: bytes, lines_before: int) -> str:
+        """Decodes; raises a UserError with the line for what is not UTF-8 or a symbol of fairseq's own."""
+        try:
+            text = block.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = lines_before + block.count(b"\n", 0, error.start) + 1
+            raise UserError(f"{self.files[split]}, line {line}: not UTF-8; download it again") from error
+        for symbol in ("<s>", "<pad>", END_OF_LINE):
+            if symbol in text and symbol in text.split():
+                line = lines_before + text.count("\n", 0, text.index(symbol)) + 1
+                raise UserError(f"{self.files[split]}, line {line}: {symbol} means something to fairseq; remove it")
+        return text
+
+
+class Characters:
+    """enwik8 or text8: one file, a byte a symbol; in enwik8 the byte's number, in text8 the letter, ``_`` for a space.
+
+    Args:
+        file: the file, or the folder that holds it under the corpus' name.
+        name: ``enwik8`` or ``text8``.
+
+    Raises:
+        UserError: there is no such file, or its size is not what the splits need.
+    """
+
+    unit = "character"
+
+    def __init__(self, file: Path, name: str):
+        self.file = Path(file) / name if Path(file).is_dir() else Path(file)
+        self.name = name
+        of_text8 = {ord(letter): letter for letter in string.ascii_lowercase} | {ord(" "): "_"}
+        self.symbols = of_text8 if name == "text8" else {byte: str(byte) for byte in range(256)}
+        if not self.file.is_file():
+            raise UserError(f"{self.file}: no such file; give {name} itself, unpacked, or the folder that it is in")
+        if (size := self.file.stat().st_size) != (total := sum(CHARACTERS.values())):
+            train, valid, test = CHARACTERS.values()
+            raise UserError(
+                f"{self.file}: has {size:,} bytes, {name} has {total:,}: the splits need {train:,}, {valid:,} and "
+                f"{test:,}; unpack or download it again"
+            )
+
+    def size(self, split: str) -> int:
+        return CHARACTERS[split]
+
+    def count(self, split: str, progress: Progress) -> Counter:
+        """Raises a UserError where text8 has other characters than its own."""
+        numbers = np.zeros(256, dtype=np.int64)
+        for block in self._blocks(split):
+            numbers += np.bincount(block, minlength=256)
+            progress(len(block))
+        for byte in np.flatnonzero(numbers).tolist():
+            if byte not in self.symbols:
+                raise UserError(f"{self.file}: has the byte {byte}, but text8 is a to z and spaces; download it again")
+        return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
+
+    def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """As above, but the split is one item. Bytes that `dictionary` lacks become ``<unk>``."""
+        table = np.full(256, dictionary.unk(), dtype=np.int32)
+        for byte, symbol in self.symbols.items():
+            table[byte] = dictionary.index(symbol)
+        remaining = self.size(split)
+        for block in self._blocks(split):
+            remaining -= len(block)
+            yield table[block], np.array([] if remaining else [self.size(split)], dtype=np.int64)
+            progress(len(block))
+
+    def _blocks(self, split: str) -> Iterator[np.ndarray]:
+        start = sum(CHARACTERS[before] for before in SPLITS[: SPLITS.index(split)])
+        end = start + CHARACTERS[split]
+        text = np.memmap(self.file, dtype=np.uint8, mode="r")
+        for first in range(start, end, BLOCK):
+            yield text[first : min(first + BLOCK, end)]
+
+
+TextSource = Union[WordsOfLines, Characters]
+
+
+MANIFEST = "manifest.json"
+
+# Tokens of the splits and symbols of the training split, ends of lines among both (Merity et al., 2016). MD5 of whole
+# files, by those who distribute them (mattmahoney.net/dc/textdata.html).
+OFFICIAL_COUNTS = {
+    "wikitext-2": {"train": 2_088_628, "valid": 217_646, "test": 245_569, "vocabulary": 33_278},
+    "wikitext-103": {"train": 103_227_021, "valid": 217_646, "test": 245_569, "vocabulary": 267_735},
+}
+OFFICIAL_MD5 = {"enwik8": "a1fa5ffddb56f4953e226637dabbb36a", "text8": "3bea1919949baf155f99411df5fada7e"}
+
+
+def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None) -> dict[str, Any]:
+    """Writes the folder `out`, whole or not at all.
+
+    Args:
+        corpus: ``wikitext``, ``enwik8`` or ``text8``.
+        source: the folder of WikiText's three files; the file of the others, or its folder.
+        out: must not hold anything yet.
+        official: ``wikitext-2``, ``wikitext-103``, ``enwik8`` or ``text8``: refuse any other text.
+
+    Returns:
+        The manifest, as written.
+
+    Raises:
+        UserError: the source is missing, empty, too short, not UTF-8, or not the official text where that is asked for.
+    """
+    refuse_filled_folder(out)
+    if official is not None and not official.startswith(corpus):
+        raise UserError(f"--official {official}: is no {corpus}")
+    text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
+    with atomic_folder(out) as folder, _progress_bar(text) as bar:
+        counts = text.count("train", bar.update)
+        dictionary = _dictionary(counts)
+        dictionary.save(str(folder / "dict.txt"))
+        manifest = {
+            "corpus": corpus,
+            "unit": text.unit,
+            "source": str(Path(source).absolute()),
+            "vocabulary": len(counts),
+            "splits": {split: _write_split(text, split, dictionary, folder / split, bar) for split in SPLITS},
+        }
+        manifest["official"] = _official_name(text, manifest)
+        if official is not None and manifest["official"] != official:
+            remedy = f"give --official {manifest['official']}" if manifest["official"] else "download it again"
+            raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
+        write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _progress_bar(text: TextSource) -> tqdm:
+    total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
+    return tqdm(total=total, desc="preparing", unit="B", unit_scale=True)
+
+
+def _dictionary(counts: Counter) -> Dictionary:
+    """fairseq's four symbols, then those of the corpus, most frequent first, ties by name."""
+    dictionary = Dictionary()
+    for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if symbol not in dictionary.indices:  # </s> and <unk>
+            dictionary.add_symbol(symbol, n=count)
+    return dictionary
+
+
+def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: tqdm) -> dict[str, int]:
+    """Writes ``prefix.bin`` and ``.idx``; returns counts of tokens, items and unknown tokens."""
+    counts = Counter(tokens=0, items=0, unknown=0)
+
+    def counted() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for ids, sizes in text.encode(split, dictionary, bar.update):
+            counts.update(tokens=len(ids), items=len(sizes), unknown=int((ids == dictionary.unk()).sum()))
+            yield ids, sizes
+
+    write_items(prefix, type_of_ids(len(dictionary)), counted(), durable=False)
+    return dict(counts)
+
+
+def _official_name(text: TextSource, manifest: dict[str, Any]) -> Optional[str]:
+    """Which official text this is; None where it is none."""
+    if isinstance(text, Characters):
+        with text.file.open("rb") as file:
+            found = hashlib.file_digest(file, "md5").hexdigest()
+        return text.name if found == OFFICIAL_MD5[text.name] else None
+    found = _counts(manifest)
+    return next((name for name, counts in OFFICIAL_COUNTS.items() if counts == found), None)
+
+
+def _counts(manifest: dict[str, Any]) -> dict[str, int]:
+    """The counts in the form of :data:`OFFICIAL_COUNTS`."""
+    tokens = {split: counts["tokens"] for split, counts in manifest["splits"].items()}
+    return {**tokens, "vocabulary": manifest["vocabulary"]}
+
+
+def not_official(manifest: dict[str, Any], name: Optional[str] = None) -> str:
+    """The differences from an official text (the nearest to what the manifest describes), in words."""
+    if manifest["unit"] == "character":
+        return f"its MD5 is not {OFFICIAL_MD5[manifest['corpus']]}"
+    found = _counts(manifest)
+    name = name or min(OFFICIAL_COUNTS, key=lambda name: abs(OFFICIAL_COUNTS[name]["train"] - found["train"]))
+    return "; ".join(
+        f"{key} {found[key]:,}, {name} has {number:,}"
+        for key, number in OFFICIAL_COUNTS[name].items()
+        if number != found[key]
+    )
+
+
+def overview(manifest: dict[str, Any]) -> str:
+    """The manifest in words."""
+    rows = [
+        (split, f"{counts['tokens']:,}", f"{counts['items']:,}", f"{counts['unknown']:,}")
+        for split, counts in manifest["splits"].items()
+    ]
+    unit = f"{manifest['unit']}s"
+    items = f"lines, each with {END_OF_LINE}" if manifest["unit"] == "word" else "items"
+    table = tabulate(rows, ("split", unit, items, "<unk>"), disable_numparse=True, colalign=("left", *["right"] * 3))
+    if manifest["official"]:
+        verdict = f"these are {manifest['official']}'s official counts"
+    else:
+        verdict = f"NOT an official text, its results compare with no published ones: {not_official(manifest)}"
+    return f"{table}\nvocabulary: {manifest['vocabulary']:,}\n{verdict}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder (UserError where there is none)."""
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give a folder that `lazyformer lm prepare` wrote")
+    return read_json(path)

@@ -1,1 +1,0 @@
-"""WikiText, enwik8 and text8, as data."""

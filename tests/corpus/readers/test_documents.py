@@ -1,0 +1,369 @@
+"""Reading the formats of documents, in every compression, whole and in pieces.
+
+The step that reads a unit's documents.
+"""
+
+import bz2
+import gzip
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from lazyformer_fairseq.corpus.readers.documents import read_piece
+from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, compression
+from lazyformer_fairseq.corpus.step import ReadDocuments, TaskNotes
+
+COMPRESS = {
+    "": lambda content: content,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+
+PAGES = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">
+  <siteinfo><sitename>Wikipedia</sitename></siteinfo>
+  <page>
+    <title>A &amp; B</title><ns>0</ns>
+    <revision><text>older</text></revision>
+    <revision><model>wikitext</model><text xml:space="preserve">x &lt; y &amp;nbsp;
+
+''é''</text></revision>
+  </page>
+  <page>
+    <title>Old name</title><ns>4</ns><redirect title="A &amp; B" />
+    <revision><text>#REDIRECT [[A &amp; B]]</text></revision>
+  </page>
+  <page><title>Nothing</title><ns>0</ns><revision><text /></revision></page>
+</mediawiki>
+"""
+
+# format: (content, its documents)
+SAMPLES = {
+    "text": (
+        "\n\nOne well-\nknown\tline\r\nand another.\r\n \t\r\nSecond é.\n\n\n",
+        ["One well-known line and another.", "Second é."],
+    ),
+    "wikitext": (
+        " \n = First = \n \n A load of 3 @.@ 5 @-@ ton <unk> . \n \n = = Part = = \n \n Games ; G \n = Goals = \n"
+        " More . \n \n = Second = \n \n X . \n",
+        ["A load of 3.5-ton <unk> .\nGames ; G\nMore .", "X ."],
+    ),
+    "wikiextractor": (
+        '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nFirst &lt;x&gt; é.\nMore.\n\n</doc>\n\n'
+        '<doc id="2" url="u" title="C">\nC\n\n</doc>\n',
+        ["First <x> é.\nMore.", ""],
+    ),
+    "jsonl": (
+        '{"text": "T\\n\\nOne é.\\r\\nTwo.", "title": "T"}\n\n{"id": 7, "text": ""}\n{"text": "T"}',
+        ["One é.\nTwo.", "", "T"],
+    ),
+    "mediawiki": (PAGES, ["x < y &nbsp;\n\n''é''", "#REDIRECT [[A & B]]", ""]),
+    "book": (
+        "CHAPTER I\n\n  It was\r\na dark é\n\t\nnight.  A self-\nmade man-\nBut no.\n",
+        ["CHAPTER I\nIt was a dark é\nnight. A self-made man- But no."],
+    ),
+}
+
+
+def texts(path, format, **piece):
+    return [document.text for document in read_piece(Piece(str(path), format, **piece))]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("format", SAMPLES)
+def test_every_format_in_every_compression(tmp_path, format, suffix):
+    content, documents = SAMPLES[format]
+    path = tmp_path / "sample"  # what it is is found in its bytes, whatever its name
+    path.write_bytes(COMPRESS[suffix](b"\xef\xbb\xbf" + content.encode()))
+    watch = Watch()
+    found = list(read_piece(Piece(str(path), format), watch))
+    assert [document.text for document in found] == documents
+    assert [document.number for document in found] == list(range(1, len(documents) + 1))
+    assert watch == Watch(bytes_done=path.stat().st_size, lines_not_utf8=0)
+
+
+def test_pages_bring_what_decides_their_fate(tmp_path):
+    (tmp_path / "dump.xml").write_text(PAGES)
+    metadata = [document.metadata for document in read_piece(Piece(str(tmp_path / "dump.xml"), "mediawiki"))]
+    assert metadata[:2] == [
+        {"title": "A & B", "namespace": "0", "model": "wikitext", "is_redirect": False},
+        {"title": "Old name", "namespace": "4", "model": "wikitext", "is_redirect": True},
+    ]
+
+
+def test_several_pages_in_one_line(tmp_path):
+    path = tmp_path / "dump.xml"
+    path.write_text(PAGES.replace("\n", " "))
+    assert len(texts(path, "mediawiki")) == 3
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_several_streams_and_zeros_after_them(tmp_path, suffix):
+    path = tmp_path / "text"
+    path.write_bytes(COMPRESS[suffix](b"One.\n\nTw") + COMPRESS[suffix](b"") + COMPRESS[suffix](b"o.\n") + bytes(5000))
+    assert texts(path, "text") == ["One.", "Two."]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("left", [0.3, 0.99])
+def test_truncated_compressed_file(tmp_path, suffix, left):
+    content = COMPRESS[suffix]("\n\n".join(f"Document {number}." for number in range(50_000)).encode())
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(content[: int(len(content) * left)])
+    with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data stop in the middle"):
+        texts(path, "text")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+def test_damaged_compressed_file(tmp_path, suffix):
+    content = bytearray(COMPRESS[suffix]("\n\n".join(str(number**5) for number in range(50_000)).encode()))
+    content[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=rf"text\{suffix}, byte \d+: its {suffix[1:]} data are damaged"):
+        texts(path, "text")
+
+
+def test_text_after_a_compressed_stream_is_damage(tmp_path):
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"One.\n\n") + b"plain text")
+    with pytest.raises(BadInput, match=r"byte 26: its gz data are damaged"):
+        texts(tmp_path / "text.gz", "text")
+
+
+def test_lines_that_are_not_utf8_are_cp1252(tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_bytes("Über\n\nmöglich\n".encode() + b"caf\xe9 \x93so\x94 \x81\n")
+    watch = Watch()
+    assert [d.text for d in read_piece(Piece(str(path), "book"), watch)] == ["Über\nmöglich café “so” \ufffd"]
+    assert watch.lines_not_utf8 == 1
+
+
+BAD = [
+    ("jsonl", '{"text": "fine"}\n{"text": \n', r"line 2: no valid JSON"),
+    ("jsonl", '{"text": "fine"}\n\n["text"]\n', r"line 3: a line must be a JSON object"),
+    ("jsonl", '{"id": 1, "body": "x"}\n', r'line 1: has no field "text".*its fields: body, id'),
+    ("jsonl", '{"text": null}\n', r'line 1: has no field "text" that is a string'),
+    ("wikiextractor", '<doc id="1" title="A">\nA\n<doc id="2" title="B">\nB\n</doc>\n', r"line 1: .*not closed"),
+    ("wikiextractor", '<doc id="1" title="A">\nA\n</doc>\n<doc id="2" title="B">\nB\n', r"line 4: .*not closed"),
+    ("wikiextractor", '<doc id="1" title="A">\nA\n</doc>\n\nmore\n', r"line 5: text outside"),
+    ("wikiextractor", "words\n<doc >\n</doc>\n", r"line 1: text outside"),
+    ("mediawiki", PAGES[: PAGES.index("#RED")], r"line 10: malformed XML"),
+    ("mediawiki", PAGES.replace("x &lt; y", "x &lt; <y"), r"line \d+: malformed XML"),
+    ("mediawiki", PAGES.replace("A &amp; B</title>", "A & B</title>"), r"line 4: malformed XML"),
+    ("mediawiki", PAGES.replace("</mediawiki>", "</page>"), r"line 1\d: malformed XML"),
+]
+
+
+@pytest.mark.parametrize(("format", "content", "message"), BAD)
+def test_bad_content_is_named_with_its_line(tmp_path, format, content, message):
+    (tmp_path / "bad").write_text(content)
+    with pytest.raises(BadInput, match=rf"{tmp_path}/bad, {message}"):
+        texts(tmp_path / "bad", format)
+
+
+def test_the_line_is_that_of_the_file_in_a_later_piece_too(tmp_path):
+    path = tmp_path / "bad"
+    path.write_text('{"text": "fine"}\n' * 5 + '{"text": 1}\n')
+    for start in (1, 16, 17, 18, 70):
+        with pytest.raises(BadInput, match=r"bad, line 6: has no field"):
+            texts(path, "jsonl", start=start, end=path.stat().st_size)
+
+
+def test_documents_before_the_damage_are_given(tmp_path):
+    (tmp_path / "bad").write_text('{"text": "fine"}\n{')
+    documents = read_piece(Piece(str(tmp_path / "bad"), "jsonl"))
+    assert next(documents).text == "fine"
+    with pytest.raises(BadInput):
+        next(documents)
+
+
+def test_book_of_one_long_line(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("It was a dark night. " * 200_000)
+    for format in ("book", "text"):
+        (text,) = texts(path, format)
+        assert len(text) == 200_000 * 21 - 1
+
+
+GUTENBERG = """The Project Gutenberg EBook of X, by Y
+
+*** START OF THIS PROJECT GUTENBERG EBOOK X ***
+
+Produced by A. Volunteer
+
+CHAPTER I
+
+Text.
+
+End of the Project Gutenberg EBook of X, by Y
+
+*** END OF THIS PROJECT GUTENBERG EBOOK X ***
+
+Licence.
+"""
+
+
+def test_gutenberg_notices_are_cut_off(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(GUTENBERG)
+    assert texts(path, "book") == ["CHAPTER I\nText."]
+    path.write_text(
+        "Terms\n\n*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\nText.\n\n"
+        "*** END OF THE PROJECT GUTENBERG EBOOK X ***\n"
+    )
+    assert texts(path, "book") == ["Text."]
+    path.write_text("Text without notices.")
+    assert texts(path, "book") == ["Text without notices."]
+
+
+def epub(pages: dict[str, str], spine: list[str]) -> bytes:
+    """The bytes of an epub; ids are file names, `nav.xhtml` is its navigation."""
+    properties = {"nav.xhtml": 'properties="nav"'}
+    items = "".join(
+        f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml" {properties.get(name, "")}/>'
+        for name in pages
+    )
+    references = "".join(f'<itemref idref="{name}"/>' for name in spine)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("mimetype", "application/epub+zip")
+        archive.writestr(
+            "META-INF/container.xml",
+            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile'
+            ' full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
+        )
+        archive.writestr(
+            "OEBPS/book.opf",
+            f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{references}</spine></package>',
+        )
+        for name, page in pages.items():
+            archive.writestr(f"OEBPS/text/{name}", page)
+    return content.getvalue()
+
+
+PAGE = (
+    '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml">'
+    "<head><title>T</title></head><body>{}</body></html>"
+)
+
+
+def test_epub(tmp_path):
+    pages = {
+        "nav.xhtml": PAGE.format("<p>Contents</p>"),
+        "z.xhtml": PAGE.format(
+            "<h1>One</h1><div>It <i>was</i>\n a<br/>dark é<!-- not this -->\n\n night.<p>Then<b>ce</b></p> on</div>"
+        ),
+        "a.xhtml": PAGE.format("<p>Caf&eacute;&nbsp;<p>unclosed <script>x</script>end"),
+        "unused.xhtml": PAGE.format("<p>Not in the spine.</p>"),
+    }
+    path = tmp_path / "book.epub"
+    path.write_bytes(epub(pages, ["nav.xhtml", "z.xhtml", "a.xhtml"]))
+    assert texts(path, "book") == ["One\nIt was a dark é night.\nThence\non\nCafé\nunclosed end"]
+
+
+def test_bad_epubs(tmp_path):
+    good = epub({"a.xhtml": PAGE.format("<p>Text.</p>" * 500)}, ["a.xhtml"])
+    other_zip = io.BytesIO()
+    with zipfile.ZipFile(other_zip, "w") as archive:
+        archive.writestr("a.txt", "words")
+    no_text = epub({"a.xhtml": PAGE.format("<img src='scan.png'/>")}, ["a.xhtml"])
+    for content, message in [
+        (good[:-200], "the epub is damaged"),
+        (other_zip.getvalue(), "no epub, or a damaged one"),
+        (no_text, "the epub holds no text"),
+    ]:
+        (tmp_path / "bad.epub").write_bytes(content)
+        with pytest.raises(BadInput, match=rf"bad\.epub: {message}"):
+            texts(tmp_path / "bad.epub", "book")
+
+
+def test_compression_is_told_by_the_first_bytes(tmp_path):
+    for suffix, compress in COMPRESS.items():
+        (tmp_path / "file").write_bytes(compress(b"BZh is how bz2 files begin"))
+        assert compression(tmp_path / "file") == (suffix[1:] or None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "format", "files", "documents"),
+    [
+        ("raw/wikiextractor_graykode/A*/wiki_*", "wikiextractor", 2, 103),
+        ("raw/wikiextractor_ugolbck/A*/wiki_*", "wikiextractor", 8, 933),
+        ("raw/wikiextractor_json/A*/wiki_*", "jsonl", 10, 626),
+        ("raw/mediawiki/*.bz2", "mediawiki", 2, 211),
+        ("raw/gutenberg/*.txt", "book", 15, 15),
+        ("lm/wikitext-*/wiki.valid.tokens", "wikitext", 2, 120),
+    ],
+)
+def test_real_files_hold_the_documents_that_are_known(real_data, pattern, format, files, documents):
+    paths = sorted(real_data.glob(pattern))
+    assert len(paths) == files
+    assert sum(len(texts(path, format)) for path in paths) == documents
+
+
+def test_real_texts_begin_as_they_should(real_data):
+    first = texts(real_data / "lm/wikitext-2/wiki.valid.tokens", "wikitext")[0]
+    assert first.startswith("Homarus gammarus , known as the European lobster")
+    assert "\n= " not in first
+    alice = texts(real_data / "raw/gutenberg/carroll-alice.txt", "book")[0].split("\n")
+    assert alice[2].startswith("Alice was beginning to get very tired of sitting by her sister on the bank, and of")
+    ball = texts(real_data / "raw/gutenberg/chesterton-ball.txt", "book")[0]
+    assert "Project Gutenberg" not in ball
+    anarchism = texts(real_data / "raw/wikiextractor_json/AA/wiki_00", "jsonl")[0]
+    assert anarchism.startswith("Anarchism is a political philosophy")
+
+
+@pytest.fixture
+def units(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"One.\n\ncaf\xe9\n")
+    (tmp_path / "bad.jsonl").write_text('{"text": "kept"}\n{"text"\n{"text": "lost"}\n')
+    (tmp_path / "c.txt").write_text("Last.")
+    files = [
+        Piece(str(tmp_path / name), format)
+        for name, format in [("a.txt", "text"), ("bad.jsonl", "jsonl"), ("c.txt", "text")]
+    ]
+    return [(files[2],), tuple(files)]
+
+
+def totals(step):
+    return {label: stat.total for label, stat in step.stats.stats.items() if label != "core seconds"}
+
+
+def test_reads_the_unit_of_its_rank(units, tmp_path):
+    step = pickle.loads(pickle.dumps(ReadDocuments(units)))
+    (document,) = step.run(None, rank=0, world_size=2)
+    assert (document.id, document.text, document.metadata) == (f"{tmp_path}/c.txt:1", "Last.", {"format": "text"})
+    assert totals(step) == {"documents out": 1, "characters out": 5, "pieces of files": 1, "bytes": 5}
+
+
+def test_stops_at_a_bad_file(units):
+    with pytest.raises(BadInput, match=r"bad.jsonl, line 2: no valid JSON"):
+        list(ReadDocuments(units).run(None, rank=1, world_size=2))
+
+
+def test_skips_the_rest_of_a_bad_file_and_says_so(units):
+    notes, seen = TaskNotes(), []
+    step = ReadDocuments(units, bad_files="skip", progress=lambda *call: seen.append(call))
+    step.notes = notes
+    assert [document.text for document in step.run(None, rank=1, world_size=2)] == ["One.", "café", "kept", "Last."]
+    counts = totals(step)
+    assert (counts["documents out"], counts["pieces of files"], counts["files skipped"]) == (4, 2, 1)
+    assert counts["lines not UTF-8"] == 1
+    assert "bad.jsonl, line 2" in notes.dropped["bad file"][0]
+    assert seen == sorted(seen)
+    assert seen[-1] == (1, counts["bytes"])
+    assert counts["bytes"] == sum(Path(piece.path).stat().st_size for piece in units[1])
+
+
+def test_progress_of_a_long_file(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("A line of a text.\n\n" * 100_000)
+    seen = []
+    step = ReadDocuments([(Piece(str(path), "text"),)], progress=lambda *call: seen.append(call))
+    assert sum(1 for _ in step.run(None)) == 100_000
+    assert 4 < len(seen) < 20
+    assert seen == sorted(seen)
+    assert seen[-1] == (0, path.stat().st_size)

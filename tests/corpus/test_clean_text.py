@@ -1,0 +1,154 @@
+import pickle
+import time
+from collections import Counter
+
+import pytest
+from datatrove.data import Document
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.corpus.clean_text import CleanText, divided
+
+PROSE = "This is a sentence of some words that any cleaning leaves as it is, whatever it does to others."
+
+
+def clean(text: str, **settings) -> tuple[str, Counter, str | None]:
+    """The cleaned text, the step's counts, and why the document was dropped."""
+    step = CleanText(**{"min_document_characters": 0, **settings})
+    document = Document(text=text, id="file:1")
+    reason = step.process(document)
+    return document.text, Counter({name: value.total for name, value in step.stats.stats.items()}), reason
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Nous (, ), sometimes called intellect, is (, ) it.", "Nous, sometimes called intellect, is it."),
+        ("Rand (; born 1905) and theory (AT; ) of it.", "Rand (born 1905) and theory (AT) of it."),
+        ("The root, (), meaning work (( ) , ()) is old.", "The root, meaning work is old."),
+        ("Call main() and f(x), he said (to Emma,) twice.", "Call main() and f(x), he said (to Emma,) twice."),
+        ("A man [[Moral character|of]] [[honour]] he was.", "A man of honour he was."),
+        ("[[File:x.jpg|thumb|A [[cat]] here]]He was a man.", "He was a man."),
+        ("thumb|right|250px|The bridge stands over the river.", "The bridge stands over the river."),
+        ("It is '''bold''' and ''italic'' to say so.", "It is bold and italic to say so."),
+        ("''Tis so,' said the Duchess, 'and so it is.'", "''Tis so,' said the Duchess, 'and so it is.'"),
+        ("He said ``yes'' and then ``no'' to us.", "He said ``yes'' and then ``no'' to us."),
+        ("It fell{{cite|a={{b}}|c}} in the year<ref name=x/> 2001<ref>A. B.</ref>.", "It fell in the year 2001."),
+        ("One<br>two <i>three</i> <nowiki>[</nowiki>four]<!-- five --> six.", "One two three [four] six."),
+        ("Fish&nbsp;&amp; chips &amp;lt;br&amp;gt; are eaten &c; here.", "Fish & chips are eaten &c; here."),
+        ("If 1 < 2 and 3 > 2 then <unk> <M> stay here.", "If 1 < 2 and 3 > 2 then <unk> <M> stay here."),
+        ("The sky is blue[edit] and wide [citation needed].", "The sky is blue and wide."),
+        ("Where formula_12 and codice_3 are, xformula_4 is.", "Where formula and code are, x formula is."),
+        ("_She_ was _not quite_ sure of snake_case_names there.", "She was not quite sure of snake_case_names there."),
+        ("See (https://a.org/b_(c)?d=e#f). And ftp://x.net/y, too.", "See (<url>). And <url>, too."),
+        ("It is at <http://a.org> or at www.b.com, he wrote.", "It is at <url> or at <url>, he wrote."),
+        ("Is it at wiki.org/wiki/X, not Amazon.com or U.S./Canada?", "Is it at <url>, not Amazon.com or U.S./Canada?"),
+        ("Write to <jo.b+c@x.ac.uk> or to jo@home or jo@x.org.", "Write to <email> or to jo@home or <email>."),
+        (r"Open /usr/share/x.txt, C:\dir\a.b or readme.txt now.", "Open <file>, <file> or <file> now."),
+        ("Either and/or 1/2, km/h, Node.js, .NET and ver.2.", "Either and/or 1/2, km/h, Node.js, .NET and ver.2."),
+        ("So\u00adft \ufeffzero\u200bwidth\x07 \u00a0 wide\u3000\tspace  here.", "Soft zerowidth wide space here."),
+        ("The cafe\u0301 costs 10² and a caf\ufffd more than that.", "The café costs 10² and a caf more than that."),
+        ("می\u200cشود و این یک جمله است. a\u200cb", "می\u200cشود و این یک جمله است. ab"),
+    ],
+)  # fmt: skip
+def test_a_line_becomes(before, after):
+    assert clean(before)[0] == after
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("<br> <!-- note -->", "empty"),
+        ("== Early life of the man ==", "heading"),
+        ("| 1988 || a || b", "table"),
+        ('{| class="wikitable"', "table"),
+        ("* * * * * * *", "few letters"),
+        ("1988 – 1989, 2:1 (3:2), 14, 15, 16, 17", "few letters"),
+        ("Chapter IV", "short, not a sentence"),
+        ("a\ufffdb\ufffdc\ufffd is it a sentence.", "undecodable"),
+        ("x" * 100_001, "too long"),
+        ("&amp;" + "amp;" * 20 + " is a sentence.", "endless markup"),
+    ],
+)
+def test_a_line_is_dropped(line, reason):
+    text, counts, _ = clean(f"{PROSE}\n{line}\n{PROSE}")
+    assert text == f"{PROSE}\n{PROSE}"
+    assert counts[f"lines dropped: {reason}"] == 1 and counts["lines in"] == 3 and counts["lines out"] == 2
+
+
+@pytest.mark.parametrize("line", ['"Oh!"', "Yes.", '"Very."', "“Why?”", "No…", "He had gone away without it"])
+def test_short_dialogue_stays(line):
+    assert clean(line)[0] == line
+
+
+def test_documents_are_dropped_for_a_reason():
+    assert clean(PROSE, min_document_characters=200)[2] == "too short"
+    assert clean(f"{PROSE}\n" + "1 2 3 4 5 6 7 8 9 10 11\n" * 20)[2] == "few letters"
+    assert clean(PROSE)[2] is None
+
+
+def test_a_book_of_one_line_stays_whole():
+    book = " ".join([PROSE] * 5000)
+    text, counts, reason = clean(book)
+    assert reason is None and text.replace("\n", " ") == book
+    assert counts["lines in"] == counts["lines out"] > 1 and max(map(len, text.split("\n"))) <= 100_000
+    assert all(line.endswith("others.") for line in text.split("\n"))
+
+
+def test_a_long_text_without_a_space_is_dropped_and_named():
+    step = CleanText()
+    assert [*step.run([Document(text="x" * 200_000, id="book.txt:1")])] == []
+    assert step.notes.dropped == {"too short": ["book.txt:1"]}
+    assert step.stats.stats["lines dropped: too long"].total == 1
+
+
+@given(st.text(alphabet="ab. ", max_size=60), st.integers(1, 9))
+def test_dividing_loses_nothing(line, most):
+    assert "".join(divided(line, most)) == line
+
+
+PIECES = st.sampled_from(
+    """( ) [ ] [[ ]] { {{ }} | ' '' ''' < > <br> </i> <ref> </ref> <!-- --> &amp; &lt; &gt; &nbsp; lt; amp; # &#0; &#10;
+    _ __ , ; . : * • == = {| |} http:// https://a.b/c www. www.a.b @ a@b.cd .txt a.txt /usr/ / \\ C:\\ <url> <email>
+    formula_1 codice_2 formula_ thumb| 5px| [edit] File: Category: é
+    \u0301 \u200d \u200c \ufeff \xad \ufffd \u0627 \x00 \ud800
+    \u00a0 \u212b a bc Word`` !! ! ? 12""".split()
+) | st.sampled_from([" ", "\n", " ", "  "])
+
+
+@settings(max_examples=500)
+@given(st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join))
+def test_cleaning_again_changes_nothing(text):
+    once, counts, reason = clean(text)
+    dropped = sum(number for name, number in counts.items() if name.startswith("lines dropped: "))
+    assert counts["lines in"] == counts["lines out"] + dropped == text.count("\n") + 1
+    if reason is None:
+        assert clean(once)[::2] == (once, None) or not once
+        once.encode()
+
+
+HOSTILE = [
+    *"< a@ http:// ( [[ {{ &amp; a. a.com/ www.a. <ref> <http://a a/.txt formula_1 <!-- C:\\ a@b.".split(),
+    *("_a ", "( ,", "(;) ", " ,;", "'' ", "[//a ", "* ", ", ) ", "\u200d", "e\u0301", "\ufffda"),
+]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_hostile_line_takes_linear_time(piece):
+    step = CleanText(max_line_characters=10**7)
+    started = time.process_time()
+    step.process(Document(text=f"[[({piece * (200_000 // len(piece))})]]", id="file:1"))
+    assert time.process_time() - started < 3  # takes 0.2; were it quadratic, minutes
+
+
+def test_is_pickled_with_its_settings():
+    step = pickle.loads(pickle.dumps(CleanText(min_line_words=2)))
+    assert step.min_line_words == 2
+
+
+def test_most_of_real_text_stays(real_data):
+    text = (real_data / "raw/gutenberg/austen-persuasion.txt").read_text()
+    paragraphs = "\n".join(" ".join(block.split()) for block in text.split("\n\n") if block.strip())
+    cleaned, counts, reason = clean(paragraphs)
+    assert reason is None and len(cleaned) > 0.995 * len(paragraphs)
+    assert "_" not in cleaned and counts["lines out"] > 0.95 * counts["lines in"]

@@ -1,0 +1,199 @@
+"""Which documents are held out depends on nothing but the fingerprint and the seed."""
+
+import pickle
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from datatrove.data import Document
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.corpus.duplicates import (
+    BANDS,
+    DUPLICATE,
+    KEEP,
+    NEAR_DUPLICATE,
+    Fingerprint,
+    bands,
+    draw,
+    find_duplicates,
+    fingerprint,
+    is_held_out,
+    threshold,
+)
+
+
+def test_case_spacing_and_punctuation_make_no_difference():
+    one = "It's late,\nsaid the “Émigré” - twice."
+    for other in ('it’s LATE — said the\n"émigré" ... twice!', " It s late said the ÉMIGRÉ\u00a0twice"):
+        assert fingerprint(one) == fingerprint(other)
+        assert bands(one.replace("'", " ")) == bands(other.replace("’", " "))
+    assert fingerprint(one) != fingerprint(one.replace("late", "later"))
+    assert fingerprint("10 men") != fingerprint("11 men")
+
+
+def test_texts_without_letters_differ():
+    assert len({fingerprint(text) for text in ("", "?", "!", "— —")}) == 4
+
+
+def test_values_are_the_same_on_every_machine():
+    assert fingerprint("The same text, on another machine.") == (9503809916397271360, 736863472412280904)
+    assert bands("The same text, on another machine.")[:2] == [6970235066902514239, 3581358794277364210]
+
+
+@given(st.text(), st.text())
+@example("", " ")
+@example("a\u1680b", "a\x85b")
+def test_documents_of_any_text_get_integers_of_64_bits(one, other):
+    document = Document(text=one, id="file:1")
+    step = pickle.loads(pickle.dumps(Fingerprint(near_duplicates=True)))
+    assert step.process(document) is None
+    numbers = [*document.metadata["fingerprint"], *document.metadata["bands"]]
+    assert len(numbers) == 2 + BANDS and all(0 <= number < 2**64 for number in numbers)
+    if one.split() == other.split():
+        assert fingerprint(one) == fingerprint(other)
+
+
+def test_bands_only_where_asked_for():
+    document = Document(text="Some words.", id="file:1")
+    Fingerprint().process(document)
+    assert "bands" not in document.metadata and document.metadata["fingerprint"] == fingerprint("Some words.")
+
+
+def similar_pair(generator: random.Random, similarity: float) -> tuple[str, str]:
+    """Texts whose sets of runs of 5 words have about this Jaccard similarity: both open alike, then differ."""
+    length = 400
+    shared = round(length * 2 * similarity / (1 + similarity))
+    first, ending = ([f"w{generator.random()}" for _ in range(length)] for _ in range(2))
+    return " ".join(first), " ".join(first[: shared + 4] + ending[shared + 4 :])
+
+
+@pytest.mark.parametrize(("similarity", "least", "most"), [(0.5, 0, 0.03), (0.7, 0.03, 0.25), (0.95, 0.97, 1)])
+def test_similar_texts_share_a_band_as_often_as_computed(similarity, least, most):
+    generator = random.Random(1)
+    pairs = [similar_pair(generator, similarity) for _ in range(150)]
+    share = sum(any(a == b for a, b in zip(bands(x), bands(y), strict=True)) for x, y in pairs) / len(pairs)
+    assert least <= share <= most
+
+
+U64 = st.integers(0, 2**64 - 1)
+COUNTING = np.stack([np.zeros(100_000, np.uint64), np.arange(100_000, dtype=np.uint64)], axis=1)
+
+
+def plain(high, low, valid_share, seed):
+    """The same in Python's own integers."""
+
+    def mix(value):
+        value = (value + 0x9E3779B97F4A7C15) % 2**64
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+        return value ^ value >> 31
+
+    return (mix(mix(mix(seed % 2**64) ^ high) ^ low) >> 11) / 2**53 < valid_share
+
+
+@given(st.lists(st.tuples(U64, U64)), st.floats(0, 1), st.integers())
+def test_is_as_in_plain_integers(fingerprints, valid_share, seed):
+    array = np.array(fingerprints, dtype=np.uint64).reshape(-1, 2)
+    expected = [plain(*pair, valid_share, seed) for pair in fingerprints]
+    assert is_held_out(array, valid_share, seed).tolist() == expected
+    assert [bool(is_held_out(row, valid_share, seed)) for row in array] == expected
+
+
+@pytest.mark.parametrize("valid_share", [0.005, 0.5])
+@pytest.mark.parametrize("columns", [(0, 1), (1, 0)])
+def test_share(valid_share, columns):
+    found = is_held_out(COUNTING[:, columns], valid_share, seed=1)
+    assert abs(found.sum() - 100_000 * valid_share) < 4 * (100_000 * valid_share * (1 - valid_share)) ** 0.5
+
+
+def test_limits_and_seeds():
+    assert not is_held_out(COUNTING, 0, 1).any()
+    assert is_held_out(COUNTING, 1, 1).all()
+    both = is_held_out(COUNTING, 0.5, 1) & is_held_out(COUNTING, 0.5, 2)
+    assert abs(both.mean() - 0.25) < 0.01
+
+
+@given(st.lists(st.lists(st.tuples(U64, U64), max_size=5), max_size=3), st.sampled_from([0.0, 1e-9, 0.3, 1.0]))
+def test_one_document_is_held_out_where_the_rule_holds_out_none(units, valid_share):
+    draws = [draw(np.array(unit, dtype=np.uint64).reshape(-1, 2), 1) for unit in units]
+    every = np.concatenate([np.array([]), *draws])
+    held_out = every[every < threshold(draws, valid_share)]
+    if (every < valid_share).any() or not valid_share or len(every) < 2:
+        assert held_out.tolist() == every[every < valid_share].tolist()
+    else:
+        assert set(held_out) == {every.min()}
+
+
+HASH = st.sampled_from([0, 1, 2, 2**32, 2**63, 2**63 + 1, 2**64 - 1])
+
+
+def naive(documents):
+    """[(fingerprint, bands)] -> decisions, with dicts."""
+    seen, decisions = set(), []
+    for own, of_bands in documents:
+        keys = {*enumerate(of_bands)}
+        decisions.append(DUPLICATE if own in seen else NEAR_DUPLICATE if keys & seen else KEEP)
+        seen |= {own, *keys}
+    return decisions
+
+
+@st.composite
+def documents_in_units(draw):
+    width = draw(st.integers(0, 3))
+    documents = draw(st.lists(st.tuples(st.tuples(HASH, HASH, st.just("f")), st.tuples(*[HASH] * width)), max_size=40))
+    cuts = sorted(draw(st.lists(st.integers(0, len(documents)), max_size=4)))
+    places = [0, *cuts, len(documents)]
+    return width, documents, [slice(*ends) for ends in pairwise(places)]
+
+
+@given(documents_in_units(), st.integers(1, 50))
+def test_is_what_dicts_find_however_divided(made, documents_at_once):
+    width, documents, units = made
+    fingerprints = np.array([d[0][:2] for d in documents], dtype=np.uint64).reshape(-1, 2)
+    bands = np.array([d[1] for d in documents], dtype=np.uint64).reshape(len(documents), width)
+    found = find_duplicates([fingerprints[u] for u in units], [bands[u] for u in units], documents_at_once)
+    assert [len(unit) for unit in found] == [len(documents[u]) for u in units]
+    assert np.concatenate(found).tolist() == naive(documents)
+
+
+def test_one_document_repeated_does_not_outgrow_the_memory_of_a_partition(monkeypatch):
+    largest = 0
+    concatenate = np.concatenate
+
+    def watched(parts):
+        nonlocal largest
+        joined = concatenate(parts)
+        largest = max(largest, len(joined))
+        return joined
+
+    monkeypatch.setattr(np, "concatenate", watched)
+    units = [np.full((10, 2), 7, dtype=np.uint64) for _ in range(100)]
+    found = find_duplicates(units, documents_at_once=50)
+    assert largest <= 100
+    assert sum(int((unit == KEEP).sum()) for unit in found) == 1 and found[0][0] == KEEP
+
+
+def test_reads_memory_mapped_arrays_and_no_unit_at_all(tmp_path):
+    np.save(tmp_path / "unit.npy", np.array([[1, 2], [1, 2]], dtype=np.uint64))
+    (found,) = find_duplicates([np.load(tmp_path / "unit.npy", mmap_mode="r")])
+    assert found.tolist() == [KEEP, DUPLICATE]
+    assert find_duplicates([]) == []
+
+
+def test_the_first_similar_document_stays_though_both_resemble_a_later_one():
+    fingerprints = np.array([[0, 1], [0, 2], [0, 3]], dtype=np.uint64)
+    bands = np.array([[1, 5], [2, 6], [1, 6]], dtype=np.uint64)
+    (found,) = find_duplicates([fingerprints], [bands])
+    assert found.tolist() == [KEEP, KEEP, NEAR_DUPLICATE]
+
+
+@pytest.mark.slow
+def test_a_million_documents_as_by_numpy_unique():
+    generator = np.random.default_rng(1)
+    hashes = generator.integers(0, 2**64, (1_000_000, 2), dtype=np.uint64)[generator.integers(0, 900_000, 1_000_000)]
+    found = np.concatenate(find_duplicates(np.array_split(hashes, 7), documents_at_once=100_000))
+    _, first = np.unique(hashes, axis=0, return_index=True)
+    assert np.flatnonzero(found == KEEP).tolist() == sorted(first.tolist())

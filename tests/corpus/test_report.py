@@ -1,0 +1,267 @@
+"""The report: what it says, that it needs nothing else, and that no text of the corpus gets out of its place."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markupsafe import escape
+
+from lazyformer_fairseq.corpus.manifest import gather_notes
+from lazyformer_fairseq.corpus.report import duration, histogram, marked, percent, short, visible, write_report
+from lazyformer_fairseq.corpus.stages import WorkPaths
+from lazyformer_fairseq.corpus.words import NOTES_FILE
+
+VOID = {"meta"}
+LENGTHS = ("words per sentence", "words per document", "sentences per document")
+
+
+def made_manifest() -> dict[str, Any]:
+    split = {"sentences": 120_000, "tokens": 2_345_678, "unknown_share": 0.0123, "unigram_entropy_bits": 9.5}
+    return {
+        "format_version": 1,
+        "settings": {"vocab_size": 32_768, "spacy_model": None, "text": {"lower_case": True}},
+        "inputs": [
+            {"path": "raw/wiki.xml.bz2", "format": "mediawiki", "bytes": 5e6, "sha256": "ab" * 32, "documents": 90},
+            {"path": "raw/books/a.txt", "format": "book", "bytes": 700, "sha256": "cd" * 32, "documents": 10},
+        ],
+        "documents": {"in": 100, "train": 80, "valid": 5, "dropped": {"duplicate": 9, "few letters": 6, "unused": 0}},
+        "steps": [
+            {"name": "read", "dropped": {}, "counts": {"files": 2}},
+            {"name": "clean text", "documents in": 100, "documents out": 94, "characters in": 4000,
+             "characters out": 3000, "dropped": {"few letters": 6}, "counts": {"<url>": 17}},
+        ],
+        "dropped_names": {"duplicate": ["raw/books/a.txt:1"], "bad file": ["raw/b.txt: ends early"]},
+        "examples": {"clean text": [["see http://a.org now", "see <url> now"]], "no change": []},
+        "vocabulary": {"words": 1000, "kept_words": 800, "min_count": 3, "dropped_types_share": 0.2,
+                       "dropped_tokens_share": 0.004, "size": 32_768},
+        "train": split,
+        "valid": {"sentences": 0, "tokens": 0, "unknown_share": None, "unigram_entropy_bits": None},
+        "lengths": {name: {"edges": [1, 2, 4, 8, 16], "counts": [0, 5, 9, 0]} for name in LENGTHS},
+        "shards": 2,
+        "versions": {"python": "3.11.2"},
+        "timing": {
+            "workers": 2, "seconds": 61.0, "megabytes": 5.0, "megabytes_per_core_second": 1.25, "peak_disk_bytes": 9e6,
+            "stages": [{"name": "words", "seconds": 60.0, "core_seconds": 118.0, "tasks": 8, "peak_memory_bytes": 4e8}],
+            "steps": {"clean text": 30.0, "split sentences": 90.0},
+        },
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The page's tags in order and its text; fails where they do not nest."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, Any]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """``report(manifest)``: the page that is written."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+
+    def write(manifest: dict[str, Any]) -> Page:
+        write_report(json.loads(json.dumps(manifest)), path)
+        return Page(path.read_text(encoding="utf-8"))
+
+    write.path = path
+    return write
+
+
+def test_it_says_what_the_manifest_knows(report):
+    page = report(made_manifest())
+    for words in (
+        "5.0 MB in 2 files, 2 shards",
+        "100 documents = 80 train + 5 valid + 15 dropped.",
+        "15 documents dropped (15%)",
+        "2.35 M tokens",
+        "1.2% of the training tokens unknown",
+        "1.25 MB per core-second",
+        "61 s with 2 workers",
+        "raw/wiki.xml.bz2 mediawiki 5.0 MB 90 abababababab",
+        "clean text 100 94 few letters 6 4,000 → 3,000 75% <url> 17",
+        "read – – – – files 2",
+        "duplicate 9 9% raw/books/a.txt:1",
+        "bad file – – raw/b.txt: ends early",
+        "The 200 of them (20%) that occur fewer than 3 times become <unk>: 0.4% of all words",
+        "train 80 120,000 2,345,678 1.2% 9.50",
+        "valid: empty 5 0 0 – –",
+        "words 8 60 s 2 min 400.0 MB",
+        "split sentences 90 s 75%",
+        "see http://a.org now see <url> now",
+        "text.lower_case True",
+        "python 3.11.2",
+    ):
+        assert words in page.text, words
+    assert "unused" not in page.text and "no change" not in page.text
+
+
+def test_it_needs_nothing_else_and_runs_nothing(report):
+    page = report(made_manifest())
+    assert not {"script", "link", "iframe", "a", "object"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name == "href"]
+    assert page.tags.count("svg") == 3 and not [name for name, _ in page.attributes if name == "src"]
+    assert "url(" not in report.path.read_text(encoding="utf-8")
+
+
+def test_the_same_manifest_gives_the_same_bytes(report):
+    report(made_manifest())
+    first = report.path.read_bytes()
+    report(made_manifest())
+    assert report.path.read_bytes() == first
+
+
+def test_no_drops_no_steps_one_file(report):
+    manifest = made_manifest()
+    manifest["inputs"] = manifest["inputs"][:1]
+    manifest["documents"] = {"in": 90, "train": 90, "valid": 0, "dropped": {}}
+    manifest |= {"steps": [], "dropped_names": {}, "examples": {}}
+    page = report(manifest)
+    assert "No document was dropped." in page.text and "No step changed anything." in page.text
+    assert "in 1 file, 2 shards" in page.text
+
+
+def test_many_files_are_grouped_by_folder_and_format(report):
+    manifest = made_manifest()
+    manifest["inputs"] = [
+        {"path": f"raw/{n % 50:02d}/{n}.txt", "format": "book", "bytes": n, "sha256": "", "documents": 1}
+        for n in range(5000)
+    ]
+    page = report(manifest)
+    rest = sum(n for n in range(5000) if n % 50 < 10)
+    assert "raw/49 book 100 252.4 kB 100" in page.text
+    assert "raw/10 book 100" in page.text and "raw/09" not in page.text
+    assert f"and 10 more folders 1,000 {rest / 1e6:.1f} MB 1,000" in page.text
+
+
+hostile = st.text(
+    st.one_of(st.sampled_from("<>&\"'$\\{}\n\u202e\ud800\x00 ab"), st.characters(exclude_categories=())), max_size=40
+)
+
+
+def test_no_text_gets_out_of_its_place(report):
+    def tags(name: str, before: str, after: str) -> list[str]:
+        manifest = made_manifest()
+        manifest["inputs"][0]["path"] = name
+        manifest["dropped_names"] = {name: [name]}
+        manifest["steps"][1] |= {"name": name, "dropped": {name: 6}, "counts": {name: 1}}
+        manifest["examples"] = {name: [[before, after]]}
+        manifest["settings"]["text"] = {name: name}
+        return [tag for tag in report(manifest).tags if tag != "mark"]
+
+    harmless = tags("name", "before", "after")
+
+    @settings(max_examples=12)
+    @given(hostile, hostile, hostile)
+    def try_some(name, before, after):
+        assert tags(name, before, after) == harmless
+
+    try_some()
+
+
+@given(hostile, hostile)
+def test_marks_change_no_text(before, after):
+    for side, html in zip((before, after), marked(before, after), strict=True):
+        assert re.sub("</?mark[^>]*>|</?bdi>", "", html) == str(escape(visible(side)))
+    if before == after:
+        assert "<mark" not in "".join(marked(before, after))
+
+
+def test_marks_are_on_what_differs():
+    before, after = marked("a “quoted” word", 'a "quoted" word')
+    assert before == '<bdi>a <mark class="out">“</mark>quoted<mark class="out">”</mark> word</bdi>'
+    assert '<mark class="in">&#34;</mark>quoted' in after
+    assert marked("one. Two", "one.\nTwo")[1] == '<bdi>one.<mark class="in"> ↵ </mark>Two</bdi>'
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(2, 40))
+def test_histograms_keep_every_number_and_have_the_median_in_its_bin(numbers, bins):
+    edges = np.geomspace(1, 6000, bins)
+    counts = np.histogram(numbers, edges)[0]
+    drawn = histogram(edges.tolist(), counts.tolist())
+    borders = [left for left, _, _ in drawn["bars"]] + [1.0]
+    assert borders[0] == 0 and all(left < right for left, right in pairwise(borders))
+    assert drawn["bars"][0][2] and drawn["bars"][-1][2] and max(height for _, _, height in drawn["bars"]) == 1
+    assert all(0 <= place <= 1 for place, _ in drawn["ticks"])
+    lower_median = sorted(numbers)[(len(numbers) - 1) // 2]
+    place = np.searchsorted(edges, lower_median, side="right") - 1
+    _, middle = drawn["median"]
+    assert edges[place] * (1 - 1e-9) <= middle <= edges[place + 1] * (1 + 1e-9)
+
+
+def test_a_histogram_of_nothing_is_no_drawing(report):
+    manifest = made_manifest()
+    manifest["lengths"]["words per document"] = {"edges": [1, 2], "counts": [0]}
+    page = report(manifest)
+    assert page.tags.count("svg") == 2 and "nothing to count" in page.text
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "written"),
+    [
+        (short, 0, "0"),
+        (short, 999_499, "999,499"),
+        (short, 1_234_567, "1.23 M"),
+        (short, 999_999_999, "1 G"),
+        (short, 4.1e12, "4.1 T"),
+        (percent, None, "–"),
+        (percent, float("nan"), "–"),
+        (percent, 0, "0%"),
+        (percent, 0.123456, "12%"),
+        (percent, 0.000123, "0.012%"),
+        (percent, 1, "100%"),
+        (duration, 0.01234, "0.0123 s"),
+        (duration, 100, "2 min"),
+        (duration, 12_750, "3 h 32 min"),
+    ],
+)
+def test_numbers_are_short(write, value, written):
+    assert write(value) == written
+
+
+def write_notes(folder, documents: dict[str, int], dropped: list[str]) -> None:
+    folder.mkdir(parents=True)
+    notes = {"examples": {}, "dropped": {"too short": dropped}, "documents": documents}
+    (folder / NOTES_FILE).write_text(json.dumps(notes))
+
+
+def test_documents_of_a_cut_file_are_named_by_their_number_in_it(tmp_path):
+    paths = WorkPaths(tmp_path)
+    first, second = (f"{tmp_path}/cut/00000/part-0000{number}.xml.zst" for number in (0, 1))
+    write_notes(paths.store(0), {"a.txt": 3, first: 40}, ["a.txt:2", f"{first}:7"])
+    write_notes(paths.store(1), {second: 5}, [f"{second}:3", f"{second}, line 9: malformed XML"])
+    _, names, documents = gather_notes(paths, 2, {first: "dump.xml.bz2", second: "dump.xml.bz2"})
+    assert names["too short"] == [
+        *("a.txt:2", "dump.xml.bz2:7", "dump.xml.bz2:43"),
+        "dump.xml.bz2, a part of it, line 9: malformed XML",
+    ]
+    assert documents == {"a.txt": 3, "dump.xml.bz2": 45}

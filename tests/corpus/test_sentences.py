@@ -1,0 +1,352 @@
+"""Sentence boundaries: the rules against a gold set, and the quick sentencizer against spaCy's own.
+
+``python tests/corpus/sentences/test_ends.py`` prints how good the rules are on the gold set.
+
+The step that divides documents into sentences.
+"""
+
+import json
+import pickle
+import random
+import re
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import spacy
+from datatrove.data import Document
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spacy.pipeline.sentencizer import Sentencizer
+from tabulate import tabulate
+
+from lazyformer_fairseq.corpus import sentences as sentences_module
+from lazyformer_fairseq.corpus.sentences import (
+    PERHAPS_FINAL,
+    QuickSentencizer,
+    SentenceSplitter,
+    SplitSentences,
+    final_marks,
+    join_short,
+)
+from lazyformer_fairseq.errors import UserError
+
+GOLD = Path(__file__).with_name("sentence_gold.txt")
+MINIMUM_F1 = {"dev": 0.97, "test": 0.95}  # slightly under what was measured
+
+split = SentenceSplitter()
+quick = QuickSentencizer()
+plain = spacy.blank("en")
+plain.add_pipe("sentencizer")
+plain.max_length = 1 << 31
+
+
+def plain_sentences(text: str) -> list[str]:
+    return [sentence.text for sentence in plain(text).sents]
+
+
+def plain_starts(text: str) -> list[int]:
+    return [sentence.start_char for sentence in plain(text).sents]
+
+
+def gold_items(half: str) -> list[list[str]]:
+    """The items of the half, each as its sentences."""
+    lines = GOLD.read_text(encoding="utf-8").split(f"## {half}\n")[1].split("\n## ")[0].splitlines()
+    return [[part.strip() for part in line.split("|")] for line in lines if line and not line.startswith("#")]
+
+
+def inner_boundaries(sentences: list[str]) -> set[int]:
+    """Where sentences end but for the last, in letters and marks: spaces do not count."""
+    ends, place = set(), 0
+    for sentence in sentences:
+        place += len("".join(sentence.split()))
+        ends.add(place)
+    return ends - {place}
+
+
+def score(divide: Callable[[str], list[str]], half: str) -> tuple[float, float, float]:
+    """(precision, recall, F1) of the boundaries."""
+    true = found = both = 0
+    for sentences in gold_items(half):
+        gold, guess = inner_boundaries(sentences), inner_boundaries(divide(" ".join(sentences)))
+        true, found, both = true + len(gold), found + len(guess), both + len(gold & guess)
+    return both / found, both / true, 2 * both / (true + found)
+
+
+@pytest.mark.parametrize("half", ["dev", "test"])
+def test_gold_set(half):
+    f1 = score(split, half)[2]
+    assert f1 >= MINIMUM_F1[half]
+    assert f1 > score(plain_sentences, half)[2]
+
+
+def test_gold_set_is_large():
+    items = gold_items("dev") + gold_items("test")
+    boundaries = sum(len(item) - 1 for item in items)
+    traps = sum(len(re.findall(r"[.?!…]\S*\s", sentence)) for item in items for sentence in item)
+    assert boundaries >= 200
+    assert traps >= 200  # final marks inside sentences
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["He left.", '"Come back," she said.', '"Now!" he cried.', "(She did.)", "Then it ended."],
+        ["“Where?” asked Anna.", "‘Here.’", "They met."],
+        ["Dr. Smith came, as in Fig. 2, at 5 p.m. exactly.", "See cf. the rule, e.g. os.path."],
+        ["Call foo.Bar of 3.11.7 here.", "Wait... what?"],
+        ["No. 5 is alive.", "He said no.", "Then he left."],
+        ['He wrote " It is late . "', "She read it .", '" Late ? "', "They left ."],
+        ["1. Open it.", "2. Close it."],
+        ["He went to the U.K.", "The U.S. Army did not."],
+        ["This is on <url> .", "<url> is down .", "Mr. <unk> wrote to <email> .", "<unk> did not ."],
+        ["this text has no capitals.", "it has sentences."],
+        ["One without an end"],
+        [],
+    ],
+)
+def test_boundaries(sentences):
+    assert split(" ".join(sentences)) == sentences
+
+
+MARKS = sorted(final_marks())[::6]
+EXCEPTIONS = [text for text in plain.tokenizer.rules if not text.isalpha()]
+PIECES = st.sampled_from(
+    [
+        *"aBc1 80.?!\"'()[]-_:;,/*@#$%&=<>|}{’“”‘—…\n\t\xa0",
+        *([" ", ". ", '" '] * 8),
+        *"... foo Bar. wed. 1999. U.S. Calif. cannot. http://a.b/c www.x.com me@x.org :-D :) o.O".split(),
+        *MARKS,
+        *EXCEPTIONS,
+    ]
+)
+TEXTS = st.lists(PIECES, max_size=14).map("".join)
+
+
+@settings(max_examples=800)
+@given(TEXTS)
+def test_quick_sentencizer_is_spacys(text):
+    assert quick(text) == plain_starts(text)
+
+
+SENTENCES = [
+    *("It was dark. The ", 'They said "yes." A ', "In 1999. He ", "In 99. It ", "By Inc. The ", "Is it? She "),
+    *("(He went. ", "came). His ", '"Now" (and "then"). ', "word.) And ", '"What?" Anna said. ', "Stop! Go ", "12. "),
+    *("etc. A ", "(etc). The ", "Mr. ", "vol. IV ", "word.” The ", "(ed.) Smith ", " . ", ' " ', "Ph.D. "),
+]
+PROSE = st.lists(st.one_of(st.sampled_from(SENTENCES), PIECES), max_size=10).map("".join)
+
+
+@settings(max_examples=600)
+@given(PROSE)
+def test_sure_starts_are_those_of_spacy_and_of_the_rules(text):
+    sure = list(sentences_module.sure_starts(text, quick.exceptions))
+    assert set(sure) <= set(plain_starts(text))
+    with mock.patch.object(sentences_module, "sure_starts", lambda text, exceptions: iter(())):
+        by_all_rules = list(sentences_module.mend(text, quick))
+    assert set(sure) <= set(by_all_rules)
+    assert list(sentences_module.mend(text, quick, quick.exceptions)) == by_all_rules
+
+
+def test_most_starts_are_sure(real_data):
+    text = " ".join((real_data / "raw/gutenberg/austen-emma.txt").read_text().split())
+    sure = list(sentences_module.sure_starts(text, quick.exceptions))
+    assert len(sure) > 0.5 * len(split(text))
+
+
+def test_no_exception_of_spacys_reaches_over_a_sure_start():
+    """None consists of a long word, a full stop (with what may stand around it) and a capital."""
+    without = spacy.blank("en").tokenizer
+    without.rules = {}
+    for exception in plain.tokenizer.rules:
+        parts = [token.text for token in without(exception)]
+        for before, mark, after in zip(parts, parts[1:], parts[2:], strict=False):
+            assert not (mark in '.?!"”)' and after[0].isupper() and len(before) > 2), exception
+
+
+def test_every_final_mark_is_searched_for():
+    assert all(map(PERHAPS_FINAL.match, Sentencizer.default_punct_chars))
+
+
+def test_quick_sentencizer_forgets_what_is_too_much(monkeypatch):
+    monkeypatch.setattr(sentences_module, "KNOWN_CHUNKS", 3)
+    sentencizer = QuickSentencizer()
+    text = " ".join(f"(It was No.{i} of (p.{i}).) Then?!" for i in range(10))
+    assert sentencizer(text) == plain_starts(text)
+    assert len(sentencizer._chunks) <= 3
+
+
+@given(st.one_of(TEXTS, st.text("aB.?!\"'( )[1]…<I\n", max_size=40), st.text(max_size=40)))
+def test_no_character_is_lost(text):
+    assert "".join("".join(split(text)).split()) == "".join(text.split())
+
+
+@given(TEXTS)
+def test_sentences_are_stripped_and_parted_by_spaces(text):
+    sentences = split(text)
+    assert all(sentence == sentence.strip() != "" for sentence in sentences)
+    assert " ".join(sentences).split() == text.split()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        ".",
+        "a.",
+        "Mr. ",
+        "A! ",
+        '. " ',
+        ". . ",
+        "He left. ",
+        "( ",
+        "&c. x",
+        "x'",
+        "[1",
+        ".[1]",
+        50 * "a" + ". A",
+        "(word). ",
+    ],
+)
+def test_a_long_line_takes_little(unit):
+    """Time grows with the length, not with its square."""
+
+    def seconds(length: int) -> float:
+        start = time.process_time()
+        split(unit * (length // len(unit)))
+        return time.process_time() - start
+
+    seconds(1000)
+    assert seconds(400_000) < 1.5 + 40 * seconds(40_000)
+
+
+def test_a_book_of_one_line_takes_little_memory():
+    sentence = "It was a dark night, and Mr. Hall said: “Who is there?”"
+    book = " ".join([sentence] * 4000)
+    split(book[:1000])
+    tracemalloc.start()  # slow
+    sentences = split(book)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sentences == [sentence] * 4000
+    assert peak < 10 * len(book)
+
+
+def test_missing_spacy_model():
+    with pytest.raises(UserError, match="'xx_no_such': not installed"):
+        SentenceSplitter("xx_no_such")
+
+
+def test_spacy_model_that_finds_no_sentences(tmp_path):
+    spacy.blank("en").to_disk(tmp_path / "blank")
+    with pytest.raises(UserError, match="has no parser, senter or sentencizer"):
+        SentenceSplitter(str(tmp_path / "blank"))
+
+
+def test_trained_spacy_model(tmp_path):
+    nlp = spacy.blank("en")
+    nlp.add_pipe("sentencizer", config={"punct_chars": [";"]})  # sets boundaries in its own way, like a trained one
+    nlp.to_disk(tmp_path / "model")
+    assert SentenceSplitter(str(tmp_path / "model"))("One; two. Three; four") == ["One;", "two. Three;", "four"]
+
+
+def real_paragraphs(folder: Path) -> Iterator[str]:
+    for path in sorted([*folder.glob("raw/gutenberg/*.txt"), *folder.glob("raw/wikiextractor_*/*/wiki_*")]):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if "_json" in path.parts[-3]:
+            text = "\n".join(json.loads(line)["text"] for line in text.splitlines())
+        if path.suffix == ".txt":
+            yield from re.split(r"\n\s*\n", text)
+        yield from text.splitlines()
+    for path in sorted(folder.glob("lm/*/*.tokens")):
+        yield from path.read_text(encoding="utf-8").splitlines()
+
+
+def test_quick_sentencizer_is_spacys_on_some_real_data(real_data):
+    paragraphs = random.Random(1).sample(list(real_paragraphs(real_data)), 2000)
+    assert [text for text in paragraphs if quick(text) != plain_starts(text)] == []
+
+
+@pytest.mark.slow
+def test_quick_sentencizer_is_spacys_on_all_real_data(real_data):
+    assert [text for text in real_paragraphs(real_data) if quick(text) != plain_starts(text)] == []
+
+
+if __name__ == "__main__":
+    print(
+        tabulate(
+            [
+                (half, name, *score(divide, half))
+                for half in ("dev", "test")
+                for name, divide in (("spaCy's sentencizer", plain_sentences), ("with the rules of English", split))
+            ],
+            headers=["half", "sentences by", "precision", "recall", "F1"],
+            floatfmt=".3f",
+        )
+    )
+
+
+def outcome(texts: list[str], **options) -> tuple[list[str], dict[str, int]]:
+    """(texts that go on, statistics)."""
+    step = SplitSentences(**options)
+    documents = list(step.run(Document(text=text, id=f"file:{i}") for i, text in enumerate(texts, 1)))
+    return [document.text for document in documents], {name: stat.total for name, stat in step.stats.stats.items()}
+
+
+def test_one_sentence_a_line():
+    texts, stats = outcome(["Dr. Hall slept all day. Then he woke up again.\nThis is another paragraph."])
+    assert texts == ["Dr. Hall slept all day.\nThen he woke up again.\nThis is another paragraph."]
+    assert stats["sentences"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("It was very late. No. Nobody was there.", "It was very late. No. Nobody was there."),
+        ("No! It was very late.\nYes.", "No! It was very late. Yes."),
+        ("Chapter 4\nIt was a dark night.", "Chapter 4 It was a dark night."),
+        ("It was a dark night.\nWhy?\nNobody could ever say.", "It was a dark night.\nWhy? Nobody could ever say."),
+        ("Yes.", "Yes."),
+        ("1 2 3 4\n5 6 7 8", "1 2 3 4\n5 6 7 8"),
+    ],
+)
+def test_short_sentences_are_joined(text, joined):
+    assert outcome([text])[0] == [joined]
+
+
+def test_nothing_is_joined_across_documents():
+    texts, stats = outcome(["Yes.", "It was a dark night.", "No."])
+    assert texts == ["Yes.", "It was a dark night.", "No."]
+    assert "short sentences joined" not in stats
+
+
+def test_documents_without_a_sentence_are_dropped():
+    texts, stats = outcome(["", " \n ", "It was a dark night."])
+    assert texts == ["It was a dark night."]
+    assert stats["dropped: no sentence"] == 2
+    assert stats["documents in"] == stats["documents out"] + 2
+
+
+def test_joining_can_be_switched_off():
+    assert outcome(["No! It was late.\nYes."], min_words=0)[0] == ["No!\nIt was late.\nYes."]
+
+
+@given(st.lists(st.lists(st.text("ab ", min_size=1).filter(str.strip).map(str.strip))), st.integers(0, 6))
+def test_joining_keeps_every_word_in_order(paragraphs, min_words):
+    sentences = join_short(paragraphs, min_words)
+    words = [word for paragraph in paragraphs for sentence in paragraph for word in sentence.split()]
+    assert " ".join(sentences).split() == words
+    assert all(len(sentence.split()) >= min_words for sentence in sentences) or len(sentences) == 1
+
+
+def test_step_travels_to_workers_after_use():
+    step = SplitSentences(min_words=2)
+    document = Document(text="He left. They stayed.", id="file:1")
+    step.process(document)
+    again = pickle.loads(pickle.dumps(step))
+    assert "_split" not in vars(again)
+    assert again.process(document) is None
+    assert document.text == "He left.\nThey stayed."

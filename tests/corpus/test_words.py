@@ -1,0 +1,177 @@
+"""The step that turns sentences into words.
+
+Documents to a store on disk and back; what is left of a store when writing fails.
+"""
+
+import json
+import pickle
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from datatrove.data import Document
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.corpus.step import TaskNotes
+from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore, with_plain_symbols
+from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, TextNormaliser, TextSettings
+from lazyformer_fairseq.storage.atomic import atomic_file
+
+
+def words_of(text: str, settings: TextSettings = TextSettings(), format: str = "text") -> str:  # noqa: B008 (frozen)
+    document = Document(text=text, id="a:1", metadata={"format": format})
+    assert NormaliseWords(settings).process(document) is None
+    return document.text
+
+
+def test_sentences_become_lines_of_words():
+    text = "“Well,” said Mr. Brown.\n\n \nIt’s at <url>, see <FILE> or <email>."
+    assert words_of(text) == '" well , " said mr. brown .\nit \'s at <url> , see <file> or <email> .'
+
+
+@pytest.mark.parametrize("tokenise", [True, False])
+def test_symbols_of_the_model_are_made_plain(tokenise):
+    settings = TextSettings(moses_tokenise=tokenise)
+    words = words_of("A <mask> and <MASK>, <unk> <s> <pad> is <url>.", settings)
+    assert not {*words.split()} & {*RESERVED_SYMBOLS}
+    assert words.startswith("a < mask > and < mask >")
+    assert "<url>" in words
+
+
+def test_the_unknown_words_of_wikitext_stay():
+    assert words_of("The <unk> of <mask> .", format="wikitext") == "the <unk> of < mask > ."
+
+
+@given(st.lists(st.sampled_from([*RESERVED_SYMBOLS, *"<>/ aS", "mask", "unk", "<url>", "MASK"])).map("".join))
+def test_no_symbol_is_left(text):
+    normalise = TextNormaliser(TextSettings())
+    assert not {*normalise(with_plain_symbols(text)).split(" ")} & {*RESERVED_SYMBOLS}
+    assert "".join(with_plain_symbols(text).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("text", ["", " \n\u00a0\n"])
+def test_a_document_without_words_is_dropped(text):
+    notes = TaskNotes()
+    step = NormaliseWords(TextSettings())
+    step.notes = notes
+    kept = list(step.run([Document(text=text, id="a:1"), Document(text="Yes.", id="a:2")]))
+    assert [document.text for document in kept] == ["yes ."]
+    assert notes.dropped == {"no word": ["a:1"]}
+    assert step.stats["documents in"].total == 2
+    assert step.stats["dropped: no word"].total == step.stats["documents out"].total == 1
+
+
+def test_a_used_step_can_be_sent_to_a_worker():
+    step = NormaliseWords(TextSettings())
+    step.process(Document(text="Used.", id="a:1"))
+    document = Document(text="It's here.", id="a:2")
+    assert pickle.loads(pickle.dumps(step)).process(document) is None
+    assert document.text == "it 's here ."
+
+
+WORD = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=4)
+TEXT = st.lists(st.lists(WORD, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=5).map("\n".join)
+
+
+def document(text, number=0, **metadata):
+    return Document(text, f"d:{number}", metadata={"fingerprint": (number, 2**64 - 1 - number), **metadata})
+
+
+def write(folder, documents, rank=0, notes=None):
+    step = StoreWords(folder)
+    step.notes = notes or step.notes
+    list(step.run(iter(documents), rank))
+    return WordStore(folder / f"{rank:05d}"), step
+
+
+def texts_of(store):
+    """Each document again: one sentence a line, its words divided by single spaces."""
+    words = iter(store.vocabulary[word] for word in store.words)
+    sentences = iter([" ".join(next(words) for _ in range(length)) for length in store.sentence_lengths])
+    return ["\n".join(next(sentences) for _ in range(length)) for length in store.document_sentences]
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@settings(max_examples=40)
+@given(st.lists(TEXT, max_size=6))
+def test_documents_come_back(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("stores")
+    store, _ = write(folder, [document(text, number) for number, text in enumerate(texts)], rank=3)
+    assert texts_of(store) == texts
+    assert len(store.document_sentences) == len(texts)
+    assert store.vocabulary == sorted({word for text in texts for word in text.split()}, key=str.encode)
+    assert store.fingerprints.tolist() == [[number, 2**64 - 1 - number] for number in range(len(texts))]
+    assert store.bands.shape == (len(texts), 0)
+    assert [file.name for file in folder.iterdir()] == ["00003"]
+
+
+def test_types_and_bands(tmp_path):
+    documents = [document("a b", 0, bands=[1, 2, 3]), document("b", 1, bands=[4, 5, 2**64 - 1])]
+    store, _ = write(tmp_path, documents)
+    assert store.bands.tolist() == [[1, 2, 3], [4, 5, 2**64 - 1]]
+    arrays = (store.words, store.sentence_lengths, store.document_sentences, store.fingerprints, store.bands)
+    assert [array.dtype.name for array in arrays] == ["uint32"] * 3 + ["uint64"] * 2
+    assert all(isinstance(array, np.memmap) for array in arrays)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
+def test_select(tmp_path_factory, texts):
+    store, _ = write(tmp_path_factory.mktemp("stores"), [document(text) for text, _ in texts])
+    selected = store.select(np.array([keep for _, keep in texts], dtype=bool))
+    kept = [text.split("\n") for text, keep in texts if keep]
+    assert [store.vocabulary[word] for word in selected.words] == [
+        w for doc in kept for line in doc for w in line.split()
+    ]
+    assert selected.sentence_lengths.tolist() == [len(line.split()) for doc in kept for line in doc]
+    assert selected.document_sentences.tolist() == [len(doc) for doc in kept]
+
+
+def test_bytes_depend_on_the_documents_alone(tmp_path):
+    documents = [document(f"word{n % 7} stands\nnear {n}", n) for n in range(50)]
+    (tmp_path / "again" / "00000").mkdir(parents=True)
+    (tmp_path / "again" / "00000" / "words.npy").write_bytes(b"of a run that was stopped")
+    (tmp_path / "again" / ".00000.0011aabb.unfinished").mkdir()
+    write(tmp_path / "once", documents)
+    write(tmp_path / "again", documents)
+    assert contents(tmp_path / "once" / "00000") == contents(tmp_path / "again" / "00000")
+    assert [file.name for file in (tmp_path / "again").iterdir()] == ["00000"]
+
+
+def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):
+    notes = TaskNotes()
+    notes.add_example("a step", "before", "after")
+    store, step = write(tmp_path, [document("", 4), document("a", 5)], notes=notes)
+    assert texts_of(store) == ["a"]
+    assert step.stats["dropped: no sentence"].total == 1
+    stored = json.loads((tmp_path / "00000" / "notes.json").read_text())
+    assert stored == json.loads(json.dumps(asdict(step.notes)))
+    assert stored["examples"]["a step"] == [["before", "after"]]
+    assert stored["dropped"] == {"no sentence": ["d:4"]}
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def documents():
+        yield document("a b")
+        raise OSError("the file ends early")
+
+    with pytest.raises(OSError, match="ends early"):
+        write(tmp_path, documents())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named(tmp_path):
+    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
+        np.zeros(100_000).tofile(full)
+    assert caught.value.filename == str(tmp_path / "words.npy")
+    assert caught.value.strerror == "No space left on device"
+
+
+def test_the_step_can_be_sent_to_a_worker(tmp_path):
+    step = pickle.loads(pickle.dumps(StoreWords(tmp_path)))
+    assert [done.id for done in step.run(iter([document("a", 8)]), rank=1)] == ["d:8"]
+    assert (tmp_path / "00001").is_dir()

@@ -192,7 +192,7 @@ class Launch:
 
             refuse_unfit_torch(self.processes)
         sys.stdout.flush()
-        os.execv(sys.executable, command)
+        os.execv(sys.executable, command)  # noqa: S606
 
 
 def _in_hydras_words(value: Setting) -> str:

@@ -1,7 +1,7 @@
 """Wikipedia: MediaWiki's XML export, and what WikiExtractor makes of it."""
 
 import re
-import xml.etree.ElementTree as ElementTree  # nosec B405 # see _parse_page
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -48,7 +48,7 @@ def parse_pages(block: Block, piece: Piece, watch: Watch) -> Iterator[tuple[str,
 def _parse_page(xml: str, piece: Piece, line: int) -> tuple[str, dict]:
     try:
         # A <page> alone has no document type, the only place where XML can name other files or entities.
-        page = ElementTree.fromstring(xml)  # nosec B314
+        page = ElementTree.fromstring(xml)  # noqa: S314
     except ElementTree.ParseError as error:
         line += error.position[0] - 1
         raise BadInput(f"{place(piece, line)}: malformed XML ({str(error).partition(':')[0]})") from None

@@ -15,6 +15,7 @@ INSTALL_REQUIRES = [
     "matplotlib>=3.9,<4",
     "numpy>=2.0,<3",
     "platformdirs>=4,<5",  # the user's cache folder, for what is measured on a machine
+    "regex>=2024.4",  # sacremoses and fairseq bring it
     "sacremoses>=0.1.1,<0.3",
     "safetensors>=0.4.3,<1",  # weights without code, `lazyformer export`
     "scikit-learn>=1.5,<2",

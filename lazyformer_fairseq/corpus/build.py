@@ -26,15 +26,17 @@ from lazyformer_fairseq.corpus.executors import (
 from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
 from lazyformer_fairseq.corpus.readers.documents import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
+from lazyformer_fairseq.corpus.report import write_report
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import RESULT, Stage, WorkPaths, cut_stage, later_stages
 from lazyformer_fairseq.corpus.step import NOT_UTF8
-from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE
+from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content
+from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import differences, run_lock
 
@@ -78,16 +80,18 @@ def build_corpus(
     left_out: list[str] = []
     files = find_inputs(inputs, settings.bad_files, left_out)
     _tell(left_out, files)
+    digest = None
     if settings.tokenizer:
         path = os.path.abspath(settings.tokenizer)
         brought = load_tokenizer(path)
         settings = replace(settings, tokenizer=path, vocab_size=len(brought.symbols), text=brought.settings)
+        digest = sha256_of(Path(path, SETTINGS_FILE))
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
     if executor.kind == "local" and executor.workers > 1:
         start_fork_server()
     plan = {
-        "settings": settings.as_json(),
+        "settings": settings.as_json(digest),
         "versions": versions(PACKAGES, optional=filter(None, [settings.spacy_model])),
         "inputs": describe_inputs(files),
     }
@@ -123,8 +127,6 @@ def build_corpus(
         manifest = describe(paths, plan, len(units), shards, origins, costs)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
         shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
-        from lazyformer_fairseq.corpus.report import write_report
-
         write_report(manifest, paths.result / "report.html")
         write_json(paths.result / MANIFEST, manifest)
         publish(root, folder)

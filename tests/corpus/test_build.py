@@ -30,6 +30,7 @@ from lazyformer_fairseq.storage.run_lock import run_lock
 SETTINGS = CorpusSettings(
     vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01
 )
+SMALL = CorpusSettings(vocab_size=200, valid_share=0.1)
 PAGE = """  <page>
     <title>Page {number}</title>
     <ns>{namespace}</ns>
@@ -127,6 +128,7 @@ def test_same_input_same_bytes(raw, built, tmp_path, workers):
     assert content(tmp_path / "out") == content(built)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(raw, built, tmp_path):
     """SIGKILL twenty times, then once to the end: the same bytes."""
     began = time.monotonic()
@@ -200,15 +202,15 @@ def test_other_settings_and_other_inputs_are_named(raw, tmp_path, finished):
     text.write_bytes((raw / "plain.txt").read_bytes())
     out = tmp_path / "out"
     if finished:
-        build_corpus([str(text)], out, CorpusSettings(200, 0.1))
+        build_corpus([str(text)], out, SMALL)
     else:
         with pytest.raises(UserError, match="none of the 80 documents"):
-            build_corpus([str(text)], out, CorpusSettings(200, 1))
+            build_corpus([str(text)], out, replace(SMALL, valid_share=1))
     with pytest.raises(UserError, match=r"out.* was begun with other settings \(min_words is 4 there, 5 here\)"):
-        build_corpus([str(text)], out, CorpusSettings(200, 0.1, min_words=5))
+        build_corpus([str(text)], out, replace(SMALL, min_words=5))
     text.write_text(text.read_text() + "One more.")
     with pytest.raises(UserError, match=r"out.* was begun with other inputs \(.*plain\.txt differs"):
-        build_corpus([str(text)], out, CorpusSettings(200, 0.1))
+        build_corpus([str(text)], out, SMALL)
 
 
 def test_a_folder_of_something_else(raw, tmp_path):
@@ -232,10 +234,12 @@ def test_a_truncated_dump(raw, tmp_path):
     with pytest.raises(UserError, match=r"dump\.xml\.bz2"):
         build_corpus(given, tmp_path / "out", SETTINGS)
     assert list((tmp_path / ".out.unfinished").iterdir())  # what was finished stays
-    manifest = build_corpus(given, tmp_path / "skipped", CorpusSettings(200, 0.1, bad_files="skip", unit_megabytes=1))
+    manifest = build_corpus(given, tmp_path / "skipped", replace(SMALL, bad_files="skip", unit_megabytes=1))
     assert any("dump.xml.bz2" in name for name in manifest["dropped_names"]["bad file"])
     assert manifest["documents"]["in"] >= 80
-    cut = CorpusSettings(200, 0.1, bad_files="skip", unit_megabytes=0.002)  # smaller than the dump, which is cut
+    cut = CorpusSettings(
+        vocab_size=200, valid_share=0.1, bad_files="skip", unit_megabytes=0.002
+    )  # smaller than the dump, which is cut
     assert build_corpus(given, tmp_path / "cut", cut)["dropped_names"] == manifest["dropped_names"]
 
 

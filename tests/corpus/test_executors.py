@@ -73,6 +73,7 @@ def test_a_failed_task_is_named_and_the_rest_stays(tmp_path, fault, workers, mes
     assert all(after[f"rank{rank}"] == ALL[f"rank{rank}"] for rank in completed)  # not run again
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_gave_them_work(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
@@ -108,6 +109,7 @@ def wait_for(look, is_done, process=None):
     return found
 
 
+@pytest.mark.slow
 def test_ray(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))  # of its workers

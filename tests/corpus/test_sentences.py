@@ -265,6 +265,7 @@ def real_paragraphs(folder: Path) -> Iterator[str]:
         yield from path.read_text(encoding="utf-8").splitlines()
 
 
+@pytest.mark.slow
 def test_quick_sentencizer_is_spacys_on_some_real_data(real_data):
     paragraphs = random.Random(1).sample(list(real_paragraphs(real_data)), 2000)
     assert [text for text in paragraphs if quick(text) != plain_starts(text)] == []

@@ -135,6 +135,7 @@ def test_without_wikiextractor():
         ExtractWikiMarkup().process(page("Text."))
 
 
+@pytest.mark.slow
 def test_real_dumps(real_data, step):
     reasons, texts, kept = [], {}, ""
     for path in sorted((real_data / "raw/mediawiki").glob("*.bz2")):

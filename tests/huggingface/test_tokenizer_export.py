@@ -14,8 +14,8 @@ from odd_texts import TELLING, lines_of, texts
 from other_tokenizers import word_piece_vocabulary
 
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
-from lazyformer_fairseq.data.text.moses_rules import BREAK, REWRITTEN, SIGNS
-from lazyformer_fairseq.data.text.normalisation import KNOWN_LANGUAGES, MASK, UNKNOWN, TextNormaliser, TextSettings
+from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN, SIGNS
+from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.tokenizer.export import as_fast_tokenizer, write_tokenizer

@@ -93,6 +93,7 @@ def test_any_text_keeps_its_words(tmp_path_factory, text):
     assert symbols(folder.parent / "data", "train") == expected
 
 
+@pytest.mark.slow
 def test_wikitext_2_has_the_official_counts(real_data, tmp_path):
     manifest = prepare("wikitext", real_data / "lm" / "wikitext-2", tmp_path / "data", official="wikitext-2")
     assert {split: counts["tokens"] for split, counts in manifest["splits"].items()} == {

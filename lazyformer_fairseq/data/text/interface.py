@@ -3,18 +3,21 @@
 Two kinds of folder hold one, see ``load_tokenizer.py``. What follows from a few facts about a tokenizer stands here.
 """
 
+import hashlib
+import json
 import shutil
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Union
 
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.json_files import read_json
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -147,6 +150,45 @@ class TextTokenizer(ABC):
         with atomic_folder(folder) as unfinished:
             for name in self.files:
                 shutil.copyfile(self.folder / name, unfinished / name)
+
+
+def read_description(path: Path, format_version: int) -> dict[str, Any]:
+    """The contents of tokenizer.json in a version's format; UserError for anything else."""
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    if (version := description.get("format_version")) != format_version:
+        raise UserError(f"{path}: format version {version!r}, but this program reads {format_version}")
+    return description
+
+
+def read_hashed_files(folder: Path, names: Sequence[str], description: Mapping[str, Any]) -> dict[str, bytes]:
+    """The contents of files of a tokenizer's folder, whose hashes its description has under ``sha256``.
+
+    Raises:
+        UserError: one is missing, or another than was written.
+    """
+    contents = {}
+    for name in names:
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{folder / name}: cannot be read ({error.strerror}); is {folder} a tokenizer folder?"
+            ) from None
+        if description["sha256"].get(name) != hashlib.sha256(contents[name]).hexdigest():
+            raise UserError(
+                f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
+                "copy the whole tokenizer folder again"
+            )
+    return contents
+
+
+def write_hashed_files(folder: FolderName, contents: Mapping[str, bytes], description: Mapping[str, Any]) -> None:
+    """Writes a tokenizer's folder, whole or not at all: its files, and its description with their hashes."""
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    text = json.dumps({**description, "sha256": hashes}, indent=2, ensure_ascii=False) + "\n"
+    with atomic_folder(Path(folder)) as unfinished:
+        for name, content in {**contents, SETTINGS_FILE: text.encode()}.items():
+            (unfinished / name).write_bytes(content)
 
 
 def cut_input(ids: np.ndarray, max_length: int, eos: int) -> np.ndarray:

@@ -10,7 +10,6 @@ goes through in tokenizer.json or, beside a vocab.txt, in tokenizer_config.json.
 in transformers.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -25,6 +24,9 @@ from lazyformer_fairseq.data.text.interface import (
     FolderName,
     SpecialIds,
     TextTokenizer,
+    read_description,
+    read_hashed_files,
+    write_hashed_files,
 )
 from lazyformer_fairseq.data.text.library_recipe import (
     ACCEPTED,
@@ -40,7 +42,7 @@ from lazyformer_fairseq.data.text.library_recipe import (
 )
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json
 
 if TYPE_CHECKING:
@@ -120,13 +122,7 @@ class LibraryTokenizer(TextTokenizer):
         refuse_without_extra("huggingface", "a tokenizer that came with another model")
         folder = Path(folder)
         description = check_description(folder / SETTINGS_FILE)
-        contents = {name: _read(folder / name) for name in (PIECES_FILE, DICTIONARY_FILE)}
-        for name, content in contents.items():
-            if description["sha256"].get(name) != hashlib.sha256(content).hexdigest():
-                raise UserError(
-                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
-                    "copy the whole tokenizer folder again"
-                )
+        contents = read_hashed_files(folder, (PIECES_FILE, DICTIONARY_FILE), description)
         try:
             recipe = check_recipe(read_json(folder / PIECES_FILE, "copy the whole tokenizer folder again"))
             tokenizer = cls(folder, recipe, description)
@@ -154,16 +150,7 @@ class LibraryTokenizer(TextTokenizer):
             PIECES_FILE: (json.dumps(recipe, indent=1) + "\n").encode(),
             DICTIONARY_FILE: dictionary_bytes(tokenizer.dictionary),
         }
-        full = {
-            "format_version": FORMAT_VERSION,
-            "kind": KIND,
-            **description,
-            "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
-        }
-        contents[SETTINGS_FILE] = (json.dumps(full, indent=2, ensure_ascii=False) + "\n").encode()
-        with atomic_folder(Path(folder)) as unfinished:
-            for name, content in contents.items():
-                (unfinished / name).write_bytes(content)
+        write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "kind": KIND, **description})
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -249,12 +236,11 @@ def symbols_of_rows(ids: Mapping[str, int], rows: int) -> list[str]:
 
 def check_description(path: Path) -> dict[str, Any]:
     """The checked contents of tokenizer.json; UserError for anything else."""
-    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
-    if description.get("format_version") != FORMAT_VERSION or description.get("kind") != KIND:
-        raise UserError(f"{path}: format version {description.get('format_version')!r}, must be {FORMAT_VERSION}")
+    description = read_description(path, FORMAT_VERSION)
     special, digests = description.get("special"), description.get("sha256")
     is_whole = (
-        isinstance(special, dict)
+        description.get("kind") == KIND
+        and isinstance(special, dict)
         and set(special) == set(ROLES)
         and all(isinstance(symbol, str) for symbol in special.values())
         and len(set(special.values())) == len(ROLES)
@@ -274,13 +260,6 @@ def _symbol(name: str, token_type: int = 0) -> dict[str, Any]:
 
 def _text(which: str, token_type: int = 0) -> dict[str, Any]:
     return {"Sequence": {"id": which, "type_id": token_type}}
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None
 
 
 NAMES_OF_ROLES = {

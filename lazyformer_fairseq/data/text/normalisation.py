@@ -10,10 +10,6 @@ from dataclasses import dataclass, fields
 from re import Pattern
 from typing import Any
 
-from sacremoses import MosesDetokenizer
-from sacremoses.corpus import NonbreakingPrefixes
-
-from lazyformer_fairseq.data.text.moses_words import moses_words
 from lazyformer_fairseq.data.text.places import Span, places_of
 from lazyformer_fairseq.errors import UserError
 
@@ -21,7 +17,6 @@ MASK = "<mask>"
 UNKNOWN = "<unk>"
 FIRST_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # of every dictionary of fairseq's, with the ids 0 to 3
 RESERVED_SYMBOLS = (*FIRST_SYMBOLS, MASK)
-KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
 
 
 @dataclass(frozen=True)
@@ -60,10 +55,12 @@ class TextSettings:
             if type(value) is not type(field.default):
                 expected = type(field.default).__name__
                 raise UserError(f"text setting {field.name} = {value!r}: expected a value of type {expected}")
-        if self.language not in KNOWN_LANGUAGES:
-            raise UserError(
-                f"text setting language = {self.language!r}: Moses knows {', '.join(sorted(KNOWN_LANGUAGES))}"
-            )
+        if self.language != "en":
+            from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES  # half a second that English saves
+
+            if self.language not in KNOWN_LANGUAGES:
+                known = ", ".join(sorted(KNOWN_LANGUAGES))
+                raise UserError(f"text setting language = {self.language!r}: Moses knows {known}")
         if not 0 < self.character_coverage <= 1:
             raise UserError(f"text setting character_coverage = {self.character_coverage}: must be in (0, 1]")
         for token in self.special_tokens:
@@ -105,6 +102,10 @@ class TextNormaliser:
     """
 
     def __init__(self, settings: TextSettings):
+        from sacremoses import MosesDetokenizer
+
+        from lazyformer_fairseq.data.text.moses import moses_words
+
         self.settings = settings
         self._symbol = symbol_pattern(settings)
         self._words = moses_words(settings.language, settings.normalise_punctuation, settings.moses_tokenise)

@@ -10,9 +10,7 @@ sentencepiece's BPE never merges across a space, so counted words give the piece
 fraction of the time and memory: the 2 million running words of WikiText-2 are 29,000 distinct ones.
 """
 
-import hashlib
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -29,6 +27,9 @@ from lazyformer_fairseq.data.text.interface import (
     FolderName,
     SpecialIds,
     TextTokenizer,
+    read_description,
+    read_hashed_files,
+    write_hashed_files,
 )
 from lazyformer_fairseq.data.text.normalisation import (
     FIRST_SYMBOLS,
@@ -40,8 +41,7 @@ from lazyformer_fairseq.data.text.normalisation import (
 )
 from lazyformer_fairseq.data.text.places import Span, cover, places_of, spans_of_parts
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -167,14 +167,12 @@ class Tokenizer(TextTokenizer):
             UserError: a file is missing, damaged, of another format version, or does not match the others.
         """
         folder = Path(folder)
-        description = _read_description(folder / SETTINGS_FILE)
-        contents = {name: _read_file(folder / name) for name in (MODEL_FILE, DICTIONARY_FILE)}
-        for name in (MODEL_FILE, DICTIONARY_FILE):
-            if description["sha256"].get(name) != _sha256(contents[name]):
-                raise UserError(
-                    f"{folder / name}: is not the file that {SETTINGS_FILE} was written with (sha256 differs); "
-                    "copy the whole tokenizer folder again"
-                )
+        description = read_description(folder / SETTINGS_FILE, FORMAT_VERSION)
+        if not isinstance(description.get("sha256"), dict) or "settings" not in description:
+            raise UserError(
+                f"{folder / SETTINGS_FILE}: sha256 or settings is missing; copy the whole tokenizer folder again"
+            )
+        contents = read_hashed_files(folder, (MODEL_FILE, DICTIONARY_FILE), description)
         try:
             settings = TextSettings.from_json(description["settings"])
         except UserError as error:
@@ -232,15 +230,7 @@ class Tokenizer(TextTokenizer):
     def _write(cls, model_bytes: bytes, name: FolderName, folder: FolderName, settings: TextSettings) -> "Tokenizer":
         symbols = symbols_of(_load_model(model_bytes, name), settings)
         contents = {MODEL_FILE: model_bytes, DICTIONARY_FILE: _dictionary_bytes(symbols)}
-        description = {
-            "format_version": FORMAT_VERSION,
-            "settings": asdict(settings),
-            "sha256": {name: _sha256(content) for name, content in contents.items()},
-        }
-        contents[SETTINGS_FILE] = (json.dumps(description, indent=2) + "\n").encode()
-        with atomic_folder(Path(folder)) as unfinished:
-            for name, content in contents.items():
-                (unfinished / name).write_bytes(content)
+        write_hashed_files(folder, contents, {"format_version": FORMAT_VERSION, "settings": asdict(settings)})
         return cls.load(folder)
 
     def encode(self, text: str) -> list[int]:
@@ -376,28 +366,6 @@ def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, nam
         )
 
 
-def _read_description(path: Path) -> dict:
-    """The checked contents of tokenizer.json, but for the settings."""
-    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
-    version = description.get("format_version")
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
-    if not isinstance(description.get("sha256"), dict) or "settings" not in description:
-        raise UserError(f"{path}: sha256 or settings is missing; copy the whole tokenizer folder again")
-    return description
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} a tokenizer folder?") from None
-
-
 def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
     """dict.txt, as fairseq's Dictionary saves it: a line for each symbol but its own four, with a count."""
     return "".join(f"{symbol} 1\n" for symbol in symbols[len(FIRST_SYMBOLS) :]).encode()
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -8,8 +8,7 @@ from sacremoses import MosesDetokenizer
 from sacremoses.util import CJKChars
 from tokenizers import Regex, decoders
 
-from lazyformer_fairseq.data.text.moses_rules import Rule
-from lazyformer_fairseq.data.text.moses_words import character_class
+from lazyformer_fairseq.data.text.moses import Rule, character_class
 from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import SPACE
 

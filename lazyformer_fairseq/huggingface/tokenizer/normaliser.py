@@ -4,21 +4,17 @@ from collections.abc import Sequence
 
 from tokenizers import Regex, normalizers
 
-from lazyformer_fairseq.data.text.moses_rules import (
+from lazyformer_fairseq.data.text.moses import (
     BREAK,
     CLOSE,
-    MARK,
+    NO_SIGN,
     OPEN,
-    SIGNS,
+    TAKEN,
     WHOLE,
-    Rule,
-    punctuation_rules,
-    whitespace_rules,
-    word_rules,
+    moses_rules,
 )
 from lazyformer_fairseq.data.text.normalisation import FIRST_SYMBOLS, MASK, UNKNOWN, TextSettings
 
-NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
 # The one letter that str.lower treats by its neighbours; a bound, because time would grow with the square of a run.
 FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}{0,30}\KΣ(?!\p{Case_Ignorable}{0,30}\p{Cased})"
@@ -33,16 +29,17 @@ def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normal
     Args:
         of_the_model: what the SentencePiece model itself normalises.
     """
+    moses = settings.language, settings.normalise_punctuation, settings.moses_tokenise
     in_texts = (*settings.special_tokens, MASK, UNKNOWN)
     whole = dict(zip(CONTROLS, WHOLE, strict=True))
     steps: list[normalizers.Normalizer] = [
-        _replace(f"[{SIGNS}{MARK}{BREAK}]", NO_SIGN),
+        _replace(TAKEN, NO_SIGN),
         # Bracket by bracket: what replaces one character has that one's offsets.
         _replace(f"<(?=(?:{'|'.join(_in_any_case(symbol[1:-1]) for symbol in in_texts)})>)", OPEN),
         _replace(rf"{OPEN}[a-zA-Z]+\K>", CLOSE),
         *(_replace(rf"\A{symbol}\z", sign) for symbol, sign in whole.items()),
         *(_replace(f"<(?={symbol[1:]})", f"<{BREAK}") for symbol in CONTROLS if not settings.moses_tokenise),
-        *(_replace(*rule) for rule in _text_rules(settings)),
+        *(_replace(*rule) for rule in moses_rules(*moses)),
     ]
     if settings.lower_case:
         steps += [_replace(FINAL_SIGMA, "ς"), normalizers.Lowercase()]
@@ -55,11 +52,6 @@ def normaliser(settings: TextSettings, of_the_model: Sequence[normalizers.Normal
 
 def _replace(pattern: str, content: str) -> normalizers.Replace:
     return normalizers.Replace(Regex(pattern), content)
-
-
-def _text_rules(settings: TextSettings) -> list[Rule]:
-    rules = punctuation_rules(settings.language) if settings.normalise_punctuation else []
-    return rules + (word_rules(settings.language) if settings.moses_tokenise else []) + whitespace_rules()
 
 
 def _in_any_case(name: str) -> str:

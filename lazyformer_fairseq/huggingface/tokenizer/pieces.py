@@ -6,7 +6,7 @@ from pathlib import Path
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-from lazyformer_fairseq.data.text.moses_rules import BREAK, SIGNS
+from lazyformer_fairseq.data.text.moses import BREAK, SIGNS
 from lazyformer_fairseq.data.text.normalisation import UNKNOWN
 from lazyformer_fairseq.data.text.tokenizer import SPACE, UNK
 from lazyformer_fairseq.errors import UserError

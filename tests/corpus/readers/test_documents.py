@@ -287,6 +287,7 @@ def test_compression_is_told_by_the_first_bytes(tmp_path):
         assert compression(tmp_path / "file") == (suffix[1:] or None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "format", "files", "documents"),
     [
@@ -358,6 +359,7 @@ def test_skips_the_rest_of_a_bad_file_and_says_so(units):
     assert counts["bytes"] == sum(Path(piece.path).stat().st_size for piece in units[1])
 
 
+@pytest.mark.slow
 def test_progress_of_a_long_file(tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("A line of a text.\n\n" * 100_000)

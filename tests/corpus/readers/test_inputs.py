@@ -372,6 +372,7 @@ def test_what_comes_before_the_damage_is_kept_if_asked_for(tmp_path):
     assert "big.txt.gz" in (tmp_path / "parts" / DAMAGE_FILE).read_text()
 
 
+@pytest.mark.slow
 def test_real_dump_in_parts(real_data, tmp_path):
     (path,) = (real_data / "raw/mediawiki").glob("*shortened.bz2")
     file = file_of(path, "mediawiki")

@@ -241,10 +241,13 @@ def real_corpus(real_data, tmp_path_factory) -> Path:
     source = next((real_data / "raw" / "wikiextractor_graykode" / "AA").glob("wiki_*"))
     text = source.read_text()[:400_000]
     (folder / "wiki_00").write_text(text[: text.rindex("</doc>") + 7])
-    build_corpus([str(folder / "wiki_00")], folder / "data", CorpusSettings(2_000, valid_share=0.01, shards=1))
+    build_corpus(
+        [str(folder / "wiki_00")], folder / "data", CorpusSettings(vocab_size=2_000, valid_share=0.01, shards=1)
+    )
     return folder / "data" / "shard0" / "train"
 
 
+@pytest.mark.slow
 def test_real_text_keeps_its_order_and_its_documents(real_corpus):
     items = MappedItems(real_corpus)
     dataset = SentencePairsDataset(items, items.sizes, 128, BOS, EOS, MASKING, separators=1)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from odd_texts import TELLING, lines_of, texts
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from lazyformer_fairseq.data.text.moses_words import moses_words
-from lazyformer_fairseq.data.text.normalisation import KNOWN_LANGUAGES
+from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES, moses_words
 
 WAYS = [(True, True), (True, False), (False, True), (False, False)]  # normalise punctuation, tokenise
 
@@ -71,6 +70,7 @@ def test_long_texts(unit):
     assert moses_words("en", True, True)(text) == by_sacremoses(text)
 
 
+@pytest.mark.slow
 def test_every_single_character_between_words():
     """Whatever sacremoses holds of a character, as a letter, a mark or a space."""
     words = moses_words("en", True, True)
@@ -89,6 +89,7 @@ def differences(lines: list[str], language: str) -> list[str]:
     return [line for line in lines if words(line) != by_sacremoses(line, language)]
 
 
+@pytest.mark.slow
 def test_a_sample_of_real_lines(real_data):
     lines = random.Random(1).sample(list(lines_of(real_data)), 4000)
     fields = [field for line in lines for field in line.split("\t")]  # of GLUE's tables

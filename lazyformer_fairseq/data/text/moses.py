@@ -1,0 +1,330 @@
+"""Moses' punctuation normalisation and tokenisation: one table of rules, for texts here and for tokenizers exported.
+
+:func:`punctuation_rules` and :func:`word_rules` are sacremoses's rules (the same in 0.1.1 and 0.2.0, without escapes)
+as replacements that the library ``tokenizers`` takes, in sacremoses's order; of sacremoses itself only the lists are
+used. Three things differ from Python's ``re.sub``, and are expressed otherwise:
+
+- A replacement holds no group. So a rule matches by lookaround, and replaces only what it changes; most insert a space
+  at a place of no width. That keeps offsets right too.
+- ``re.sub`` consumes the character after a match: ``k'n'r`` becomes ``k 'n'r``, because the ``n`` is taken. ``\\K``
+  drops what stands before from the match; ``(?!\\G)`` forbids that it is the character that the match before looked at.
+- An exported tokenizer divides no text at its symbols (``<mask>`` and such). :data:`SIGNS` stand in the place of their
+  brackets, and count as edges of the text.
+
+:class:`MosesWords` gives what the rules give, some ten times faster. Nearly all of a text is letters and digits with
+single spaces between them, which no rule changes. The rules change what stands *between* two letters, a gap: ``, "`` or
+``'`` or ``.``. They are asked for each gap once, between two words of the right kind, and the answer is kept. That is
+exact because of what they look at:
+
+- A rule that looks past a space or a mark reads one letter on either side, and of that letter only its
+  :meth:`~MosesWords._kind_of`. No match reaches over more than one letter; so a letter between two marks, as in
+  ``'n'`` or ``U.S.``, belongs to the gap.
+- The rule for full stops reads the whole token before (is it an abbreviation? has it a stop inside?) and the first
+  letter of the next one. So a gap with a full stop in it is asked for together with what stands before it, unless that
+  is a word like any other.
+
+What is not printable (control characters, which one of the rules deletes, and rare spaces), what looks like the marker
+that stands for several stops, and very long gaps (writing that the rules know as marks, such as Chinese) go through the
+rules with the whole text.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import regex
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from sacremoses.corpus import NonbreakingPrefixes
+
+from lazyformer_fairseq.errors import UserError
+
+KNOWN_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())
+KEPT_ANSWERS = 1 << 16
+LONGEST_GAP = 40  # characters of a gap and what must stand before it; bounds the memory of the kept answers
+LONGEST_SEARCH = 60  # words and gaps, back to the space before a full stop; bounds the time
+MARKER_OF_STOPS = "DOTMULTI"  # what ".." is for sacremoses meanwhile, so it becomes a stop
+NO_BREAK_SPACE = "\u00a0"
+
+
+def character_class(letters: Iterable[str]) -> str:
+    """The inside of a regular expression's brackets, ``a-zA-Z...``."""
+    ranges: list[list[int]] = []
+    for code in sorted(set(map(ord, letters))):
+        if ranges and ranges[-1][1] == code - 1:
+            ranges[-1][1] = code
+        else:
+            ranges.append([code, code])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+
+
+# Characters of private use, which are taken out of the texts themselves.
+OPEN, CLOSE, *WHOLE = (chr(code) for code in range(0x10FF00, 0x10FF05))  # brackets of a symbol, and whole symbols
+SIGNS = f"{OPEN}-{WHOLE[-1]}"
+MARK = "\U0010ff05"  # a place, between two rules
+BREAK = "\U0010ff06"  # no symbol and no piece reaches over it
+NO_SIGN = "\U0010ff07"  # what becomes of such characters in the text itself: of private use as well, so no piece has it
+TAKEN = f"[{SIGNS}{MARK}{BREAK}]"
+NOT_SIGN = f"[^{SIGNS}]"
+START, END = f"(?<!{NOT_SIGN})", f"(?!{NOT_SIGN})"
+NOT_TAKEN = r"(?:\A|(?!\G))"
+WHITESPACE = character_class(character for character in map(chr, range(0x3001)) if character.isspace())
+DECIMALS = character_class(character for character in map(chr, range(0x110000)) if character.isdecimal())
+
+# What sacremoses writes with groups, in its own words, and the same by lookaround. Others, of several characters, would
+# do as they are, but the offsets would be those of the last one.
+REWRITTEN = {
+    (r"\( ", r"("): [(r"\(\K ", "")],
+    ("\u00a0«\u00a0", '"'): [("\u00a0«\\K\u00a0", MARK), (f"\u00a0«(?={MARK})", '"'), (MARK, "")],
+    ("«\u00a0", '"'): [("«\\K\u00a0", MARK), (f"«(?={MARK})", '"'), (MARK, "")],
+    ("\u00a0»\u00a0", '"'): [("\u00a0»\\K\u00a0", MARK), (f"\u00a0»(?={MARK})", '"'), (MARK, "")],
+    ("nº\u00a0", "nº "): [("nº\\K\u00a0", " ")],
+    ("\u00a0ºC", " ºC"): [("\u00a0(?=ºC)", " ")],
+    ("\u00a0cm", " cm"): [("\u00a0(?=cm)", " ")],
+    (",\u00a0", ", "): [(",\\K\u00a0", " ")],
+    (r"\) ([.!:?;,])", r")\g<1>"): [(r"\)\K (?=[.!:?;,])", "")],
+    (r"(\d) %", r"\g<1>%"): [(rf"(?<=[{DECIMALS}]) (?=%)", "")],
+    ("([a-zA-Z])‘([a-zA-Z])", r"\g<1>'\g<2>"): [],  # all others become ' as well, a rule later
+    ("([a-zA-Z])’([a-zA-Z])", r"\g<1>'\g<2>"): [],
+    # The quote is written behind, then the one in front deleted.
+    (r'"([,.]+)', r'\g<1>"'): [(r'"[,.]+\K', '"'), (r'"(?=[,.])', "")],
+    # What the rule consumes ends at a mark; then the quote is written in front, and deleted behind.
+    (r'(\.+)"(\s*[^<])', r'"\g<1>\g<2>'): [
+        (rf'\.+"[{WHITESPACE}]*[^<{SIGNS}]\K', MARK),
+        (rf'(?<!\.)\.(?=\.*"[{WHITESPACE}]*[^<{SIGNS}]{MARK})', '".'),
+        (rf'\.\K"(?=[{WHITESPACE}]*[^<{SIGNS}]{MARK})', ""),
+        (MARK, ""),
+    ],
+    ("(\\d)\u00a0(\\d)", r"\g<1>,\g<2>"): [
+        (rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", ","),
+    ],
+    ("(\\d)\u00a0(\\d)", r"\g<1>.\g<2>"): [
+        (rf"{NOT_TAKEN}[{DECIMALS}]\K\u00a0(?=[{DECIMALS}])", "."),
+    ],
+}
+
+
+class Rule(NamedTuple):
+    """Every match of a pattern, of Oniguruma's kind or of the package regex's, becomes the content."""
+
+    pattern: str
+    content: str
+
+
+def punctuation_rules(language: str) -> list[Rule]:
+    """MosesPunctNormalizer(language).
+
+    Raises:
+        UserError: this version of sacremoses has a rule that is not known here.
+    """
+    rules = []
+    for pattern, content in MosesPunctNormalizer(language).substitutions:
+        if (pattern, content) in REWRITTEN:
+            rules += REWRITTEN[pattern, content]
+        elif "\\g<" in content:
+            raise UserError(
+                f"sacremoses normalises {pattern!r} to {content!r}, a rule of another version than those that can be "
+                "exported: install sacremoses 0.1.1 or 0.2.0"
+            )
+        else:
+            rules.append((pattern, content))
+    return [Rule(*rule) for rule in rules]
+
+
+def whitespace_rules() -> list[Rule]:
+    """Single spaces, and none at the edges."""
+    return [Rule(f"[{WHITESPACE}]+", " "), Rule(f"{START} +| +{END}", "")]
+
+
+def word_rules(language: str) -> list[Rule]:
+    """MosesTokenizer(language).tokenize(..., escape=False), spaces inside not yet made single."""
+    moses = MosesTokenizer(language)
+    alphanumeric = character_class(moses.IsAlnum)
+    numeric = character_class(MosesTokenizer.IsN)
+    special = rf"[^{alphanumeric}{WHITESPACE}.'`,\-{SIGNS}]"
+    return [
+        Rule(f"[{WHITESPACE}]+", " "),
+        Rule(r"[\x00-\x1f]", ""),
+        Rule(f"{START} +| +{END}", ""),
+        Rule(f"(?={special})|(?<={special})", " "),  # PAD_NOT_ISALNUM
+        Rule(rf"(?<!\.)(?=\.\.)|(?<=\.\.)(?!\.)(?={NOT_SIGN})", " "),  # replace_multidots
+        Rule(rf"[^{numeric}{SIGNS}]\K,", " , "),  # COMMA_SEPARATE_1, 2, 3
+        Rule(rf",(?=[^{numeric}{SIGNS}])", " , "),
+        Rule(f"(?<=[{numeric}]),{END}", " , "),
+        *_apostrophe_rules(language, numeric),
+        *_full_stop_rules(moses),
+        Rule(" +", " "),
+        Rule(f"{START} +| +{END}", ""),
+        Rule(rf"(?=\.'{END})|(?<=\.)(?='{END})", " "),  # TRAILING_DOT_APOSTROPHE
+        # restore_multidots, which finds its own marker in texts, too
+        Rule(r"(?:DOT)+\KMULTI", MARK),
+        Rule(f"DOT(?=(?:DOT)*{MARK})", "."),
+        Rule(MARK, ""),
+    ]
+
+
+def moses_rules(language: str, normalise_punctuation: bool, tokenise: bool) -> list[Rule]:
+    """All rules of these settings, which leave single spaces."""
+    rules = punctuation_rules(language) if normalise_punctuation else []
+    return rules + (word_rules(language) if tokenise else []) + whitespace_rules()
+
+
+def _apostrophe_rules(language: str, numeric: str) -> list[Rule]:
+    letters = character_class(MosesTokenizer.IsAlpha)
+    letter, other = f"[{letters}]", f"[^{letters}{SIGNS}]"
+    if language == "en":
+        rules = [
+            (other, other, " ' "),
+            (f"[^{letters}{numeric}{SIGNS}]", letter, " ' "),
+            (letter, other, " ' "),
+            (letter, letter, " '"),
+            (f"[{numeric}]", "s", " '"),
+        ]
+    elif language in ("fr", "it"):
+        rules = [(other, other, " ' "), (other, letter, " ' "), (letter, other, " ' "), (letter, letter, "' ")]
+    else:
+        return [Rule("'", " ' ")]
+    return [Rule(rf"{NOT_TAKEN}{before}\K'(?={after})", content) for before, after, content in rules]
+
+
+def _full_stop_rules(moses: MosesTokenizer) -> list[Rule]:
+    """handles_nonbreaking_prefixes: a word's last stop stands alone, unless the word is an abbreviation or the like."""
+    inside = f"[^ {SIGNS}]"
+    end = f"(?!{inside})"
+    letters, lower = character_class(moses.IsAlpha), character_class(MosesTokenizer.IsLower)
+    numeric_only = set(moses.NUMERIC_ONLY_PREFIXES)
+    stays = [
+        rf"(?={inside}*\.{inside}){inside}*[{letters}]",
+        rf"(?:{_alternatives(set(moses.NONBREAKING_PREFIXES) - numeric_only)})\.{end}",
+        rf"{inside}+ +[{lower}]",
+        rf"(?:{_alternatives(numeric_only)})\. +[0-9]",
+    ]
+    return [Rule(rf"(?<!{inside})(?!{'|'.join(stays)}){inside}*[^ .{SIGNS}]\K\.{end}", " .")]
+
+
+def _alternatives(words: set[str]) -> str:
+    return "|".join(re.escape(word) for word in sorted(words)) or "(?!)"
+
+
+class _UnusualText(Exception):
+    """The fast way does not cover this text."""
+
+
+@cache
+def moses_words(language: str, normalise_punctuation: bool, tokenise: bool) -> "MosesWords":
+    """The one :class:`MosesWords` of these settings; every caller in this process shares its answers and tables."""
+    return MosesWords(language, normalise_punctuation, tokenise)
+
+
+class MosesWords:
+    """Callable: text -> its words divided by single spaces, cased; equal to :meth:`by_rules` on every text.
+
+    Args:
+        language: two-letter code; the fast way holds for the rules of every language.
+        normalise_punctuation: apply MosesPunctNormalizer.
+        tokenise: apply MosesTokenizer, without escapes.
+    """
+
+    def __init__(self, language: str, normalise_punctuation: bool, tokenise: bool):
+        self._settings = (language, normalise_punctuation, tokenise)
+        rules = moses_rules(language, normalise_punctuation, tokenise)
+        self._rules = [(regex.compile(pattern), content) for pattern, content in rules]
+        moses = MosesTokenizer(language)
+        self._alphabetic, self._numeric, self._lower = set(moses.IsAlpha), set(moses.IsN), set(moses.IsLower)
+        letters = character_class(letter for letter in moses.IsAlnum if letter.isalnum())
+        self._letter = re.compile(f"[{letters}]")
+        # One space alone is not a gap. A letter between two marks belongs to theirs.
+        self._gap = re.compile(rf"( ?[^{letters} ][^{letters}]*(?:(?<! )[{letters}](?! )[^{letters}]+)*)")
+        abbreviations = (*moses.NONBREAKING_PREFIXES, *moses.NUMERIC_ONLY_PREFIXES)
+        self._ends_of_abbreviations = {word for words in abbreviations for word in re.findall(f"[{letters}]+", words)}
+        self._words_of_kinds: dict[tuple, str] = {}
+        self._stand_in = cache(self._find_stand_in)
+        self._answer = lru_cache(KEPT_ANSWERS)(self._ask)
+
+    def __reduce__(self):
+        return moses_words, self._settings
+
+    def __call__(self, text: str) -> str:
+        if MARKER_OF_STOPS in text or not (text.isprintable() or _printable_but_for_no_break_space(text)):
+            return self.by_rules(text)
+        try:
+            return self._by_gaps(text)
+        except _UnusualText:
+            return self.by_rules(text)
+
+    def by_rules(self, text: str) -> str:
+        """The definition, and the slow way: all rules, one after the other, on the whole text."""
+        if max(text, default="") >= OPEN:
+            text = re.sub(TAKEN, NO_SIGN, text)
+        for pattern, content in self._rules:
+            text = pattern.sub(content, text)
+        return text
+
+    def _by_gaps(self, text: str) -> str:
+        if "  " in text:
+            text = re.sub("  +", " ", text)
+        parts = self._gap.split(text)  # words, gap, words, ..., words
+        done = parts.copy()
+        answer, stand_in = self._answer, self._stand_in
+        for place in range(1, len(parts), 2):
+            gap = parts[place]
+            before = self._before_stop(parts, place) if "." in gap else stand_in(parts[place - 1][-1:])
+            done[place] = answer(before, gap, stand_in(parts[place + 1][:1]))
+        return "".join(done).strip()
+
+    def _ask(self, before: str, gap: str, after: str) -> str:
+        """What the rules make of ``gap`` between two words ("" where the text starts or ends)."""
+        if len(before) + len(gap) > LONGEST_GAP:
+            raise _UnusualText  # an exception is not kept, so that the kept answers stay small
+        answer = self.by_rules(before + gap + after)
+        # Letters are neither added nor lost, nor do they change places: the gap starts after the last one of `before`.
+        start = 0
+        for _ in self._letter.findall(before):
+            start = self._letter.search(answer, start).end()
+        return answer[start : len(answer) - len(after)]
+
+    def _before_stop(self, parts: list[str], place: int) -> str:
+        """What must stand before the gap ``parts[place]`` for its full stops to be treated as they are here."""
+        word = parts[place - 1].rpartition(" ")[2]
+        if place == 1 or " " in parts[place - 1] or parts[place - 2][-1] == " ":
+            before = token = word
+        else:
+            before = self._back_to_space(parts, place)
+            token = before.rpartition(" ")[2]
+        # Between two digits a no-break space becomes a stop (or a comma).
+        if word in self._ends_of_abbreviations or "." in token or NO_BREAK_SPACE in token:
+            return before
+        # With a second stop in the gap it matters whether the token has a letter of the alphabet.
+        if token[-1:] in self._alphabetic or self._alphabetic.isdisjoint(token):
+            return self._stand_in(token[-1:])
+        return before
+
+    @staticmethod
+    def _back_to_space(parts: list[str], place: int) -> str:
+        """The text from the word before the gap in which the token before ``parts[place]`` starts."""
+        first = place - 1
+        while True:
+            first -= 2
+            if first == 0 or " " in parts[first] or " " in parts[first + 1]:
+                return parts[first].rpartition(" ")[2] + "".join(parts[first + 1 : place])
+            if place - first > LONGEST_SEARCH:
+                raise _UnusualText
+
+    def _find_stand_in(self, letter: str) -> str:
+        """A word of letters of the same kind, one for each kind, that is in no list of abbreviations."""
+        if not letter:
+            return ""
+        word = self._words_of_kinds.setdefault(self._kind_of(letter), letter * 3)
+        while word in self._ends_of_abbreviations:
+            word += letter
+        return word
+
+    def _kind_of(self, letter: str) -> tuple:
+        """All that a rule can test of a single letter: ``s`` is that of ``5's``."""
+        sets = (self._alphabetic, self._numeric, self._lower)
+        return *(letter in each for each in sets), letter.isdecimal(), letter.isascii(), letter == "s"
+
+
+def _printable_but_for_no_break_space(text: str) -> bool:
+    # The rule for "nº" and a no-break space is the one that reads two letters, and it goes before others.
+    return text.replace(NO_BREAK_SPACE, "").isprintable() and f"º{NO_BREAK_SPACE}" not in text

@@ -14,12 +14,12 @@ from odd_texts import TELLING, lines_of, texts
 from other_tokenizers import word_piece_vocabulary
 
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
-from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN, SIGNS
+from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN
 from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.tokenizer.export import as_fast_tokenizer, write_tokenizer
-from lazyformer_fairseq.huggingface.tokenizer.normaliser import NO_SIGN, normaliser
+from lazyformer_fairseq.huggingface.tokenizer.normaliser import normaliser
 
 SENTENCES = [
     "The house of the old king is red, isn't it?",
@@ -74,7 +74,7 @@ exported_normaliser, our_normaliser = cache(normaliser), cache(TextNormaliser)
 
 def words(of: TextSettings, text: str) -> str:
     """What the exported normaliser makes of a text, written as ours writes it."""
-    normal = exported_normaliser(of).normalize_str(text).replace(BREAK, "").replace(NO_SIGN, SIGNS[0])
+    normal = exported_normaliser(of).normalize_str(text).replace(BREAK, "")
     for symbol in (*of.special_tokens, MASK, UNKNOWN):
         normal = normal.replace(symbol, f" {symbol} ")
     return " ".join(filter(None, normal.split(" ")))

@@ -7,10 +7,11 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
-from lazyformer_fairseq.corpus.commands import corpus, refuse_missing_inputs
+from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.commands import compare
 from lazyformer_fairseq.experiments.curves.commands import curves
+from lazyformer_fairseq.experiments.demo.commands import demo
 from lazyformer_fairseq.experiments.diagnostics.commands import tasks
 from lazyformer_fairseq.experiments.reproduce.commands import reproduce
 from lazyformer_fairseq.experiments.search.commands import search
@@ -58,35 +59,10 @@ for command in (
     search,
     squad,
     tasks,
+    demo,
 ):
     main.add_command(command)
 lm.add_command(train)
-
-
-@main.command()
-@click.option("--corpus", help="Text file or folder of .txt files.  [default: the English prose that Python carries]")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("results/demo"), help="Folder of the results.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time for all of it.  [default: 4]")
-@click.option(
-    "--updates", type=click.IntRange(min=12), help="Updates of pre-training; without --minutes, however long they take."
-)
-def demo(corpus: Optional[str], output: Path, minutes: Optional[float], updates: Optional[int]) -> None:
-    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
-
-    Stop it at any time; rerun to resume.
-    """
-    refuse_without_extra("corpus", "lazyformer demo")
-    if corpus is not None:
-        refuse_missing_inputs((corpus,))
-    from lazyformer_fairseq.experiments.demo.clock import seconds_of_this_process
-    from lazyformer_fairseq.experiments.demo.run import run_demo
-    from lazyformer_fairseq.experiments.demo.settings import DemoSettings
-
-    chosen = {"corpus": corpus, "minutes": minutes, "updates": updates}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    if updates is not None:
-        chosen.setdefault("minutes", None)
-    run_demo(DemoSettings(**chosen), output, seconds_of_this_process())
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -35,11 +35,10 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     if output.suffix != ".png":
         raise UserError(f"--output {output}: give a name that ends in .png")
     from lazyformer_fairseq.experiments.curves import report
-    from lazyformer_fairseq.experiments.curves.runs import histories, labels, logs_of_runs
     from lazyformer_fairseq.report.tables import write_csv
 
-    shown, silent = histories(logs_of_runs(runs))
-    names = labels(shown)
+    shown, silent = report.histories(report.logs_of_runs(runs))
+    names = report.labels(shown)
     report.draw(shown, names, against, output, training)
     write_csv(list(report.csv_rows(shown, training)), output.with_suffix(".csv"))
     click.echo(report.table(shown, names))

@@ -1,26 +1,33 @@
-"""The history of one run: its validations against updates, tokens, hours and FLOPs, over all processes that made it."""
+"""The history of a run, from its logs: validations against updates, tokens, hours and FLOPs, whatever was resumed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.flops import flops_of_token
 from lazyformer_fairseq.experiments.curves.read_log import Event, Loaded, Start, Symbols, Training, events
+from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
 
 AXES = ("updates", "tokens", "hours", "flops")
 OF_TASK = {
     "full_sentences_masked_lm": "validation loss, bits a masked token",
     "stream_language_modeling": "validation loss, bits a token",
 }
+FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
+PHASE = re.compile(r"phase(\d+)")  # the folder of each phase of a run of several
+
+Settings = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class History:
-    """What the logs of a run tell.
+class Phase:
+    """What the logs of a run tell, or those of one phase of it, whose updates count from zero.
 
     Attributes:
         arch: as fairseq-train was given it; empty where the log has no settings.
@@ -47,31 +54,100 @@ class History:
         return self.splits.get("valid") or next(iter(self.splits.values()), {})
 
     @property
-    def measure(self) -> str:
-        return OF_TASK.get(self.task, "validation loss")
-
-    @property
-    def borders(self) -> list[int]:
-        """Updates at which a phase ends and another begins: none, see `phases`."""
-        return []
-
-    @property
     def last_update(self) -> int:
         """The last one of which the log tells anything."""
         validated = (updates for losses in self.splits.values() for updates in losses)
         return max(int(self.points[-1][0]), *validated, 0)
 
+    def at(self, axis: str, updates: np.ndarray) -> np.ndarray:
+        """As :meth:`History.at`."""
+        if axis == "updates":
+            return updates
+        if axis == "flops":
+            return self.at("tokens", updates) * (np.nan if self.flops_of_token is None else self.flops_of_token)
+        return interpolate(self.points, AXES.index(axis), updates)
+
+
+@dataclass(frozen=True)
+class History:
+    """A run: one phase, or several such as PAR BERT's of 128 and of 512 tokens, one after the other.
+
+    Attributes:
+        parts: in their order. Arch, pattern and task are those of the first.
+    """
+
+    parts: tuple[Phase, ...]
+
+    @property
+    def arch(self) -> str:
+        return self.parts[0].arch
+
+    @property
+    def task(self) -> str:
+        return self.parts[0].task
+
+    @property
+    def pattern(self) -> str:
+        return self.parts[0].pattern
+
+    @property
+    def measure(self) -> str:
+        return OF_TASK.get(self.task, "validation loss")
+
+    @property
+    def why_no_flops(self) -> str:
+        return next(filter(None, (part.why_no_flops for part in self.parts)), "")
+
+    @property
+    def starts(self) -> list[int]:
+        """Updates before each part."""
+        return [0, *accumulate(part.last_update for part in self.parts[:-1])]
+
+    @property
+    def borders(self) -> list[int]:
+        """Updates at which a phase ends and another begins."""
+        return self.starts[1:]
+
+    @property
+    def last_update(self) -> int:
+        return self.starts[-1] + self.parts[-1].last_update
+
+    @property
+    def losses(self) -> Mapping[int, float]:
+        return self._joined(lambda part: part.losses)
+
+    @property
+    def training(self) -> Mapping[int, float]:
+        return self._joined(lambda part: part.training)
+
+    @property
+    def splits(self) -> Mapping[str, Mapping[int, float]]:
+        names = dict.fromkeys(name for part in self.parts for name in part.splits)
+        return {name: self._joined(lambda part, name=name: part.splits.get(name, {})) for name in names}
+
+    def _joined(self, losses_of: Callable[[Phase], Mapping[int, float]]) -> dict[int, float]:
+        """Without what is measured before a later phase's first update: it would stand where the one before ends."""
+        return {
+            start + updates: loss
+            for start, part in zip(self.starts, self.parts, strict=True)
+            for updates, loss in losses_of(part).items()
+            if updates or not start
+        }
+
     def at(self, axis: str, updates: Iterable[int]) -> np.ndarray:
         """Where these updates stand on one of AXES; tokens and hours between two lines of the log in proportion.
 
-        NaN where the log does not tell.
+        That is what all earlier phases took, and what the phase of an update took by then. NaN where the log does not
+        tell.
         """
         wanted = np.array(list(updates), dtype=float)
-        if axis == "updates":
-            return wanted
-        if axis == "flops":
-            return self.at("tokens", wanted) * (np.nan if self.flops_of_token is None else self.flops_of_token)
-        return interpolate(self.points, AXES.index(axis), wanted)
+        if len(self.parts) == 1:
+            return self.parts[0].at(axis, wanted)
+        total = np.zeros(len(wanted))
+        for start, part in zip(self.starts, self.parts, strict=True):
+            within = wanted - start if part is self.parts[-1] else np.minimum(wanted - start, part.last_update)
+            total += np.where(within > 0, part.at(axis, np.maximum(within, 0)), 0)
+        return total
 
 
 def interpolate(points: np.ndarray, column: int, updates: np.ndarray) -> np.ndarray:
@@ -139,11 +215,22 @@ class _Reader:
 
 
 def read_history(logs: Sequence[Path]) -> History:
-    """Reads the logs of one run, in the order in which they were written.
+    """Reads the logs of one run: of one phase, or of several, each in the order in which they were written.
 
     Raises:
         UserError: a log cannot be read.
     """
+    groups = groupby(sorted(logs, key=phase_of), key=phase_of)
+    return History(tuple(_read_phase(list(same)) for _, same in groups))
+
+
+def phase_of(log: Path) -> int:
+    """The number of the phase by the log's folder; 0 for a run of one."""
+    found = PHASE.fullmatch(log.absolute().parent.name)
+    return int(found[1]) if found else 0
+
+
+def _read_phase(logs: Sequence[Path]) -> Phase:
     reader = _Reader()
     for path in logs:
         try:
@@ -154,7 +241,7 @@ def read_history(logs: Sequence[Path]) -> History:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     model, task = (reader.sections.get(name, {}) for name in ("model", "task"))
     per_token, why = _flops(model, task, reader.symbols)
-    return History(
+    return Phase(
         model.get("_name", ""),
         task.get("_name", ""),
         model.get("sublayer_pattern", ""),
@@ -175,3 +262,28 @@ def _flops(model: Mapping[str, str], task: Mapping[str, str], symbols: Optional[
         return flops_of_token(model, task, symbols), ""
     except (KeyError, ValueError) as error:
         return None, f"the log's settings are of another kind of model ({error!r})"
+
+
+def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:
+    """Of forward and backward pass, a sequence's FLOPs shared by its tokens.
+
+    Args:
+        model, task: the sections of the config, values as text.
+        symbols: of the dictionary.
+
+    Raises:
+        KeyError, ValueError: the settings are those of another package's model or task.
+    """
+    if "encoder_embed_dim" in model:
+        length = int(task["tokens_per_sample"])
+        predicted, memory = round(float(task["mask_prob"]) * length), 0
+        widths = (int(model[f"encoder_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
+        positions, buckets = int(model["max_positions"]), int(model["relative_position_buckets"])
+        sizes = EncoderSizes(symbols, *widths, positions, buckets)
+    else:
+        length, memory, predicted = int(task["tgt_len"]), int(model["mem_len"]), None
+        widths = (int(model[f"decoder_{name}"]) for name in ("embed_dim", "ffn_embed_dim", "attention_heads"))
+        cutoffs = tuple(int(cutoff) for cutoff in model["adaptive_softmax_cutoff"].split(",") if cutoff)
+        sizes = CausalSizes(symbols, *widths, cutoffs, int(model["adaptive_softmax_factor"]))
+    forward = count_flops(model["sublayer_pattern"], sizes, length, memory, predicted=predicted)
+    return FORWARD_AND_BACKWARD * forward / length

@@ -1,14 +1,20 @@
-"""The whole demo: text, two models side by side, fine-tuning, table and picture. What is done already is reused."""
+"""The whole demo: text, two tiny models side by side, fine-tuning, table, picture. What is done already is reused."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Optional
 
 import torch
 from tabulate import tabulate
+from tqdm import tqdm
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
@@ -16,18 +22,25 @@ from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.data.glue.task_table import find_task
 from lazyformer_fairseq.data.glue.tsv import read_split
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.experiments.demo import report
-from lazyformer_fairseq.experiments.demo.acceptability import write_acceptability_task
-from lazyformer_fairseq.experiments.demo.clock import Clock
-from lazyformer_fairseq.experiments.demo.python_prose import write_prose
-from lazyformer_fairseq.experiments.demo.settings import DemoSettings
-from lazyformer_fairseq.experiments.demo.side_by_side import finetune, pretrain
+from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
+from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
+from lazyformer_fairseq.experiments.folder import experiment, kept
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.report.figures import picture
+from lazyformer_fairseq.report.numbers import spread, with_spread
+from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
+VALIDATIONS = 6  # points of a curve beside the first; it is also saved there
+# Shares of the clock at which a stage must be over. Text and vocabulary come first and take what they take; the last
+# share is for the report.
+PRETRAINED_BY, FINETUNED_BY = 0.74, 0.86
 ANSWERS = 5
+WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
+
+Results = Mapping[str, Mapping[str, Any]]  # by model
 
 
 def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
@@ -41,18 +54,54 @@ def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    with run_lock(folder), _quiet_on_one_thread():
-        begun = (folder / "data").exists()
-        keep_settings(folder / "settings.json", asdict(settings), "a demo", begun)
+    with experiment(folder, settings, "a demo", "data"), _quiet_on_one_thread():
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json", spent)
         try:
-            _prepare(settings, data, task)
-            results = _pretrained(settings, data, folder, clock)
-            _add_finetuned(settings, task, folder, clock, results)
+            prepare(settings, data, task)
+            results = kept(folder / "pretraining.json", lambda: pretrain(settings, data, folder, clock))
+            path = folder / "finetuning.json"
+            for name, found in kept(path, lambda: finetune(settings, task, folder, clock)).items():
+                results[name] |= found
         finally:
             clock.keep()
         _print_report(settings, data, task, folder, results)
+
+
+class Clock:
+    """The wall time that a whole demo may take; one that is stopped and run again gets no more than another.
+
+    Args:
+        minutes: of the whole; None for no limit.
+        path: of the JSON file that keeps the time; what passes after :meth:`keep` and before a kill is not counted.
+        spent: seconds that count already.
+    """
+
+    def __init__(self, minutes: Optional[float], path: Path, spent: float = 0.0):
+        self._limit = math.inf if minutes is None else 60 * minutes
+        self._path = path
+        before = read_json(path)["seconds"] if path.exists() else 0.0
+        self._began = monotonic() - before - spent
+
+    @property
+    def seconds(self) -> float:
+        """That have passed."""
+        return monotonic() - self._began
+
+    def left(self, share: float) -> float:
+        """Seconds until this share of the whole has passed; infinite without a limit, negative afterwards."""
+        return share * self._limit - self.seconds
+
+    def keep(self) -> None:
+        write_json(self._path, {"seconds": self.seconds})
+
+
+def seconds_of_this_process() -> float:
+    """Since it was started, imports and all; 0 where the system does not tell."""
+    with suppress(OSError, AttributeError):  # elsewhere than on Linux
+        ticks_after_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks_after_boot / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 @contextmanager
@@ -68,74 +117,143 @@ def _quiet_on_one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _prepare(settings: DemoSettings, data: Path, task: Path) -> None:
+def prepare(settings: DemoSettings, data: Path, task: Path) -> None:
+    """Fills the two folders, unless they are there, from the user's text or Python's prose."""
     if data.exists() and task.exists():
         print(f"Reusing the text in {data} and {task}.")
         return
     print(f"Reading {settings.corpus or 'the English prose that Python carries'}.")
     corpus = settings.corpus or str(write_prose(data.with_name("python_prose.jsonl")))
     if not data.exists():
-        build_corpus(
-            [corpus],
-            data,
-            CorpusSettings(
-                vocab_size=settings.vocab_size,
-                valid_share=settings.valid_share,
-                seed=settings.seed,
-                min_word_count=1,  # the text is small: every word counts,
-                text=TextSettings(character_coverage=1.0),  # and every character is worth a piece
-            ),
-        )
+        # The text is small: every word counts, and every character is worth a piece.
+        text, sizes = TextSettings(character_coverage=1.0), (settings.vocab_size, settings.valid_share)
+        how = CorpusSettings(vocab_size=sizes[0], valid_share=sizes[1], seed=settings.seed, min_word_count=1, text=text)
+        build_corpus([corpus], data, how)
     if not task.exists():
         write_acceptability_task(clean_documents([corpus]), task, settings.valid_share, settings.seed)
 
 
-def _pretrained(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
-    """What pre-training came to, by model."""
-    path = folder / "pretraining.json"
-    if path.exists():
-        print(f"Reusing the models in {folder}.")
-        return read_json(path)
-    results = {}
-    for run in pretrain(settings, data, folder, clock):
-        results[run.name] = {
-            "parameters": run.parameters,
-            "updates": run.updates,
-            "milliseconds": [1000 * spread(run.seconds)[key] for key in ("median", "low", "high")],
-            "loss": run.curve["loss"][-1],
-            "accuracy": run.curve["accuracy"][-1],
-            "curve": run.curve,
+class DemoTraining(Training):
+    """The training of a model of MODELS.
+
+    Args:
+        measures: of a validation, by fairseq's names.
+        clock: kept with each checkpoint.
+    """
+
+    def __init__(self, job: Job, measures: Sequence[str], clock: Clock):
+        super().__init__(job)
+        self.measures = measures
+        self.clock = clock
+
+    def plan(self, total: int) -> None:
+        """The learning rate is to be zero after `total` updates."""
+        self.total = total
+        self.trainer.lr_scheduler.cfg.max_update = total
+        self.trainer.lr_step_update()
+
+    def measure(self) -> dict[str, float]:
+        """The measures on all that is held out."""
+        found = self.evaluate()
+        return {measure: float(found[measure]) for measure in self.measures}
+
+    def is_due(self) -> bool:
+        return self.updates - self.curve["updates"][-1] >= self.total / VALIDATIONS
+
+    def save(self, with_optimizer: bool = True) -> None:
+        super().save(with_optimizer)
+        self.clock.keep()
+
+
+def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
+    """Pre-trains all MODELS, or resumes, each in `folder`/NAME; returns what that came to, by model."""
+    jobs = [
+        Job(name, tuple(settings.pretraining_command(name, data)), folder / name, settings.updates) for name in MODELS
+    ]
+    trainings = [DemoTraining(job, ("loss", "accuracy"), clock) for job in jobs]
+    _train_until("pre-training", trainings, settings.updates, clock, PRETRAINED_BY)
+    return {
+        training.name: {
+            "parameters": training.parameters,
+            "updates": training.updates,
+            "milliseconds": [1000 * spread(training.seconds)[key] for key in ("median", "low", "high")],
+            "loss": training.curve["loss"][-1],
+            "accuracy": training.curve["accuracy"][-1],
+            "curve": training.curve,
         }
-    write_json(path, results)
-    return results
+        for training in trainings
+    }
 
 
-def _add_finetuned(
-    settings: DemoSettings, task: Path, folder: Path, clock: Clock, results: dict[str, dict[str, Any]]
-) -> None:
-    """Adds what fine-tuning came to, after its last update: none is chosen by the split that it is measured on."""
-    path = folder / "finetuning.json"
-    if path.exists():
-        print(f"Reusing the fine-tuned models in {folder / 'finetuned'}.")
-    else:
-        runs = finetune(settings, task, folder, folder / "finetuned", clock)
-        write_json(
-            path,
-            {run.name: {"finetuning_updates": run.updates, "matthews": run.curve["matthews"][-1]} for run in runs},
-        )
-    for name, found in read_json(path).items():
-        results[name] |= found
+def finetune(settings: DemoSettings, task: Path, folder: Path, clock: Clock) -> dict[str, dict[str, Any]]:
+    """Fine-tunes them on the acceptability task, or resumes, in `folder`/finetuned/NAME; what that came to, by model.
+
+    What counts is measured after the last update: none is chosen by the split that it is measured on.
+    """
+    jobs = []
+    for name in MODELS:
+        command = settings.finetuning_command(name, task, folder / name / CHECKPOINT)
+        jobs.append(Job(name, tuple(command), folder / "finetuned" / name, settings.finetuning_updates))
+    trainings = [DemoTraining(job, ("matthews",), clock) for job in jobs]
+    _train_until("fine-tuning", trainings, settings.finetuning_updates, clock, FINETUNED_BY)
+    return {
+        training.name: {"finetuning_updates": training.updates, "matthews": training.curve["matthews"][-1]}
+        for training in trainings
+    }
 
 
-def _print_report(
-    settings: DemoSettings, data: Path, task: Path, folder: Path, results: dict[str, dict[str, Any]]
-) -> None:
+def _train_until(stage: str, trainings: Sequence[DemoTraining], most: int, clock: Clock, until: float) -> None:
+    """Trains all to the same number of updates: `most`, or as many as fit until this share of the clock.
+
+    How many fit is asked anew after every turn, for a machine may become slow halfway; the learning rate follows, and
+    ends at zero at any pace.
+    """
+    if any(training.updates for training in trainings):
+        print(f"Resuming {stage} at {', '.join(f'{each.name}: update {each.updates}' for each in trainings)}.")
+    for training in trainings:
+        if not training.curve:
+            training.validate()
+    began = clock.seconds - sum(sum(training.seconds) for training in trainings)
+    with tqdm(initial=sum(training.updates for training in trainings), desc=stage, unit=" updates") as progress:
+
+        def plan() -> None:
+            made = [training.updates for training in trainings]
+            if min(made) < max(made) and progress.total:
+                return
+            last_validations = sum(training.validation_seconds for training in trainings)
+            total = _updates_that_fit(made, most, clock.seconds - began, clock.left(until) - last_validations)
+            progress.total = total * len(trainings)
+            for training in trainings:
+                training.plan(total)
+
+        train_in_turn(trainings, progress, plan)
+    for training in trainings:
+        training.validate()
+        training.save()
+
+
+def _updates_that_fit(made: list[int], most: int, spent: float, left: float) -> int:
+    """Updates of each model in all, by the time that those made so far took.
+
+    Args:
+        made: updates of each model.
+        most: the answer is never more.
+        spent: seconds that `made` took together.
+        left: seconds from now.
+    """
+    if min(made) < FEWEST:
+        return max(max(made), min(most, FEWEST)) if left <= 0 else most
+    turns = left * sum(made) / (len(made) * max(spent, 1e-9))
+    return int(max(max(made), min(most, max(made) + turns)))
+
+
+def _print_report(settings: DemoSettings, data: Path, task: Path, folder: Path, results: Results) -> None:
     manifest = read_json(data / "manifest.json")
     entropy = manifest["valid"]["unigram_entropy_bits"]
-    table = f"{report.table(results)}\n\n{report.updates_reached(settings, results)}"
-    (folder / "table.md").write_text(table + "\n")
-    report.draw(results, entropy, folder / "loss.png")
-    print(f"\n{table}\n")
+    text = f"{table(results)}\n\n{updates_reached(settings, results)}"
+    (folder / "table.md").write_text(text + "\n")
+    draw(results, entropy, folder / "loss.png")
+    print(f"\n{text}\n")
     for name, result in results.items():
         print(
             f"{name}: {result['loss']:.2f} bits a masked token; the held-out text's unigram entropy is {entropy:.2f}."
@@ -147,7 +265,70 @@ def _print_report(
     *_, lazy = results
     hub = LazyFormerModel.from_pretrained(folder / lazy)
     sentences = [row.texts[0] for row in read_split(find_task("CoLA"), task, "valid").examples if row.target == 1]
-    rows = report.fill_masks(hub, sentences, ANSWERS, settings.seed)
+    rows = fill_masks(hub, sentences, ANSWERS, settings.seed)
     print(f"\n{lazy} fills masks in held-out sentences:\n")
     print(tabulate(rows, ("text", "word", "answers"), maxcolwidths=[60, None, 40]))
     print(f"\nPicture: {folder / 'loss.png'}   Table: {folder / 'table.md'}   Models: {folder / lazy}")
+
+
+def table(results: Results) -> str:
+    """A Markdown table, one row a model."""
+    return markdown_table(
+        [
+            {
+                "model": name,
+                "parameters": f"{result['parameters']:,}",
+                "updates": f"{result['updates']:,}",
+                "ms per update (quartiles)": with_spread(
+                    dict(zip(("median", "low", "high"), result["milliseconds"], strict=True))
+                ),
+                "validation loss, bits": f"{result['loss']:.2f}",
+                "masked accuracy": f"{result['accuracy']:.1f}%",
+                "acceptability, Matthews": f"{result['matthews']:.3f}",
+            }
+            for name, result in results.items()
+        ]
+    )
+
+
+def updates_reached(settings: DemoSettings, results: Results) -> str:
+    """A sentence: how many updates each stage made, and whether the clock ended it."""
+    made, *_ = results.values()  # the same for each model
+    counts = ((made["updates"], settings.updates), (made["finetuning_updates"], settings.finetuning_updates))
+    pretraining, finetuning = (f"{done:,} of {most:,} updates" for done, most in counts)
+    why = "" if all(done == most for done, most in counts) else f": what {settings.minutes:g} minutes had room for"
+    return f"Each model made {pretraining} of pre-training and {finetuning} of fine-tuning{why}."
+
+
+def draw(results: Results, unigram_entropy: float, path: Path) -> None:
+    """Validation loss against updates and against training time, with the text's unigram entropy, to a PNG."""
+    with picture(path, 1, 2, (5, 4), sharey=True) as (panels,):
+        for axis, key, label in zip(panels, ("updates", "seconds"), ("updates", "seconds of training"), strict=True):
+            for (name, result), style in zip(results.items(), ("o-", "s--"), strict=True):
+                axis.plot(result["curve"][key], result["curve"]["loss"], style, label=name, markersize=4)
+            axis.axhline(unigram_entropy, color="grey", linestyle=":", label="unigram entropy of the text")
+            axis.set_xlabel(label)
+        panels[0].set_ylabel("validation loss, bits a masked token")
+        panels[0].legend()
+
+
+def fill_masks(hub: LazyFormerHub, sentences: Sequence[str], count: int, seed: int) -> list[list[str]]:
+    """Rows (text with a mask, the word that stood there, the model's three likeliest) for held-out sentences.
+
+    Words that the tokenizer splits are passed over: one mask stands for one piece.
+    """
+    rows: list[list[str]] = []
+    chance = random.Random(seed)
+    for sentence in chance.sample(sentences, len(sentences)):
+        whole_words = [
+            found for found in WORD_TO_MASK.finditer(sentence) if len(hub.tokenizer.encode(found.group())) == 1
+        ]
+        if len(whole_words) < 3 or len(sentence) > 90:
+            continue
+        word = chance.choice(whole_words)
+        text = f"{sentence[: word.start()]}<mask>{sentence[word.end() :]}"
+        answers = (f"{answer.word} ({answer.probability:.0%})" for answer in hub.fill_mask(text, topk=3))
+        rows.append([text, word.group(), ", ".join(answers)])
+        if len(rows) == count:
+            break
+    return rows

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Optional
 
 from lazyformer_fairseq import USER_DIR
+from lazyformer_fairseq.options import duration, option
 
 # Equal parameters, as in the paper's Table 2: what the lazy attention saves in projections widens its feed-forward.
 MODELS = {
@@ -16,6 +17,7 @@ SAME_FOR_BOTH = (
     "--encoder-embed-dim 64 --encoder-attention-heads 8 --max-positions 64 --dropout 0 --attention-dropout 0 "
     "--attention-backend eager"
 )
+FEWEST = 12  # updates: made however late it is, and what the first plan goes by
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,6 @@ class DemoSettings:
     """All that decides the demo's result; kept in its folder, so that a second run knows what it may reuse.
 
     Attributes:
-        corpus: text file or folder of the user's; None for the prose that Python carries.
         vocab_size: all symbols included.
         valid_share: of the documents; the acceptability task is made of these.
         tokens_per_sample: longest block.
@@ -35,16 +36,30 @@ class DemoSettings:
         seed: of everything.
     """
 
-    corpus: Optional[str] = None
+    corpus: Optional[str] = option(
+        None, "Text file or folder of .txt files.", shown="the English prose that Python carries"
+    )
     vocab_size: int = 4000
     valid_share: float = 0.2
     tokens_per_sample: int = 32
     sequences: int = 8
-    minutes: Optional[float] = 4.0
-    updates: int = 5000
+    minutes: Optional[float] = option(
+        None,
+        "Time for all of it, such as 4min.",
+        "--budget",
+        parse=lambda text: duration(text) / 60,
+        metavar="TIME",
+        shown="4min, or none with --updates",
+    )
+    updates: Optional[int] = option(None, "Updates of pre-training, at most.", low=FEWEST, shown="5000")
     rate: float = 2e-3
     finetuning_updates: int = 400
     seed: int = 1
+
+    def __post_init__(self):
+        if self.minutes is None and self.updates is None:
+            object.__setattr__(self, "minutes", 4.0)
+        object.__setattr__(self, "updates", self.updates or 5000)
 
     def pretraining_command(self, model: str, data: Path) -> list[str]:
         """Arguments of the fairseq-train that pre-trains a model of :data:`MODELS`."""

@@ -57,10 +57,8 @@ def reproduce(
     refuse_without_extra("corpus", "lazyformer reproduce")
     from lazyformer_fairseq.devices.nvidia_smi import count_gpus
     from lazyformer_fairseq.devices.precision import precision_here
-    from lazyformer_fairseq.experiments.reproduce.plan import plan_table
-    from lazyformer_fairseq.experiments.reproduce.run import STOPPED, Stopped, run_steps
     from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
-    from lazyformer_fairseq.experiments.reproduce.steps import Places, steps
+    from lazyformer_fairseq.experiments.reproduce.steps import STOPPED, Places, Stopped, plan_table, run_steps, steps
 
     size = TINY if tiny else PAPER
     inputs = find_inputs(raw, glue, tasks, size, Places(out).made)

@@ -1,13 +1,55 @@
-"""The steps, each a command with what it makes: one table, which the plan prints and the run goes down."""
+"""The steps, each a command with what it makes: one table, which the plan prints and the run goes down.
 
-from collections.abc import Iterator
+Each runs once, in a process of its own. A step that is done has a record; a stopped one goes on.
+
+OUT/reproduction.json     what is reproduced
+OUT/steps/NAME.json       record of a step: its command, when it ended, its seconds
+OUT/logs/NAME.log         output of a pre-training
+"""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from lazyformer_fairseq.experiments.reproduce.settings import FIGURE_3, TABLE_1, TABLE_3, TABLE_4, Inputs, Size
+import click
+from tqdm import tqdm
+
+from lazyformer_fairseq.child_process import run_to_its_end
+from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.reproduce.settings import (
+    FIGURE_3,
+    TABLE_1,
+    TABLE_3,
+    TABLE_4,
+    VALID_SHARE,
+    Inputs,
+    Size,
+)
+from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.measure.planning.job import Job, job_of_arch, with_options
+from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 CLI = "lazyformer_fairseq.cli"
+TAIL = 20_000  # bytes of a log
+UPDATES = re.compile(rb"num_updates[= ](\d+)")
+STOPPED = 130
+BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
+FURTHER_CHECKPOINTS = 5  # the last three, best and last
+DISK_OF_CORPUS = 3  # times the text, while it is made
+MEGABYTES_A_CORE_SECOND = 1.2
+BYTES_OF_TOKEN = 5  # of English in GLUE's files, other columns included
+GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -94,7 +136,7 @@ def steps(size: Size, inputs: Inputs, out: Path, precision: str, batch_size: Opt
 
 
 def _prose(places: Places) -> Step:
-    command = ("lazyformer_fairseq.experiments.reproduce.demo_text", str(places.made))
+    command = ("lazyformer_fairseq.experiments.demo.text", str(places.made), VALID_SHARE)
     return Step("text", "Python's prose, and a task made of it", command, places.made / "glue")
 
 
@@ -148,3 +190,209 @@ def _finetuning(arch: str, size: Size, inputs: Inputs, places: Places) -> Step:
     last = places.glue / "runs" / model_name(arch, updates[-1])
     what = f"{arch} at {len(updates)} checkpoint{'s' * (len(updates) > 1)}"
     return Step(f"glue_{arch}", what, command, last, (f"pretrain_{arch}",))
+
+
+# --- Running them
+
+
+class Stopped(Exception):
+    """A signal ended the run."""
+
+
+def record_of(out: Path, step: Step) -> Optional[dict[str, Any]]:
+    """The record of a step that is done and whose result is still there."""
+    path = out / "steps" / f"{step.name}.json"
+    return read_json(path) if path.exists() and step.makes.exists() else None
+
+
+def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Runs what is not done yet. Where a step fails, those that need it are left out, and the others go on.
+
+    Returns:
+        a sentence for each step that failed or was left out.
+
+    Raises:
+        UserError: OUT holds another reproduction, or another process is at work in it.
+        Stopped: Ctrl-C or SIGTERM; the step under way has saved what it could.
+    """
+    failures: dict[str, str] = {}
+    with run_lock(out):
+        begun = (out / "steps").exists()
+        keep_settings(out / "reproduction.json", settings, "a reproduction", begun)
+        for number, step in enumerate(steps, 1):
+            before = f"[{number}/{len(steps)}] {step.name}"
+            if record_of(out, step):
+                click.echo(f"{before}: done already")
+                continue
+            if lacking := [name for name in step.needs if name in failures]:
+                failures[step.name] = f"step {step.name} was left out: it needs {', '.join(lacking)}"
+                continue
+            click.echo(f"{before}: {step.what}")
+            try:
+                seconds = run_step(step, out)
+                click.echo(f"{before}: done in {seconds / 60:.1f} minutes")
+            except UserError as error:
+                failures[step.name] = str(error)
+                click.echo(f"{before}: failed", err=True)
+    return list(failures.values())
+
+
+def run_step(step: Step, out: Path) -> float:
+    """Runs a step to its end, and records it. Returns its seconds. Raises a UserError where it fails."""
+    log = out / "logs" / f"{step.name}.log"
+    if step.starts_anew and step.makes.parent.exists():
+        shutil.rmtree(step.makes.parent)
+    began = time.monotonic()
+    command = [sys.executable, "-m", *step.command]
+    if step.updates:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            code = _run(command, output, lambda: _watch(log, step))
+    else:
+        code = _run(command)
+    _refuse_failure(step, code, log)
+    seconds = time.monotonic() - began
+    ended = datetime.now().isoformat(timespec="seconds")
+    write_json(
+        out / "steps" / f"{step.name}.json", {"command": shlex.join(step.command), "ended": ended, "seconds": seconds}
+    )
+    return seconds
+
+
+def _refuse_failure(step: Step, code: int, log: Path) -> None:
+    """Raises a UserError unless the step ended well, and made what it should."""
+    if code:
+        told = f"; the end of {log}:\n{_tail(log).decode(errors='replace')[-1500:].strip()}" if step.updates else ""
+        raise UserError(f"step {step.name} failed with exit code {code}{told}")
+    if not step.makes.exists():
+        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
+
+
+def _run(command: list[str], *output_and_watch: Any) -> int:
+    """Exit code of a process, as :func:`.child_process.run_to_its_end` runs it.
+
+    Raises:
+        Stopped: after the process has ended, where there was a signal.
+    """
+    ended = run_to_its_end(command, *output_and_watch)
+    if ended.was_stopped:
+        raise Stopped
+    return ended.code
+
+
+def _watch(log: Path, step: Step) -> Iterator[None]:
+    """A bar of a training's updates, as its log tells them; moves on with each value taken."""
+    often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
+    while (made := _updates_in(log)) is None:
+        yield
+    # From there on: the time left is that of this process's pace, whatever an earlier one had made.
+    with tqdm(total=step.updates, initial=made, desc=step.name, unit=" updates", mininterval=often) as bar:
+        while True:
+            yield
+            bar.update((_updates_in(log) or bar.n) - bar.n)
+
+
+def _updates_in(log: Path) -> Optional[int]:
+    found = UPDATES.findall(_tail(log))
+    return int(found[-1]) if found else None
+
+
+def _tail(log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL))
+        return file.read()
+
+
+# --- What each costs, before any runs: arithmetic, not measurement
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a step; None for what cannot be told beforehand. Hours are those of all devices together, side by side."""
+
+    hours: Optional[float] = None
+    flops: Optional[float] = None
+    gigabytes: Optional[float] = None
+
+
+def plan_table(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, devices: int, speed: float) -> str:
+    """A Markdown table of all steps, and sentences that say what it rests on.
+
+    Args:
+        devices: GPUs, or cores.
+        speed: FLOP/s that training reaches of one.
+    """
+    costs = {step.name: cost_of(step, size, inputs, devices, speed) for step in steps}
+    rows = [
+        {
+            "step": step.name,
+            "what": step.what,
+            "state": "done" if record_of(out, step) else "to do",
+            "FLOPs": _or_dash(costs[step.name].flops, "{:.1e}"),
+            "hours": _or_dash(costs[step.name].hours, "{:,.2f}" if size.is_tiny else "{:,.1f}"),
+            "disk, GB": _or_dash(costs[step.name].gigabytes, "{:,.2f}" if size.is_tiny else "{:,.0f}"),
+        }
+        for step in steps
+    ]
+    hours = sum(cost.hours or 0 for cost in costs.values())
+    disk = sum(cost.gigabytes or 0 for cost in costs.values())
+    there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(there).free / GB
+    said = [
+        f"In all some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
+        + (" THIS DOES NOT FIT." if free < disk else ""),
+        f"By arithmetic: {devices} device{'s' * (devices > 1)}, {speed / 1e12:g} TFLOP/s of training on each "
+        "(--devices, --teraflops), a backward pass of two forward passes, "
+        f"{MEGABYTES_A_CORE_SECOND} MB of text a core-second, {BYTES_OF_PARAMETER} bytes a parameter of a checkpoint. "
+        "Benchmarks take at most the minutes that they are given, and a round.",
+    ]
+    return "\n\n".join([markdown_table(rows, left=("what", "state")), *said])
+
+
+def cost_of(step: Step, size: Size, inputs: Inputs, devices: int, speed: float) -> Cost:
+    """By the step's name: what it trains, reads or measures."""
+    kind, _, arch = step.name.partition("_")
+    if kind == "bench":
+        return Cost(hours=size.minutes / 60)
+    if kind == "corpus" and inputs.raw is not None:
+        read = sum(_bytes_in(Path(text.removeprefix("book:"))) for text in inputs.texts(Path()))
+        seconds = read / 1e6 / MEGABYTES_A_CORE_SECOND / len(os.sched_getaffinity(0))
+        return Cost(seconds / 3600, None, DISK_OF_CORPUS * read / GB)
+    if kind == "pretrain":
+        job = job_of(arch, size)
+        gigabytes = (len(size.kept) + FURTHER_CHECKPOINTS) * BYTES_OF_PARAMETER * job.parameters / GB
+        return Cost(job.flops / devices / speed / 3600, job.flops, gigabytes)
+    if kind == "glue":
+        flops = sum(_flops_of_epoch(task, arch, size, inputs.glue) for task in inputs.tasks)
+        flops *= len(size.rates) * len(size.seeds) * size.epochs * len(finetuned_updates(arch, size))
+        return Cost(flops / devices / speed / 3600, flops) if flops else Cost()
+    return Cost()
+
+
+def job_of(arch: str, size: Size) -> Job:
+    """A pre-training, as `lazyformer plan` counts it."""
+    vocabulary = int(size.corpus[size.corpus.index("--vocab-size") + 1])
+    options = {name.replace("-", "_"): value for name, value in size.widths(arch).items()}
+    options |= {"tokens_per_sample": size.length, "sequences_per_update": size.sequences, "max_update": size.updates}
+    return with_options(job_of_arch(arch, vocabulary), options)
+
+
+def _flops_of_epoch(task: str, arch: str, size: Size, glue: Path) -> float:
+    """By the bytes of the task's file; 0 where it is not there yet."""
+    split = TASKS[task].splits["train"]
+    file = glue / TASKS[task].folder / split.file
+    if not file.is_file():
+        return 0.0
+    rows = min(size.rows or split.rows, split.rows)
+    length = max(2, min(2 * size.length, round(file.stat().st_size / split.rows / BYTES_OF_TOKEN)))
+    job = job_of(arch, size)
+    return 3 * rows * count_flops(job.pattern, job.sizes, length, predicted=0)
+
+
+def _bytes_in(path: Path) -> int:
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files)
+
+
+def _or_dash(number: Optional[float], form: str) -> str:
+    return "-" if number is None else form.format(number)

@@ -9,7 +9,6 @@ from training_logs import BERT, writing
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.experiments.curves.history import read_history
-from lazyformer_fairseq.experiments.curves.phases import read_phases
 
 LONGER = BERT.replace("'tokens_per_sample': 16", "'tokens_per_sample': 32")
 
@@ -39,7 +38,7 @@ def write_phases(folder, later: float = 7.0):
 @pytest.fixture
 def history(tmp_path):
     write_phases(tmp_path)
-    return read_phases([tmp_path / "phase2" / "train.log", tmp_path / "phase1" / "train.log"])
+    return read_history([tmp_path / "phase2" / "train.log", tmp_path / "phase1" / "train.log"])
 
 
 def test_the_second_phase_goes_on_where_the_first_ends(history):
@@ -59,15 +58,15 @@ def test_each_phase_has_the_flops_of_its_own_length(history):
 
 def test_a_run_in_its_first_phase_is_an_ordinary_run(tmp_path):
     log = write_phases(tmp_path) / "phase1" / "train.log"
-    assert read_phases([log]).losses == read_history([log]).losses
-    assert read_phases([log]).borders == []
+    history = read_history([log])
+    assert (history.losses, history.borders) == ({10: 8.5, 20: 8.0}, [])
 
 
 def test_what_a_log_does_not_tell_of_a_phase_is_unknown_from_there_on(tmp_path):
     write_phases(tmp_path)
     log = tmp_path / "phase2" / "train.log"
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "dictionary" not in line))
-    history = read_phases([tmp_path / "phase1" / "train.log", log])
+    history = read_history([tmp_path / "phase1" / "train.log", log])
     assert history.why_no_flops == "the log does not tell the size of the dictionary"
     at_border, later = history.at("flops", [20, 25])
     assert at_border > 0 and later != later

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.duplicates import fingerprint
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.demo.acceptability import (
+from lazyformer_fairseq.experiments.demo.text import (
     held_out_sentences,
     shuffle_words,
     write_acceptability_task,

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from lazyformer_fairseq.experiments.demo.python_prose import paragraphs_of_prose, python_prose, texts_of_module
+from lazyformer_fairseq.experiments.demo.text import paragraphs_of_prose, python_prose, texts_of_module
 
 DOCSTRING = """Open the file and return a stream.
 

@@ -12,8 +12,7 @@ import pytest
 from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.reproduce.run import record_of, run_step, run_steps
-from lazyformer_fairseq.experiments.reproduce.steps import Step
+from lazyformer_fairseq.experiments.reproduce.steps import Step, record_of, run_step, run_steps
 
 STUB = """
 import signal, sys
@@ -122,7 +121,7 @@ def test_a_step_shows_how_far_its_training_is(capfd, monkeypatch):
 def test_a_signal_lets_the_step_save_and_the_next_start_goes_on(folder, number):
     program = (
         "from pathlib import Path; import sys\n"
-        "from lazyformer_fairseq.experiments.reproduce.run import Stopped, run_steps\n"
+        "from lazyformer_fairseq.experiments.reproduce.steps import Stopped, run_steps\n"
         "from lazyformer_fairseq.experiments.reproduce.steps import Step\n"
         "one = lambda name: Step(name, name, ('stub', 'waits', f'out/{name}/result'), Path(f'out/{name}/result'))\n"
         "try:\n    run_steps([one('a'), one('b')], Path('out'), {})\n"

@@ -10,11 +10,16 @@ from helpers import write_toy_glue
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.reproduce.demo_text import PROSE
-from lazyformer_fairseq.experiments.reproduce.paper import PRINTED, TABLE_3_AVERAGES, TABLE_4
-from lazyformer_fairseq.experiments.reproduce.plan import cost_of
-from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs
-from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, steps
+from lazyformer_fairseq.experiments.demo.text import PROSE
+from lazyformer_fairseq.experiments.reproduce.settings import (
+    PAPER,
+    PRINTED,
+    PRINTED_IN_TABLE_4,
+    TABLE_3_AVERAGES,
+    TINY,
+    find_inputs,
+)
+from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, cost_of, steps
 from lazyformer_fairseq.finetuning.glue.report.paper_table import PAPER_ROWS
 from lazyformer_fairseq.measure.bench.models.settings import BenchSettings
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -120,7 +125,7 @@ def test_the_papers_tables_agree_where_they_print_the_same_model():
     table_1 = {row.model: row.printed_average for row in PAPER_ROWS}
     for arch, average in TABLE_3_AVERAGES.items():
         assert average == table_1.get(PRINTED[arch], average)
-    for arch, quality in TABLE_4.items():
+    for arch, quality in PRINTED_IN_TABLE_4.items():
         assert quality.average == table_1.get(PRINTED[arch], quality.average)
 
 
@@ -150,7 +155,7 @@ def test_the_plan_is_printed_and_nothing_runs(raw, tmp_path):
 
 def test_without_a_text_the_demos_is_made(tmp_path):
     first, corpus, *_ = steps(TINY, find_inputs("demo", None, (), TINY, tmp_path / "raw"), tmp_path, "fp32")
-    assert first.command[1:] == (str(tmp_path / "raw"),)
+    assert first.command[1:] == (str(tmp_path / "raw"), "0.1")
     assert str(tmp_path / "raw" / PROSE) in corpus.command
     assert corpus.needs == (first.name,)
 

@@ -1,0 +1,34 @@
+"""The command ``lazyformer demo``."""
+
+from pathlib import Path
+
+import click
+
+from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
+from lazyformer_fairseq.experiments.demo.settings import DemoSettings
+from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.options import Command, takes
+
+A_PATH = click.Path(path_type=Path)
+
+
+@click.command(cls=Command)
+@takes(DemoSettings)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("results/demo"),
+    help="Folder of the results.",
+    show_default=True,
+)
+def demo(settings: DemoSettings, output: Path) -> None:
+    """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
+
+    Stop it at any time; rerun to resume.
+    """
+    refuse_without_extra("corpus", "lazyformer demo")
+    if settings.corpus is not None:
+        refuse_missing_inputs((settings.corpus,))
+    from lazyformer_fairseq.experiments.demo.run import run_demo, seconds_of_this_process
+
+    run_demo(settings, output, seconds_of_this_process())

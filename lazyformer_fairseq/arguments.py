@@ -122,27 +122,6 @@ class GroupWithDefault(GroupOfCommands):
         return super().parse_args(ctx, args)
 
 
-class CommandWithSections(click.Command):
-    """A command whose help lists its options in sections, each an option's attribute `section`."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
-        for title, records in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-class OptionInSection(click.Option):
-    """An option of :class:`CommandWithSections`."""
-
-    def __init__(self, *args: Any, section: str, **more: Any):
-        super().__init__(*args, **more)
-        self.section = section
-
-
 class CommandWithSeveralValues(click.Command):
     """A command without positional arguments, whose options with ``multiple=True`` take all values that follow."""
 

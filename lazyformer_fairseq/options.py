@@ -20,7 +20,10 @@ import click
 from lazyformer_fairseq.errors import UserError
 
 # Old names, which work for this version, by command: what is written today. `{}` is the old option's value.
-OLD_OPTIONS: dict[str, dict[str, str]] = {}
+OLD_OPTIONS: dict[str, dict[str, str]] = {
+    "compare run": {"--shares": "--time-fractions {}", "--rates": "--lr {}"},
+    "demo": {"--minutes": "--budget {}min"},
+}
 OLD_COMMANDS: dict[str, str] = {}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
@@ -31,7 +34,7 @@ class Option:
 
     Attributes:
         help: for ``--help``; the default is added.
-        flags: in place of ``--name-of-the-field``.
+        flags: in place of ``--name-of-the-field``; ``--yes/--no`` for a switch with two names.
         low, high: inclusive bounds of a number; with `is_open` the lower one is exclusive.
         choices: of a word.
         parse: turns the text into the value, and raises a UserError; in place of the type's own way.
@@ -144,11 +147,12 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     said: Option = one.metadata["option"]
     kind, is_optional, is_several = _kind_of(hint)
     flag, default = flag_of(one), None if one.default is MISSING else one.default
-    how: dict[str, Any] = {"cls": _OptionInSection, "section": said.section, "help": said.help, "default": default}
+    how: dict[str, Any] = {"cls": OptionInSection, "section": said.section, "help": said.help, "default": default}
     how["required"] = one.default is MISSING and one.default_factory is MISSING
     how["show_default"] = said.shown or default not in (None, (), "", False)
     if kind is bool:
-        names = flag if default is False and not is_optional else f"{flag}/--no-{flag.removeprefix('--')}"
+        is_pair = "/" in flag or (default is False and not is_optional)
+        names = flag if is_pair else f"{flag}/--no-{flag.removeprefix('--')}"
         return click.option(names, *said.flags[1:], one.name, is_flag=True, **how)
     how["metavar"] = said.metavar
     if is_several:
@@ -191,14 +195,14 @@ def _single(said: Option, kind: type) -> Callable:
 
 
 def _several(said: Option, kind: type, is_optional: bool) -> Callable:
-    """Commas, but for those in square brackets, divide values; none twice."""
+    """Commas, but for those in square brackets, divide values; none twice. ``''`` stands for no value at all."""
 
     def convert(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> Optional[tuple]:
         found = tuple(_read(word, said, kind) for text in given for word in divided(text))
         twice = [value for value in found if found.count(value) > 1]
         if twice:
             raise click.BadParameter(f"{twice[0]} is there twice")
-        return found if found or not is_optional else None
+        return found if given or not is_optional else None
 
     return convert
 
@@ -247,7 +251,7 @@ def _of_kind(value: Any, hint: Any) -> Any:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-class _OptionInSection(click.Option):
+class OptionInSection(click.Option):
     """An option that stands in a section of its command's help."""
 
     def __init__(self, *args: Any, section: str, **more: Any):

@@ -64,12 +64,12 @@ case $track in
   cpu-*)
     baseline='(sf)x7'
     rules+=(--device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --budget 10min --threads 1 --points 10
-      --rates 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --shares 0.7,0.5,0.3,0.2 --validation-tokens 31232)
+      --lr 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --time-fractions 0.7,0.5,0.3,0.2 --validation-tokens 31232)
     ;;
   gpu-*)
     baseline='(sf)x12'
     rules+=(--device cuda --embed-dim 640 --ffn-embed-dim 2560 --heads 10 --budget 3min --batch-size 32
-      --rates 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --shares 0.7,0.5,0.3,0.2)
+      --lr 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --time-fractions 0.7,0.5,0.3,0.2)
     checksums=()
     ;;
 esac

@@ -44,8 +44,8 @@ COMPARE = (
     "--tgt-len 8 --mem-len 8 --batch-size 4 --device cpu"
 )
 FOOTING = (
-    "--any-data --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 4 --shares 1,0.5 --rates 1e-3 --seeds 1 --points 2 "
-    "--tokens-per-sample 32 --validation-tokens 64"
+    "--any-data --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 4 --time-fractions 1,0.5 --lr 1e-3 --seeds 1 "
+    "--points 2 --tokens-per-sample 32 --validation-tokens 64"
 )
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
 BENCH = (
@@ -77,7 +77,7 @@ ADDED_OPTIONS = {
     "lazyformer compare report": "",
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
     "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4 --points 2",
-    "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --rates 1e-3 --shares 0.5",
+    "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": (
         f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1 "

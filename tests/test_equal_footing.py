@@ -13,10 +13,9 @@ from helpers import ROOT
 from pages import PAGES
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
-from lazyformer_fairseq.experiments.compare.contestants import read_models
-from lazyformer_fairseq.experiments.compare.report.comparison import Comparison
-from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of
-from lazyformer_fairseq.experiments.compare.report.times import times_to_target
+from lazyformer_fairseq.experiments.compare.models import read_models
+from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
+from lazyformer_fairseq.experiments.compare.times import times_to_target
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json
@@ -122,11 +121,11 @@ def test_the_script_does_what_the_page_says_of_a_track(options_of, row, length, 
     assert (options["tokens_per_sample"], options["batch_size"]) == (length, batch)
     assert options["specs"][name] == ROWS[row] and options["baseline"] == "bert" and options["out"] == Path("out dir")
     assert options["seeds"] == (1, 2, 3) and len(options["rates"]) == 4 and options["equal_parameters"]
-    assert options["device"] == track.split("-")[0].replace("gpu", "cuda") and options["post_norm"]
+    assert options["device"] == track.split("-")[0].replace("gpu", "cuda") and not options["normalize_before"]
 
 
 def test_options_that_follow_take_the_place_of_the_tracks(options_of):
-    options = options_of("--any-data", "cpu-512/conv", "data", "out", "--seeds", "4,5,6", "--shares", "0.3")
+    options = options_of("--any-data", "cpu-512/conv", "data", "out", "--seeds", "4,5,6", "--time-fractions", "0.3")
     assert options["seeds"] == (4, 5, 6) and options["shares"] == (0.3,) and options["rate_updates"] == 400
     options = options_of("--any-data", "cpu-512/conv", "data", "out", "--updates", "9")
     assert (options["updates"], options["budget"]) == (9, None)

@@ -46,6 +46,9 @@ class Job:
     updates: int
     group: Hashable = 0
 
+    def __str__(self) -> str:
+        return self.name
+
     def result(self) -> Optional[dict[str, Any]]:
         """What it came to; None until it is over. The file is written last and whole."""
         path = self.folder / RESULT
@@ -242,6 +245,6 @@ def _refuse_failure(job: Job, failure: Optional[str]) -> None:
     if job.result() is None:
         log = job.folder / LOG
         raise UserError(
-            f"{job.name}: {failure or 'ended without a result'}; the last line of {log} is: {last_line(log)}. Rerun to "
+            f"{job}: {failure or 'ended without a result'}; the last line of {log} is: {last_line(log)}. Rerun to "
             "resume"
         )

@@ -124,5 +124,5 @@ def compare(given: tuple[str, ...]) -> None:
     """Is `lazyformer compare` now."""
     raise UserError(
         "lm compare: is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, "
-        "--presets of --sublayers, --budget 8min of --minutes 8, --rates of --lr"
+        "--presets of --sublayers, --budget 8min of --minutes 8"
     )

@@ -1,26 +1,38 @@
 """`lazyformer compare`: trains models that differ in their pattern alone, or in what is theirs, and measures them."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
+import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
-from lazyformer_fairseq.experiments.compare.contestants import Contestant
-from lazyformer_fairseq.experiments.compare.costs import measure_costs
-from lazyformer_fairseq.experiments.compare.jobs import Job, Jobs
-from lazyformer_fairseq.experiments.compare.lengths import kept_lengths, widths_in_words, with_equal_parameters
-from lazyformer_fairseq.experiments.compare.rates import attempts, choose
-from lazyformer_fairseq.experiments.compare.results import collect
+from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.lengths import find_lengths, widths_in_words, with_equal_parameters
+from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
-from lazyformer_fairseq.experiments.compare.trainings import count_workers, train
-from lazyformer_fairseq.storage.json_files import read_json, write_json
-from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept, record
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, train
+from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
+from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
+from lazyformer_fairseq.patterns.grammar import count_kinds
+from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import write_json
 
-RESULTS = "results.json"
+LENGTHS, COSTS = "lengths.json", "costs.json"
+UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it
+
+Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
 
 
 def compare(
@@ -38,48 +50,34 @@ def compare(
         UserError: the folder holds a comparison of other settings, the data or a size does not fit, or a process died.
     """
     compared = settings.row.load(settings)
-    contestants = with_equal_parameters(compared)
+    specs = with_equal_parameters(compared)
     if settings.equal_parameters:
-        print(widths_in_words(compared, contestants))
-    with run_lock(folder), _threads(settings.threads):
-        plan, begun = folder / "lengths.json", any(folder.glob("*/*/checkpoint_last.pt"))
-        keep_settings(folder / "settings.json", settings.as_kept(), "a comparison", begun, made_by_them=[plan])
-        jobs = Jobs(folder, contestants, kept_lengths(compared, contestants, plan).entries)
-        results = _run(compared, jobs, command, count_workers(settings, workers))
+        print(widths_in_words(compared, specs))
+    how = (_count_workers(settings, workers), settings.device, settings.threads)
+    begun = f"*/*/{CHECKPOINT}"
+    with experiment(folder, settings, "a comparison", begun, [LENGTHS]), _threads(settings.threads):
+        lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
+        jobs = Jobs(compared, folder, specs, lengths)
+        tried = jobs.tries()
+        if tried:
+            train([job for tries in tried.values() for job in tries], compared.open_training, "rates", *how)
+        choices = choose_rates(settings, tried)
+        runs = {
+            name: {seed: jobs.run(name, seed, choices[own]["rate"]) for seed in settings.seeds}
+            for name, (own, _) in lengths.items()
+        }
+        train([runs[name][seed] for seed in settings.seeds for name in runs], compared.open_training, "training", *how)
+        costs = kept(folder / COSTS, lambda: measure_costs(compared, runs))
+        results = collect(compared, command, runs, choices, costs)
         write_json(folder / RESULTS, results)
         return results
 
 
-def _run(compared: ComparedTask, jobs: Jobs, command: Sequence[str], workers: int) -> dict[str, Any]:
-    settings = compared.settings
-    tried = attempts(settings, jobs)
-    if tried:
-        all_tries = [job for of_model in tried.values() for job in of_model]
-        with _bar("rates", all_tries) as progress:
-            train(compared, all_tries, progress, workers)
-    choices = choose(settings, tried)
-    runs = {
-        entry: {seed: jobs.run(entry, seed, choices[name].rate) for seed in settings.seeds}
-        for entry, (name, _) in jobs.entries.items()
-    }
-    all_runs = [of_seeds[seed] for seed in settings.seeds for of_seeds in runs.values()]
-    with _bar("training", all_runs) as progress:
-        train(compared, all_runs, progress, workers)
-    return collect(compared, command, runs, choices, _costs(compared, jobs, runs))
-
-
-def _costs(compared: ComparedTask, jobs: Jobs, runs: Mapping[str, Mapping[int, Job]]) -> dict[str, dict[str, Any]]:
-    """As measured after the first time that all was trained."""
-    path = jobs.folder / "costs.json"
-    if not path.exists():
-        last = {entry: of_seeds[compared.settings.seeds[-1]] for entry, of_seeds in runs.items()}
-        used: dict[str, Contestant] = {job.contestant.name: job.contestant for job in last.values()}
-        write_json(path, measure_costs(compared, used, last))
-    return read_json(path)
-
-
-def _bar(description: str, jobs: Sequence[Job]) -> tqdm:
-    return tqdm(total=sum(job.updates for job in jobs), desc=description, unit=" updates")
+def _count_workers(settings: CompareSettings, given: Optional[int]) -> int:
+    """Processes at a time; 0 for turns in this one."""
+    if settings.in_turn:
+        return 0
+    return given or (len(visible_gpus()) if settings.device == "cuda" else 1)
 
 
 @contextmanager
@@ -90,3 +88,167 @@ def _threads(number: Optional[int]) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Makes the jobs of a comparison.
+
+    Attributes:
+        folder: of the comparison.
+        specs: by name, their widths decided.
+        lengths: by name in the results, such as ``mine@0.7``, the model's own, and updates.
+    """
+
+    compared: ComparedTask
+    folder: Path
+    specs: Mapping[str, ModelSpec]
+    lengths: Mapping[str, tuple[str, int]]
+
+    def run(self, name: str, seed: int, rate: float) -> CompareJob:
+        return self._job(name, seed, rate, self.lengths[name][1], f"runs/{name}-seed{seed}-rate{rate:g}")
+
+    def tries(self) -> dict[str, list[CompareJob]]:
+        """By model, of each rate: with the first seed, at the model's full length; none where there is one rate alone.
+
+        A try in full length is the run of that seed and rate.
+        """
+        settings, longest = self.compared.settings, {}
+        for name, (own, updates) in self.lengths.items() if len(settings.rates) > 1 else ():
+            if own not in longest or updates > self.lengths[longest[own]][1]:
+                longest[own] = name
+        return {
+            own: [self._try(name, settings.seeds[0], rate) for rate in settings.rates] for own, name in longest.items()
+        }
+
+    def _try(self, name: str, seed: int, rate: float) -> CompareJob:
+        updates = self.compared.settings.rate_updates
+        if updates is None or updates >= self.lengths[name][1]:
+            return self.run(name, seed, rate)
+        return self._job(name, seed, rate, updates, f"tries/{name}-rate{rate:g}")
+
+    def _job(self, name: str, seed: int, rate: float, updates: int, folder: str) -> CompareJob:
+        spec = self.specs[self.lengths[name][0]]
+        command = tuple(self.compared.command(spec, seed, rate, updates))
+        return CompareJob(name, command, self.folder / folder, updates, group=seed, spec=spec, seed=seed, rate=rate)
+
+
+def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
+    """What the results say of each model's rate: the best one by the last point of the curve, once all tries are over.
+
+    `tries` have for each rate its seed, updates, and validation loss in the end; `rate_is_at_an_edge` is ``lowest`` or
+    ``highest`` where the best is the end of several: one further out may be better; `tied_rates` are as good as the
+    chosen one, which is the lowest of them.
+
+    Raises:
+        UserError: no try of a model ended in a number.
+    """
+    if not tried:
+        none = {"rate": settings.rates[0], "tries": [], "rate_is_at_an_edge": None, "tied_rates": []}
+        return dict.fromkeys(settings.models, none)
+    return {name: _best_rate(name, jobs) for name, jobs in tried.items()}
+
+
+def _best_rate(name: str, jobs: Sequence[CompareJob]) -> dict[str, Any]:
+    losses = {job.rate: job.result()["curve"]["loss"][-1] for job in jobs}
+    numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+    if not numbers:
+        raise UserError(f"{name}: no rate of {', '.join(f'{rate:g}' for rate in losses)} ended in a number; try lower")
+    rate, *tied = sorted(rate for rate, loss in numbers.items() if loss == min(numbers.values()))
+    edges = {min(losses): "lowest", max(losses): "highest"}
+    tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
+    return {"rate": rate, "tries": tries, "rate_is_at_an_edge": edges.get(rate), "tied_rates": tied}
+
+
+def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:
+    """By name in the results what :func:`_of_training` and the task's `costs_of_use` find, once all is trained."""
+    last = {name: of_seeds[compared.settings.seeds[-1]] for name, of_seeds in runs.items()}
+    specs = {job.spec.name: job.spec for job in last.values()}
+    of_training = {
+        own: _of_training(compared, spec)
+        for own, spec in tqdm(specs.items(), desc="memory", unit=" models", leave=False)
+    }
+    of_use = compared.costs_of_use(last)
+    return {name: of_training[job.spec.name] | of_use.get(name, {}) for name, job in last.items()}
+
+
+def _of_training(compared: ComparedTask, spec: ModelSpec) -> dict[str, Any]:
+    """`parameters`, `parameters_without_embeddings`, `flops_per_update`, `peak_memory_bytes`.
+
+    The peak is of two updates: weights, gradients, the optimizer's state, and what the backward pass keeps.
+    """
+    settings, made = compared.settings, []
+
+    def some_updates() -> None:
+        command = compared.command(spec, settings.seeds[0], settings.rates[0], UPDATES_MEASURED)
+        made.append(StepwiseTraining(command, Path(folder)))
+        for _ in range(UPDATES_MEASURED):
+            made[0].update()
+
+    with TemporaryDirectory() as folder:
+        peak = peak_memory(some_updates, settings.device)
+    (training,) = made
+    return {
+        "parameters": training.parameters,
+        "parameters_without_embeddings": training.parameters - _in_embeddings(training.trainer.model),
+        "flops_per_update": compared.flops_of_update(spec, len(training.task.source_dictionary)),
+        "peak_memory_bytes": peak,
+    }
+
+
+def _in_embeddings(model: nn.Module) -> int:
+    """Parameters of tables: of words (also where the head shares them), positions, token types."""
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, Band))]
+    return sum({id(weight): weight.numel() for table in tables for weight in table.parameters()}.values())
+
+
+def collect(
+    compared: ComparedTask,
+    command: Sequence[str],
+    runs: Runs,
+    choices: Mapping[str, Mapping[str, Any]],
+    costs: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The content of results.json: all that a report of a comparison reads.
+
+    Args:
+        command: as it was given, for the record.
+        runs: all are over.
+        choices: by model, of its rate.
+        costs: by name in the results.
+    """
+    settings, shares = compared.settings, compared.settings.entries()
+    checksums = {name: sha256_of(path) for name, path in compared.data_files().items()}
+    return {
+        **record(settings, command, settings.device),
+        "task": settings.task,
+        "data": {"folder": settings.data, "checksums": checksums, **compared.describe_data()},
+        "baseline": settings.baseline,
+        "measure": {**settings.row.measure, **compared.unit()},
+        "models": {
+            name: _model(of_seeds, shares[name], costs[name], choices[shares[name][0]])
+            for name, of_seeds in runs.items()
+        },
+    }
+
+
+def _model(
+    jobs: Mapping[int, CompareJob], share: tuple[str, float], costs: Mapping[str, Any], choice: Mapping[str, Any]
+) -> dict[str, Any]:
+    job, runs = next(iter(jobs.values())), {str(seed): job.result() for seed, job in jobs.items()}
+    seconds = np.concatenate([run["seconds"] for run in runs.values()])
+    tokens = sum(run["curve"]["tokens"][-1] for run in runs.values())
+    return {
+        "what": job.spec.what,
+        "pattern": None if job.spec.is_external else job.spec.pattern,
+        "of": share[0],
+        "share": share[1],
+        "sublayers": count_kinds(job.spec.pattern),
+        **{size: getattr(job.spec, size) for size in WIDTHS},
+        **costs,
+        "tokens_per_update": tokens / len(seconds),
+        "updates": job.updates,
+        **choice,
+        "milliseconds_per_update": spread(1000 * seconds),
+        "runs": {seed: {**run, "seconds": float(sum(run["seconds"]))} for seed, run in runs.items()},
+    }

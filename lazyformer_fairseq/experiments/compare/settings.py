@@ -1,84 +1,364 @@
-"""All that decides a comparison's result; kept in its folder, so that results of other settings never mix in."""
+"""All that decides a comparison's result: the table of tasks, the recipes, and what the user chose."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import Any, Optional
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from functools import cached_property, partial
+from typing import Any, Optional, Union
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.contestants import Contestant, read_models
-from lazyformer_fairseq.experiments.compare.recipes import RECIPES
-from lazyformer_fairseq.experiments.compare.tasks.table import Task, find_task
+from lazyformer_fairseq.experiments.compare.models import ModelSpec, read_models
+from lazyformer_fairseq.options import check, duration, option
+from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
+
+Size = Union[int, float, bool, tuple[int, ...], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row.
+
+    Attributes:
+        name: of ``--task``.
+        direction: of the models, ENCODER or CAUSAL.
+        module: has the class `Compared`, a `ComparedTask`.
+        measure: what a curve's points and the choice of a rate go by; lower is better.
+        holds: the file by which a folder of its data is known.
+        prepares: the command that writes such a folder.
+        presets: by number of sublayers, the models that are compared unless the user names some; the baseline first.
+        sizes: what the task's models and data can be given, with defaults; options of the command, by name.
+        rates: of each recipe, unless the user gives some.
+        clip_norm: of all.
+        updates, budget: how long unless told, the latter in seconds; one of them.
+        takes_externals: whether models from elsewhere can do it.
+    """
+
+    name: str
+    direction: str
+    module: str
+    measure: Mapping[str, Any]
+    holds: str
+    prepares: str
+    presets: Mapping[int, Mapping[str, str]]
+    sizes: Mapping[str, Size]
+    rates: Mapping[str, float]
+    clip_norm: float
+    updates: Optional[int] = None
+    budget: Optional[float] = None
+    takes_externals: bool = False
+
+    def load(self, settings: Any) -> Any:
+        """The :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
+
+        Loads torch and fairseq.
+        """
+        return importlib.import_module(self.module).Compared(settings)
+
+
+_CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
+
+TASKS = (
+    Task(
+        "masked-lm",
+        ENCODER,
+        "lazyformer_fairseq.experiments.compare.masked_lm",
+        {"name": "loss", "unit": "bits a masked piece", "lower_is_better": True},
+        "dict.txt",
+        "lazyformer corpus",
+        {
+            12: {"bert": "(sf)x6", "lazyformer": "M2x3"},
+            24: {"bert": "(sf)x12", "lazyformer": "M2x6", "par_bert": "(sff)x5 (f)x9"},
+        },
+        {
+            **{"embed_dim": 128, "ffn_embed_dim": 512, "heads": 4, "dropout": 0.0, "batch_size": 8},
+            **{"tokens_per_sample": 128, "max_positions": None, "relative_position_buckets": 32},
+        },
+        {"adam": 2e-3, "nvidia": 1e-2},
+        clip_norm=1.0,
+        budget=75.0,
+        takes_externals=True,
+    ),
+    Task(
+        "language-model",
+        CAUSAL,
+        "lazyformer_fairseq.experiments.compare.language_model",
+        {"name": "perplexity", "unit": "per token", "lower_is_better": True},
+        "manifest.json",
+        "lazyformer lm prepare",
+        # The base models, of 32 sublayers, and the same proportions in 16.
+        {
+            16: {
+                "transformer_xl": "(sf)x8",
+                "sandwich_transformer": "(s)x3 (sf)x5 (f)x3",
+                "par_transformer": "(sfff)x3 (f)x4",
+                "lazy_par_transformer": "sffflfff sfff (f)x4",
+            },
+            32: {name: CAUSAL_ARCHITECTURES[f"{name}_base"].sublayer_pattern for name in _CAUSAL_NAMES},
+        },
+        {
+            **{"embed_dim": 64, "ffn_embed_dim": 256, "heads": 4, "dropout": 0.0, "batch_size": 8},
+            **{"tgt_len": 64, "mem_len": 64, "adaptive_softmax_cutoff": (2000, 10_000)},
+            **{"evaluation_tgt_len": 64, "evaluation_mem_len": 64, "evaluation_batch_size": 64},
+            **{"clamp_len": 0, "same_length": False},
+        },
+        {"adam": 3e-3, "nvidia": 1e-2},
+        clip_norm=0.25,
+        updates=2000,
+    ),
+)
+
+
+def find_task(name: str) -> Task:
+    """Raises a UserError where there is none of that name."""
+    for task in TASKS:
+        if task.name == name:
+            return task
+    raise UserError(f"--task {name}: choose from {', '.join(task.name for task in TASKS)}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How models learn: optimizer and learning-rate schedule.
+
+    Attributes:
+        help: one line.
+        warmup_ratio: share of the updates until the highest rate, unless the user gives another.
+        decayed_to: share of the highest rate that is left in the end.
+        options: of fairseq-train.
+    """
+
+    help: str
+    warmup_ratio: float
+    decayed_to: float
+    options: str
+
+    def schedule(self, rate: float, warmup_ratio: float, updates: int) -> list[str]:
+        """Options of fairseq-train for a training of so many updates."""
+        if not self.decayed_to:
+            return ["--lr-scheduler", "linear_warmup", "--warmup-ratio", str(warmup_ratio), "--lr", str(rate)]
+        warmup = ["--warmup-updates", str(round(warmup_ratio * updates)), "--warmup-init-lr", "0"]
+        return ["--lr-scheduler", "cosine", *warmup, "--lr", str(rate), "--min-lr", str(self.decayed_to * rate)]
+
+
+RECIPES = {
+    "adam": Recipe(
+        "Adam (0.9, 0.98), linear decay to zero", 0.1, 0.0, "--optimizer fused_adam --adam-betas (0.9,0.98)"
+    ),
+    "nvidia": Recipe(
+        "LAMB, cosine decay to a tenth, as NVIDIA's Transformer-XL",
+        0.025,
+        0.1,
+        "--optimizer nvlamb --weight-decay 0 --max-weight-norm 10 --no-bias-correction",
+    ),
+}
+
+
+MODELS, VALIDATION = "Models", "Validation"  # sections of --help, as those of the options below
+of_models, of_validation = partial(option, section=MODELS), partial(option, section=VALIDATION)
+of_length, of_learning = partial(option, section="How long"), partial(option, section="How they learn")
+of_sizes, of_place = partial(option, section="Sizes, of all models"), partial(option, section="Where")
+
+
+def size(name: str, help_text: str, option: Any = of_sizes, **more: Any) -> Any:
+    """An option of the tasks that have such a size, with each one's default."""
+    values = {task.name: _shown(task.sizes[name]) for task in TASKS if name in task.sizes}
+    some = next(iter(values))
+    if len(values) < len(TASKS):
+        shown = f"{values[some]}; {some} alone"
+    else:
+        shown = values[some] if len(set(values.values())) == 1 else by_task(values)
+    return option(None, help_text, shown=shown, **more)
+
+
+def _shown(value: Size) -> str:
+    if value is None:
+        return "as --tokens-per-sample"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def by_recipe(words: Callable[[Recipe], str], between: str) -> str:
+    """``adam: its words, ...``"""
+    return between.join(f"{name}: {words(recipe)}" for name, recipe in RECIPES.items())
+
+
+def by_task(values: Mapping[str, Any]) -> str:
+    """``75 for masked-lm, ...``"""
+    return ", ".join(f"{value} for {name}" for name, value in values.items() if value)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Options of sizes: those that are not given are the task's."""
+
+    embed_dim: Optional[int] = size("embed_dim", "Embedding dimension.", low=1)
+    ffn_embed_dim: Optional[int] = size("ffn_embed_dim", "Width of the feed-forward sublayers.", low=1)
+    heads: Optional[int] = size("heads", "Attention heads.", low=1)
+    dropout: Optional[float] = size("dropout", "On embeddings and sublayer outputs.", low=0, high=0.999)
+    batch_size: Optional[int] = size("batch_size", "Sequences, or streams of text, of an update.", low=1)
+    tokens_per_sample: Optional[int] = size("tokens_per_sample", "Longest block.", low=1)
+    max_positions: Optional[int] = size("max_positions", "Rows of the table of positions.", low=1)
+    relative_position_buckets: Optional[int] = size(
+        "relative_position_buckets", "Of T5's relative positions, in models of ours; 0 for none.", low=0
+    )
+    tgt_len: Optional[int] = size("tgt_len", "Tokens of a segment.", low=1)
+    mem_len: Optional[int] = size("mem_len", "Tokens remembered.", low=0)
+    adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
+        "adaptive_softmax_cutoff", "Ids that start a new band of words; '' for one band.", low=0, metavar="N,N,..."
+    )
+    evaluation_tgt_len: Optional[int] = size(
+        "evaluation_tgt_len", "Tokens of a segment then, and in latency.", of_validation, low=1
+    )
+    evaluation_mem_len: Optional[int] = size(
+        "evaluation_mem_len", "Tokens remembered then, and in latency.", of_validation, low=0
+    )
+    evaluation_batch_size: Optional[int] = size(
+        "evaluation_batch_size", "Rows then; no influence on the result.", of_validation, low=1
+    )
+    clamp_len: Optional[int] = size(
+        "clamp_len", "Distances from here on count as this one; 0 for all as they are.", of_validation, low=0
+    )
+    same_length: Optional[bool] = size(
+        "same_length", "Every query sees itself and as many tokens before it as the memory has.", of_validation
+    )
 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """One option of `lazyformer compare` each, whose help describes them.
+    """What the user chose, completed by the task's and the recipe's defaults; kept in the comparison's folder.
 
     Attributes:
-        task: a name of the table of tasks.
-        models: SPEC by NAME.
-        baseline: one of these names.
+        models: SPEC by NAME; empty for the task's smallest presets.
         sizes: of the task's row, each with its value.
         updates: of each model; or
         budget: seconds of training for each model.
         shares: of the baseline's seconds; the others train once for each. Empty: once, as `updates` or `budget` say.
-        rates: highest learning rates that every model tries with the first seed; one is tried by nobody.
-        rate_updates: of a try; None for the full length.
-        equal_parameters: whether the others' feed-forward width follows the baseline's number of parameters.
-        recipe: a name of RECIPES.
-        warmup_ratio: share of the updates.
-        normalize_before: whether LayerNorms stand before sublayers.
-        in_turn: whether models train update by update in turn, in one process; else each alone.
-        points: of a curve, beside the one before the first update.
-        validation_tokens: of a point of the curve.
-        threads: of torch; None for its default.
         fairseq_options: further ones, of every model.
 
     Raises:
         UserError: values that do not fit together, or a model that cannot be read.
     """
 
-    task: str
+    task: str = of_models(MISSING, "What they learn from DATA.", choices=[task.name for task in TASKS])
     data: str
-    models: Mapping[str, str]
-    baseline: str
-    sizes: Mapping[str, Any]
-    seeds: Sequence[int] = (1, 2, 3)
-    updates: Optional[int] = None
-    budget: Optional[float] = None
-    shares: Sequence[float] = ()
-    rates: Sequence[float] = ()
-    rate_updates: Optional[int] = None
-    equal_parameters: bool = False
-    recipe: str = "adam"
-    warmup_ratio: float = RECIPES["adam"].warmup_ratio
-    normalize_before: bool = True
-    in_turn: bool = True
-    points: int = 10
-    validation_tokens: int = 16_384
-    device: str = "cpu"
-    precision: str = "fp32"
-    threads: Optional[int] = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    baseline: Optional[str] = of_models(None, "What the others are compared with.", metavar="NAME", shown="the first")
+    equal_parameters: bool = of_models(
+        False,
+        "The others get the feed-forward width, a multiple of 8, that brings them closest to the baseline's "
+        "parameters without embeddings.",
+    )
+    updates: Optional[int] = of_length(
+        None,
+        "Of each model and seed, on the same batches.",
+        low=1,
+        shown=by_task({task.name: task.updates for task in TASKS}),
+    )
+    budget: Optional[float] = of_length(
+        None,
+        "In place of --updates: as many as each model makes in so much training, such as 90s or 10min, by a trial "
+        "before.",
+        parse=duration,
+        metavar="TIME",
+        shown=by_task({task.name: task.budget and f"{task.budget:g}s" for task in TASKS}),
+    )
+    shares: tuple[float, ...] = of_length(
+        (),
+        "The others train once for each of these shares of the baseline's seconds: NAME@X. A schedule belongs to a "
+        "length, so that is how a time to the baseline's loss is found.",
+        "--time-fractions",
+        low=0,
+        is_open=True,
+        high=10,
+        metavar="X,X,...",
+    )
+    seeds: tuple[int, ...] = of_length((1, 2, 3), "Each trains every model.", low=0, metavar="N,N,...")
+    rates: tuple[float, ...] = of_learning(
+        (),
+        "Highest learning rate; of several every model tries each with the first seed, and its best one counts.",
+        "--lr",
+        low=0,
+        is_open=True,
+        high=1,
+        metavar="R,R,...",
+        shown="one, the task's and the recipe's",
+    )
+    rate_updates: Optional[int] = of_learning(None, "Of a try.", low=1, shown="the full length")
+    recipe: str = of_learning("adam", f"{by_recipe(lambda recipe: recipe.help, '; ')}.", choices=tuple(RECIPES))
+    warmup_ratio: Optional[float] = of_learning(
+        None,
+        "Share of the updates until the highest rate.",
+        low=0,
+        high=1,
+        shown=by_recipe(lambda recipe: f"{recipe.warmup_ratio:g}", ", "),
+    )
+    normalize_before: bool = of_sizes(
+        True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm"
+    )
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    points: int = of_validation(10, "Of a curve; most stand early.", low=1)
+    validation_tokens: int = of_validation(
+        16_384, "Of a point: the same text, and the same masks, for all models, seeds and points.", low=1
+    )
+    in_turn: Optional[bool] = of_place(
+        None,
+        "Update by update in turn in one process, or each in a process of its own, GPU by GPU.",
+        "--in-turn/--alone",
+        shown="alone where there are several GPUs",
+    )
+    device: Optional[str] = of_place(None, "Where.", choices=("cpu", "cuda"), shown="cuda where there is a GPU")
+    precision: Optional[str] = of_place(
+        None,
+        "Of training.",
+        choices=("fp32", "bf16", "fp16"),
+        shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
+    )
+    threads: Optional[int] = of_place(None, "Of torch on a CPU.", low=1, shown="torch's")
     fairseq_options: Sequence[str] = ()
 
     def __post_init__(self):
-        assert (self.updates is None) != (self.budget is None)
+        if self.updates and self.budget:
+            raise UserError("give --updates or --budget, not both")
+        for name, value in self._completed().items():
+            object.__setattr__(self, name, value)
+        check(self)
         if self.baseline not in self.models:
             raise UserError(f"--baseline {self.baseline}: the models are {', '.join(self.models)}")
         for name in self.models:
             if not name or "/" in name or "@" in name:
                 raise UserError(f"--model {name}=...: a name holds neither / nor @, which names a share")
-        if not self.rates:
-            raise UserError("--rates: give at least one")
-        self.contestants  # noqa: B018  raises a UserError
+        self.specs  # noqa: B018  raises a UserError
+
+    def _completed(self) -> dict[str, Any]:
+        """What was not given, and has a default that depends on something else."""
+        from lazyformer_fairseq.devices.nvidia_smi import count_gpus
+        from lazyformer_fairseq.devices.precision import precision_on
+        from lazyformer_fairseq.measure.costs.machine import device_named
+
+        row, recipe = self.row, RECIPES[self.recipe]
+        if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
+            raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
+        given = {name: value for name, value in self.sizes.items() if value is not None}
+        models, device = dict(self.models or row.presets[min(row.presets)]), self.device or device_named(None)
+        length = {} if self.updates or self.budget else {"updates": row.updates, "budget": row.budget}
+        return {
+            "models": models,
+            "baseline": self.baseline or next(iter(models)),
+            "sizes": {**row.sizes, **given},
+            **length,
+            "rates": self.rates or (row.rates[self.recipe],),
+            "warmup_ratio": recipe.warmup_ratio if self.warmup_ratio is None else self.warmup_ratio,
+            "device": device,
+            "in_turn": (device == "cpu" or count_gpus() < 2) if self.in_turn is None else self.in_turn,
+            "precision": self.precision or precision_on(device),
+        }
 
     @property
     def row(self) -> Task:
         return find_task(self.task)
 
     @cached_property
-    def contestants(self) -> dict[str, Contestant]:
+    def specs(self) -> dict[str, ModelSpec]:
         """The models as their SPECs say, before widths are made equal."""
         return read_models(self.models, self.row.direction, self.sizes, self.row.takes_externals)
 
@@ -89,7 +369,3 @@ class CompareSettings:
             shares = (1.0,) if name == self.baseline or not self.shares else self.shares
             found |= {name if share == 1 else f"{name}@{share:g}": (name, float(share)) for share in shares}
         return found
-
-    def as_kept(self) -> dict[str, Any]:
-        """For the folder's file."""
-        return asdict(self)

@@ -5,12 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.commands import duration
-from lazyformer_fairseq.experiments.compare.contestants import read_models
 from lazyformer_fairseq.experiments.compare.lengths import parameters_of_sublayers, with_equal_parameters
-from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.compare.tasks.table import TASKS, find_task
-from lazyformer_fairseq.experiments.compare.trainings import points
+from lazyformer_fairseq.experiments.compare.models import read_models
+from lazyformer_fairseq.experiments.compare.settings import TASKS, CompareSettings, find_task
+from lazyformer_fairseq.experiments.compare.task import points
 from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
@@ -65,7 +63,13 @@ def test_presets_are_patterns_of_equal_length(task):
 
 def settings_of(models: dict[str, str], **changes) -> CompareSettings:
     row = find_task("masked-lm")
-    given = {"data": "data", "baseline": next(iter(models)), "sizes": {**row.sizes, **SIZES}, "rates": (1e-3,)}
+    given = {
+        "data": "data",
+        "baseline": next(iter(models)),
+        "sizes": {**row.sizes, **SIZES},
+        "rates": (1e-3,),
+        "device": "cpu",
+    }
     return CompareSettings(**{"task": row.name, "models": models, "updates": 4, **given, **changes})
 
 
@@ -99,13 +103,13 @@ def test_parameters_that_cannot_be_equal(pattern, message):
 def test_sublayers_of_externals_count_as_s_and_f():
     settings = settings_of({"bert": "(sf)x3", "roberta": "fairseq:roberta_base"})
     compared = settings.row.load(settings)
-    assert len({parameters_of_sublayers(compared, each) for each in settings.contestants.values()}) == 1
+    assert len({parameters_of_sublayers(compared, each) for each in settings.specs.values()}) == 1
 
 
 def test_entries_are_a_model_and_a_share():
     settings = settings_of({"bert": "sf", "mine": "sff"}, shares=(1, 0.7))
     assert settings.entries() == {"bert": ("bert", 1.0), "mine": ("mine", 1.0), "mine@0.7": ("mine", 0.7)}
-    assert split_sublayers(expand(settings.contestants["mine"].pattern)) == ["s", "f", "f"]
+    assert split_sublayers(expand(settings.specs["mine"].pattern)) == ["s", "f", "f"]
 
 
 def test_names_that_do_not_fit():
@@ -122,14 +126,3 @@ def test_points_rise_to_the_end_and_most_are_early(total, count):
     assert len(found) <= count
     if total > 10 * count:
         assert len(found) == count and sum(point <= total / 2 for point in found) >= count // 2
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10min", 600), ("1.5h", 5400), ("2 m", 120)])
-def test_durations(text, seconds):
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "10", "min", "0s", "3d", "-1s"])
-def test_what_is_no_duration(text):
-    with pytest.raises(UserError, match="no time"):
-        duration(text)

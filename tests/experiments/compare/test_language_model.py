@@ -12,8 +12,7 @@ import torch
 from lazyformer_fairseq.data.datasets.token_streams import open_tokens
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.run import compare
-from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.compare.tasks.table import find_task
+from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 
 MODELS = {"transformer_xl": "sfsf", "lazy": "sflf"}
@@ -25,7 +24,8 @@ TINY = {
 
 def tiny(data: Path, sizes: dict | None = None, **changes) -> CompareSettings:
     row = find_task("language-model")
-    given = {"data": str(data), "models": MODELS, "baseline": "transformer_xl", "seeds": (1, 2), "updates": 4}
+    given = {"device": "cpu", "data": str(data), "models": MODELS, "baseline": "transformer_xl", "updates": 4}
+    given |= {"seeds": (1, 2)}
     given |= {"sizes": {**row.sizes, **TINY, **(sizes or {})}, "rates": (3e-3,), "points": 2, "validation_tokens": 200}
     return CompareSettings(**{"task": row.name, **given, **changes})
 
@@ -39,7 +39,7 @@ def results(lm_data, tmp_path_factory) -> dict:
 
 def command_of(settings: CompareSettings, rate: float, updates: int) -> list[str]:
     compared = settings.row.load(settings)
-    return compared.command(settings.contestants["lazy"], 1, rate, updates)
+    return compared.command(settings.specs["lazy"], 1, rate, updates)
 
 
 def test_every_token_of_both_splits_counts(results, lm_data):

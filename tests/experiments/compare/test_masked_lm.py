@@ -10,12 +10,12 @@ from example_comparison import example_results
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare import lengths, trainings
+from lazyformer_fairseq.experiments.compare import lengths
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.run import compare
-from lazyformer_fairseq.experiments.compare.settings import CompareSettings
-from lazyformer_fairseq.experiments.compare.tasks.table import find_task
-from lazyformer_fairseq.experiments.compare.trainings import JobTraining
+from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
+from lazyformer_fairseq.experiments.compare.task import ComparedTraining
+from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.storage.hashes import sha256_of
 
@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 def tiny(data: Path, **changes) -> CompareSettings:
     row = find_task("masked-lm")
-    given = {"data": str(data), "models": MODELS, "baseline": "bert", "sizes": {**row.sizes, **TINY}}
+    given = {"device": "cpu", "data": str(data), "models": MODELS, "baseline": "bert", "sizes": {**row.sizes, **TINY}}
     given |= {"seeds": (1, 2), "updates": 4, "rates": (1e-2,), "points": 2, "validation_tokens": 200}
     return CompareSettings(**{"task": row.name, **given, **changes})
 
@@ -65,7 +65,7 @@ def finished(data_folder, tmp_path_factory) -> tuple[Path, list]:
 @pytest.fixture
 def without_costs(monkeypatch):
     """They build and train each model once more."""
-    monkeypatch.setattr(comparison_run, "measure_costs", lambda *given: {entry: {} for entry in given[-1]})
+    monkeypatch.setattr(comparison_run, "measure_costs", lambda _, runs: {name: {} for name in runs})
 
 
 def results_of(folder: Path) -> dict:
@@ -147,7 +147,7 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
     others = find_task("masked-lm").load(tiny(data_folder, seeds=(7,)))
     for batch, other in zip(compared._batches, others._batches, strict=True):
         assert torch.equal(batch["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
-    command = compared.command(compared.settings.contestants["bert"], 1, 1e-3, 4)
+    command = compared.command(compared.settings.specs["bert"], 1, 1e-3, 4)
     training = StepwiseTraining(command, tmp_path)
     found = compared.measure(training.trainer.model, training.task)
     nats, right, count = 0.0, 0, 0
@@ -173,8 +173,8 @@ def test_other_settings_are_refused_by_name(finished, data_folder):
 def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_path, monkeypatch, without_costs):
     """A rate of 0.5 ruins it, and one of 1e-6 teaches nothing."""
     made = []
-    original = JobTraining.finish
-    monkeypatch.setattr(JobTraining, "finish", lambda self: (made.append(self.job), original(self)))
+    original = ComparedTraining.finish
+    monkeypatch.setattr(ComparedTraining, "finish", lambda self: (made.append(self.job), original(self)))
     models = {"bert": "sf", "mine": "f"}
     settings = tiny(data_folder, models=models, rates=(1e-6, 1e-2, 0.5), updates=8)
     results = compare(settings, tmp_path, [])
@@ -202,10 +202,10 @@ def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
     settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=3.0)
     compared, path = settings.row.load(settings), tmp_path / "lengths.json"
     slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
-    expected = {"bert": ("bert", 6), "mine": ("mine", 12)}
-    assert lengths.kept_lengths(compared, settings.contestants, path).entries == expected
+    expected = {"bert": ["bert", 6], "mine": ["mine", 12]}
+    assert kept(path, lambda: lengths.find_lengths(compared, settings.specs))["entries"] == expected
     slow_trial(monkeypatch, {"bert": 0.1, "mine": 0.1})
-    assert lengths.kept_lengths(compared, settings.contestants, path).entries == expected
+    assert kept(path, lambda: lengths.find_lengths(compared, settings.specs))["entries"] == expected
 
 
 def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch, without_costs):
@@ -223,9 +223,8 @@ def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monk
     monkeypatch.setattr(lengths, "TRIAL_WARM_UP", 0)
     monkeypatch.setattr(lengths, "TRIAL_UPDATES", 1)
     settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=1.0)
-    found = lengths.kept_lengths(settings.row.load(settings), settings.contestants, tmp_path / "lengths.json")
-    assert found.milliseconds.keys() == {"bert", "mine"} and min(found.milliseconds.values()) > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["lengths.json"]
+    found = lengths.find_lengths(settings.row.load(settings), settings.specs)["milliseconds"]
+    assert found.keys() == {"bert", "mine"} and min(found.values()) > 0
 
 
 def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, without_costs):
@@ -245,10 +244,10 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
 
 
 def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
-    monkeypatch.setattr(trainings, "visible_gpus", lambda: ["0", "1", "2"])
-    alone = tiny(data_folder, in_turn=False, device="cuda")
-    assert trainings.count_workers(alone, None) == 3
-    assert trainings.count_workers(tiny(data_folder, device="cuda"), 5) == 1, "in turn there is one"
+    monkeypatch.setattr(comparison_run, "visible_gpus", lambda: ["0", "1", "2"])
+    how = {"device": "cuda", "precision": "bf16"}
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=False, **how), None) == 3
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=True, **how), 5) == 0, "in turn in this process"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

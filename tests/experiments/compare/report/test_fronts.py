@@ -4,8 +4,8 @@ from comparison_results import a_model, a_run, an_example, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.experiments.compare.report.fronts import fronts, not_dominated
-from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of
+from lazyformer_fairseq.experiments.compare.results import comparison_of
+from lazyformer_fairseq.experiments.compare.times import fronts, not_dominated
 
 points = st.dictionaries(st.text("abc", min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1)
 

@@ -7,8 +7,8 @@ from comparison_results import a_model, a_run, an_example, results_of
 from example_comparison import example_results
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of, join, read_folder, read_folders
-from lazyformer_fairseq.experiments.compare.report.times import times_to_target
+from lazyformer_fairseq.experiments.compare.results import comparison_of, join, read_folder, read_folders
+from lazyformer_fairseq.experiments.compare.times import times_to_target
 
 
 def of_seed(seed: int, end: float = 7.0, **more):

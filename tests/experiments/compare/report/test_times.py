@@ -8,9 +8,8 @@ from comparison_results import a_model, a_run, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.experiments.compare.report.comparison import Measure
-from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of
-from lazyformer_fairseq.experiments.compare.report.times import NEVER, Ratio, first_crossing, times_to_target
+from lazyformer_fairseq.experiments.compare.results import Measure, comparison_of
+from lazyformer_fairseq.experiments.compare.times import NEVER, Ratio, first_crossing, times_to_target
 
 LOSS = Measure("loss", "bits")
 losses = st.lists(st.floats(0.5, 12), min_size=1, max_size=12)

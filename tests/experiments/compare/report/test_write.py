@@ -13,12 +13,11 @@ from example_comparison import example_results
 from matplotlib.image import imread
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.report import pictures
-from lazyformer_fairseq.experiments.compare.report.command import report
-from lazyformer_fairseq.experiments.compare.report.notes import notes
-from lazyformer_fairseq.experiments.compare.report.read_results import comparison_of
-from lazyformer_fairseq.experiments.compare.report.times import times_to_target
-from lazyformer_fairseq.experiments.compare.report.write import write_report
+from lazyformer_fairseq.experiments.compare import pictures
+from lazyformer_fairseq.experiments.compare.commands import report
+from lazyformer_fairseq.experiments.compare.report import notes, write_report
+from lazyformer_fairseq.experiments.compare.results import comparison_of
+from lazyformer_fairseq.experiments.compare.times import times_to_target
 
 
 @pytest.fixture(scope="module")

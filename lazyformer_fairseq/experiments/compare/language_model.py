@@ -10,9 +10,9 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
-from lazyformer_fairseq.experiments.compare.contestants import Contestant
-from lazyformer_fairseq.experiments.compare.jobs import CHECKPOINT, Job
-from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask
+from lazyformer_fairseq.experiments.compare.models import ModelSpec
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
@@ -32,31 +32,31 @@ class Compared(ComparedTask):
         words = [self.settings.data, "--task", "stream_language_modeling", "--criterion", "causal_lm"]
         return [*words, "--tgt-len", str(self.settings.sizes["tgt_len"])]
 
-    def model_words(self, contestant: Contestant) -> list[str]:
+    def model_words(self, spec: ModelSpec) -> list[str]:
         """Pre-norm by default, as in the PAR paper's equations 1 and 2: post-norm needs far more updates of Adam than a
         miniature gets to learn more than word frequencies.
         """
         sizes = self.settings.sizes
         return [
             *("--arch", "lazyformer_lm", *(["--decoder-normalize-before"] if self.settings.normalize_before else [])),
-            *("--sublayer-pattern", contestant.pattern, "--mem-len", str(sizes["mem_len"])),
+            *("--sublayer-pattern", spec.pattern, "--mem-len", str(sizes["mem_len"])),
             *("--dropout", str(sizes["dropout"]), "--attention-dropout", "0", "--activation-dropout", "0"),
-            *("--decoder-embed-dim", str(contestant.embed_dim)),
-            *("--decoder-ffn-embed-dim", str(contestant.ffn_embed_dim)),
-            *("--decoder-attention-heads", str(contestant.heads)),
+            *("--decoder-embed-dim", str(spec.embed_dim)),
+            *("--decoder-ffn-embed-dim", str(spec.ffn_embed_dim)),
+            *("--decoder-attention-heads", str(spec.heads)),
             *("--adaptive-softmax-cutoff", ",".join(map(str, sizes["adaptive_softmax_cutoff"]))),
         ]
 
-    def sizes(self, contestant: Contestant, vocab_size: int = 0) -> CausalSizes:
-        of_all = (vocab_size, contestant.embed_dim, contestant.ffn_embed_dim, contestant.heads)
+    def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> CausalSizes:
+        of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
         cutoffs = tuple(self.settings.sizes["adaptive_softmax_cutoff"])
         return CausalSizes(*of_all, cutoffs=cutoffs, normalize_before=self.settings.normalize_before)
 
-    def flops_of_update(self, contestant: Contestant, vocab_size: int) -> int:
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of segments with a full memory; of the softmax the first band alone."""
         sizes = self.settings.sizes
         how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
-        return 3 * count_flops(contestant.pattern, self.sizes(contestant, vocab_size), **how)
+        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), **how)
 
     def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
         """`perplexity` and `loss`, bits a token, over the start of the validation split."""
@@ -86,24 +86,24 @@ class Compared(ComparedTask):
     def unit(self) -> dict[str, str]:
         return {"unit": f"per {read_manifest(Path(self.settings.data))['unit']}"}
 
-    def costs_of_use(self, jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
-        """By entry: `flops` of a segment, and `latency_milliseconds` at batch 1, taken in turn.
+    def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
+        """By name: `flops` of a segment, and `latency_milliseconds` at batch 1, taken in turn.
 
         Times the scoring of a segment of the test split with a full memory, including its words beyond the first band,
         which FLOPs leave out.
         """
         sizes, costs, things = self.settings.sizes, {}, {}
         tgt_len, mem_len = sizes["evaluation_tgt_len"], sizes["evaluation_mem_len"]
-        for entry, job in jobs.items():
+        for name, job in jobs.items():
             where = (self.settings.device, self.settings.precision)
             model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), *where)
             model.decoder.mem_len, model.decoder.clamp_len = mem_len, sizes["clamp_len"]
             model.decoder.same_length = sizes["same_length"]
-            costs[entry] = {"flops": count_flops(job.contestant.pattern, model.decoder.sizes, tgt_len, mem_len)}
-            things[entry] = next_segment(model, *self._a_segment(task.dictionary), mem_len)
-        for entry, timing in measure(things, ROUNDS, device=self.settings.device).items():
+            costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
+            things[name] = next_segment(model, *self._a_segment(task.dictionary), mem_len)
+        for name, timing in measure(things, ROUNDS, device=self.settings.device).items():
             milliseconds = [1000 * seconds for seconds in timing.samples]
-            costs[entry]["latency_milliseconds"] = spread(milliseconds)
+            costs[name]["latency_milliseconds"] = spread(milliseconds)
         return costs
 
     def _evaluate(self, model: nn.Module, task: FairseqTask, split: str, most: int | None = None) -> Evaluation:

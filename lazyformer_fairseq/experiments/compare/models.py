@@ -10,18 +10,19 @@ from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers
 from lazyformer_fairseq.patterns.kinds import ENCODER
 
 # SPEC begins with one: "fairseq:" names an --arch of fairseq's, "hf:" a model of transformers. Both have layers of an
-# `s` and an `f`, whose formulas count their FLOPs.
+# `s` and an `f`, whose FLOPs count as theirs.
 EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "roberta_base"}),
     "hf": ("huggingface", {"bert": "huggingface_bert"}),
 }
-SIZES = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
+OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
+WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A model of a comparison.
+class ModelSpec:
+    """A model to compare.
 
     Attributes:
         name: in tables; without its share.
@@ -43,18 +44,23 @@ class Contestant:
 
     @property
     def is_external(self) -> bool:
-        return self.what in [what for what, _ in EXTERNALS.values()]
+        return self.what in ("fairseq", "huggingface")
 
     @property
     def layers(self) -> int:
         """Of an external."""
-        return len(split_sublayers(expand(self.pattern))) // 2
+        return layers_in(self.pattern)
+
+
+def layers_in(pattern: str) -> int:
+    """Half the number of sublayers."""
+    return len(split_sublayers(expand(pattern))) // 2
 
 
 def read_models(
     specs: Mapping[str, str], direction: str, sizes: Mapping[str, Any], takes_externals: bool
-) -> dict[str, Contestant]:
-    """The contestants by name, in the order given.
+) -> dict[str, ModelSpec]:
+    """The models by name, in the order given.
 
     An external has as many layers as half the sublayers of the first model of ours, unless it says ``layers=N``.
 
@@ -65,87 +71,71 @@ def read_models(
     Raises:
         UserError: a SPEC that cannot be read, a pattern that is wrong, an arch that nobody knows.
     """
-    found: dict[str, Contestant] = {}
-    for name, spec in specs.items():
-        if not _external(spec):
-            found[name] = _ours(name, spec, direction, sizes)
+    found = {name: _ours(name, spec, direction, sizes) for name, spec in specs.items() if not _is_external(spec)}
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
-        if _external(spec):
+        if name not in found:
             if not takes_externals:
                 raise UserError(f"--model {name}={spec}: models from elsewhere are for --task masked-lm alone")
             found[name] = _elsewhere(name, spec, sizes, first)
     return {name: found[name] for name in specs}
 
 
-def _external(spec: str) -> bool:
+def _is_external(spec: str) -> bool:
     return spec.partition(":")[0].strip() in EXTERNALS
 
 
-def _split(name: str, spec: str) -> tuple[str, dict[str, str]]:
-    """``PATTERN; ffn=896`` as its parts."""
+def _split(name: str, spec: str) -> tuple[str, dict[str, int], bool]:
+    """``PATTERN; ffn=896`` as its parts: what comes first, sizes, and whether ``sizes=own`` is there."""
     what, *options = (part.strip() for part in spec.split(";"))
-    found = {}
+    own, keeps = {}, False
     for option in options:
         key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not value or key not in (*SIZES, "sizes"):
-            known = ", ".join(f"{size}=" for size in (*SIZES, "sizes"))
+        if not equals or not value or key not in (*OWN, "sizes"):
+            known = ", ".join(f"{size}=" for size in (*OWN, "sizes"))
             raise UserError(f"--model {name}={spec}: {option!r} is none of {known}; write for example {EXAMPLE}")
-        found[key] = value
-    return what, found
+        if key == "sizes":
+            keeps = True
+            if value != "own":
+                raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
+        elif not value.isdecimal() or not int(value):
+            raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
+        else:
+            own[OWN[key]] = int(value)
+    return what, own, keeps
 
 
-def _own_sizes(name: str, spec: str, given: Mapping[str, str]) -> dict[str, int]:
-    found = {}
-    for key, value in given.items():
-        if key in SIZES:
-            if not value.isdecimal() or not int(value):
-                raise UserError(f"--model {name}={spec}: {key}={value} is no whole number above 0")
-            found[SIZES[key]] = int(value)
-    return found
-
-
-def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Contestant:
-    what, given = _split(name, spec)
+def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> ModelSpec:
+    what, own, keeps = _split(name, spec)
     archs = ARCHITECTURES if direction == ENCODER else CAUSAL_ARCHITECTURES
-    if "layers" in given:
-        raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
-    if given.get("sizes", "own") != "own" or ("sizes" in given and what not in archs):
-        raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
     row = archs.get(what)
+    if "layers" in own:
+        raise UserError(f"--model {name}={spec}: layers is for fairseq: and hf: alone; a pattern says how many it has")
+    if keeps and row is None:
+        raise UserError(f"--model {name}={spec}: sizes=own is for a named arch, whose widths it keeps")
     pattern = row.sublayer_pattern if row else what
     try:
         plan(pattern, direction)
     except UserError as error:
         named = "\nnor is it a named arch; docs/architectures.md lists those" if "_" in what else ""
         raise UserError(f"--model {name}={spec}: {error}{named}") from None
-    own = {}
-    if row and "sizes" in given:
+    if keeps:
         part = "encoder" if direction == ENCODER else "decoder"
-        own = {
-            ours: getattr(row, f"{part}_{theirs}")
-            for ours, theirs in (
-                ("embed_dim", "embed_dim"),
-                ("ffn_embed_dim", "ffn_embed_dim"),
-                ("heads", "attention_heads"),
-            )
-        }
-    own |= _own_sizes(name, spec, given)
-    used = {size: own.get(size, sizes[size]) for size in ("embed_dim", "ffn_embed_dim", "heads")}
-    kind, arch = ("arch", what) if row else ("pattern", None)
-    return Contestant(name, kind, pattern, arch, **used, own_sizes="sizes" in given)
+        fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
+        own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
+    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
+    return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, own_sizes=keeps)
 
 
-def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[Contestant]) -> Contestant:
-    whole, given = _split(name, spec)
+def _elsewhere(name: str, spec: str, sizes: Mapping[str, Any], first: Optional[ModelSpec]) -> ModelSpec:
+    whole, own, keeps = _split(name, spec)
     prefix, _, called = (part.strip() for part in whole.partition(":"))
     what, archs = EXTERNALS[prefix]
-    if called not in archs or "sizes" in given:
+    if called not in archs or keeps:
         known = ", ".join(f"{prefix}:{arch}" for arch in archs)
         raise UserError(f"--model {name}={spec}: choose from {known}, with embed=, ffn=, heads= or layers= if you like")
-    own = _own_sizes(name, spec, given)
-    layers = own.pop("layers", None) or (first and max(1, len(split_sublayers(expand(first.pattern))) // 2))
+    layers = own.pop("layers", None) or (first and max(1, layers_in(first.pattern)))
     if not layers:
         raise UserError(f"--model {name}={spec}: say how many layers, as in '{name}={whole}; layers=6'")
-    used = {size: own.get(size, sizes[size]) for size in ("embed_dim", "ffn_embed_dim", "heads")}
-    return Contestant(name, what, f"(sf)x{layers}", archs[called], **used)
+    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
+    return ModelSpec(name, what, f"(sf)x{layers}", archs[called], **used)

@@ -1,6 +1,8 @@
 """Masked language modelling: loss and accuracy on fixed blocks under fixed masks."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ from fairseq.tasks import FairseqTask, setup_task
 from torch import nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.experiments.compare.contestants import Contestant
-from lazyformer_fairseq.experiments.compare.tasks.interface import ComparedTask, evaluating
+from lazyformer_fairseq.experiments.compare.models import ModelSpec
+from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -31,44 +33,44 @@ class Compared(ComparedTask):
         words = [self.settings.data, "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy"]
         return [*words, "--tokens-per-sample", str(self.settings.sizes["tokens_per_sample"])]
 
-    def model_words(self, contestant: Contestant) -> list[str]:
+    def model_words(self, spec: ModelSpec) -> list[str]:
         dropout = str(self.settings.sizes["dropout"])
         words = [
-            *("--encoder-embed-dim", str(contestant.embed_dim)),
-            *("--encoder-ffn-embed-dim", str(contestant.ffn_embed_dim)),
-            *("--encoder-attention-heads", str(contestant.heads), "--max-positions", str(self._positions(contestant))),
+            *("--encoder-embed-dim", str(spec.embed_dim)),
+            *("--encoder-ffn-embed-dim", str(spec.ffn_embed_dim)),
+            *("--encoder-attention-heads", str(spec.heads), "--max-positions", str(self._positions(spec))),
             *("--dropout", dropout, *(["--encoder-normalize-before"] if self.settings.normalize_before else [])),
         ]
-        if contestant.what == "fairseq":
+        if spec.what == "fairseq":
             without = ("--attention-dropout", "0", "--activation-dropout", "0")
-            return ["--arch", contestant.arch, "--encoder-layers", str(contestant.layers), *without, *words]
-        if contestant.what == "huggingface":
+            return ["--arch", spec.arch, "--encoder-layers", str(spec.layers), *without, *words]
+        if spec.what == "huggingface":
             # A BERT has its norms behind sublayers, and no option for it.
             words = [word for word in words if word != "--encoder-normalize-before"]
-            return ["--arch", contestant.arch, "--encoder-layers", str(contestant.layers), *words]
-        attention = str(self._own_options(contestant).get("attention_dropout", 0))
+            return ["--arch", spec.arch, "--encoder-layers", str(spec.layers), *words]
+        attention = str(self._own_options(spec).get("attention_dropout", 0))
         return [
-            *("--arch", "lazyformer", "--sublayer-pattern", contestant.pattern, *words),
-            *("--relative-position-buckets", str(self._buckets(contestant)), "--attention-dropout", attention),
+            *("--arch", "lazyformer", "--sublayer-pattern", spec.pattern, *words),
+            *("--relative-position-buckets", str(self._buckets(spec)), "--attention-dropout", attention),
         ]
 
-    def sizes(self, contestant: Contestant, vocab_size: int = 0) -> EncoderSizes:
-        of_all = (vocab_size, contestant.embed_dim, contestant.ffn_embed_dim, contestant.heads)
-        positions, buckets = self._positions(contestant), self._buckets(contestant)
+    def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> EncoderSizes:
+        of_all = (vocab_size, spec.embed_dim, spec.ffn_embed_dim, spec.heads)
+        positions, buckets = self._positions(spec), self._buckets(spec)
         return EncoderSizes(*of_all, max_positions=positions, relative_position_buckets=buckets)
 
-    def flops_of_update(self, contestant: Contestant, vocab_size: int) -> int:
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of full blocks."""
         time, batch = self.settings.sizes["tokens_per_sample"], self.settings.sizes["batch_size"]
         predicted = max(1, round(time * self._task.cfg.mask_prob))
-        sizes = self.sizes(contestant, vocab_size)
-        return 3 * count_flops(contestant.pattern, sizes, time, batch=batch, predicted=predicted)
+        sizes = self.sizes(spec, vocab_size)
+        return 3 * count_flops(spec.pattern, sizes, time, batch=batch, predicted=predicted)
 
     def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
         nats = right = predicted = 0.0
         device, pad = next(model.parameters()).device, self._task.dictionary.pad()
-        with evaluating(model):
+        with _evaluating(model):
             for batch in self._batches:
                 sample = utils.move_to_cuda(batch, device) if device.type == "cuda" else batch
                 is_masked = sample["target"].ne(pad)
@@ -102,7 +104,7 @@ class Compared(ComparedTask):
     @cached_property
     def _task(self) -> FairseqTask:
         """Apart from the trainings': it validates all of them."""
-        any_model = next(iter(self.settings.contestants.values()))
+        any_model = next(iter(self.settings.specs.values()))
         words = self.command(any_model, SEED, self.settings.rates[0], updates=1)
         words += ["--train-subset", "valid", "--no-save"]
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
@@ -120,17 +122,29 @@ class Compared(ComparedTask):
         parts = [chosen[start : start + BATCH] for start in range(0, count, BATCH)]
         return [blocks.collater([blocks[int(index)] for index in part]) for part in parts]
 
-    def _positions(self, contestant: Contestant) -> int:
-        asked = self._own_options(contestant).get("max_positions") or self.settings.sizes["max_positions"]
+    def _positions(self, spec: ModelSpec) -> int:
+        asked = self._own_options(spec).get("max_positions") or self.settings.sizes["max_positions"]
         return asked or self.settings.sizes["tokens_per_sample"]
 
-    def _buckets(self, contestant: Contestant) -> int:
+    def _buckets(self, spec: ModelSpec) -> int:
         """Of T5's relative positions, which models from elsewhere have not."""
-        given = 0 if contestant.is_external else self.settings.sizes["relative_position_buckets"]
-        return self._own_options(contestant).get("relative_position_buckets", given)
+        given = 0 if spec.is_external else self.settings.sizes["relative_position_buckets"]
+        return self._own_options(spec).get("relative_position_buckets", given)
 
-    def _own_options(self, contestant: Contestant) -> dict[str, Any]:
-        return ARCHITECTURES[contestant.arch].options() if contestant.own_sizes else {}
+    def _own_options(self, spec: ModelSpec) -> dict[str, Any]:
+        return ARCHITECTURES[spec.arch].options() if spec.own_sizes else {}
 
     def data_folders(self) -> list[Path]:
         return [Path(folder) for folder in data_folders(self.settings.data)]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(was_training)

@@ -1,4 +1,4 @@
-"""Time to a target, by two clocks, and its ratio to the baseline's.
+"""Time to a target, by two clocks, and its ratio to the baseline's; and the models that no other beats (Pareto fronts).
 
 The *curve* clock: when a run's validation first is as good as the target, on a straight line between the two
 evaluations around that. A learning rate that is still high hides what the model has learned, so this clock is hard on
@@ -15,8 +15,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from lazyformer_fairseq.experiments.compare.report import BASELINE
-from lazyformer_fairseq.experiments.compare.report.comparison import COSTS, Comparison, Measure, Model, Run
+from lazyformer_fairseq.experiments.compare.results import BASELINE, COSTS, Comparison, Measure, Model
 from lazyformer_fairseq.finetuning.report.results import mean_bounds
 
 CLOCKS = ("curve", "whole")
@@ -24,6 +23,7 @@ NEVER = math.inf  # of a time: the target was not reached
 Target = Union[float, str]  # a value of the measure, or BASELINE
 Times = Mapping[int, Mapping[str, float]]  # by seed, by cost
 FEWEST_FOR_BOUNDS = 3
+MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,12 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
         baseline = models[-1].baseline
         value = target_value(comparison, baseline, target)
         for clock in CLOCKS if len(models) > 1 else CLOCKS[:1]:
-            own = own_times(comparison, baseline, target, clock)
+            own, times, shares = (
+                _own_times(comparison, baseline, target, clock),
+                *_times(models, clock, value, comparison),
+            )
             if family == baseline and target == BASELINE:
                 times, shares = own, dict.fromkeys(own, 1.0)
-            else:
-                times, shares = _times_by(clock, models, value, comparison.measure)
             ratios = {cost: ratio for cost in COSTS if (ratio := _ratio(times, own, cost)) is not None}
             found.append(TimeToTarget(family, baseline, clock, value, times, ratios, shares))
     return found
@@ -117,45 +118,35 @@ def target_value(comparison: Comparison, baseline: str, target: Target) -> float
     return float(target)
 
 
-def own_times(comparison: Comparison, baseline: str, target: Target, clock: str) -> Times:
+def _own_times(comparison: Comparison, baseline: str, target: Target, clock: str) -> Times:
     """The baseline's own time: its whole training where the target is its own end, which it reaches there."""
     if target == BASELINE:
-        return {seed: whole_costs(run) for seed, run in comparison.longest(baseline).runs.items()}
-    return _times_by(clock, comparison.families[baseline], float(target), comparison.measure)[0]
+        runs = comparison.longest(baseline).runs.items()
+        return {seed: {cost: run.whole(cost) for cost in COSTS} for seed, run in runs}
+    return _times(comparison.families[baseline], clock, float(target), comparison)[0]
 
 
-def whole_costs(run: Run) -> dict[str, float]:
-    """What all of a training cost, by cost."""
-    return {cost: run.whole(cost) for cost in COSTS}
-
-
-def _times_by(
-    clock: str, models: Sequence[Model], target: float, measure: Measure
+def _times(
+    models: Sequence[Model], clock: str, target: float, comparison: Comparison
 ) -> tuple[Times, Mapping[int, float]]:
-    """Times and shares of a family, the shortest training first."""
-    if clock == "whole":
-        return times_by_wholes(models, target, measure)
-    longest = models[-1]
-    times = {
-        seed: {cost: first_crossing(run.curve[cost], run.curve[measure.name], target, measure) for cost in COSTS}
-        for seed, run in longest.runs.items()
-    }
-    return times, {seed: longest.share for seed in times}
-
-
-def times_by_wholes(models: Sequence[Model], target: float, measure: Measure) -> tuple[Times, Mapping[int, float]]:
-    """For each seed, what the shortest training cost that ended as good as the target, and its share.
+    """What it cost each seed to reach the target, and the share of the training that did; NEVER for none.
 
     Args:
         models: of a family, the shortest training first.
     """
-    times, shares = {}, {}
+    measure, times, shares = comparison.measure, {}, {}
+    if clock == "curve":
+        for seed, run in models[-1].runs.items():
+            values = run.curve[measure.name]
+            times[seed] = {cost: first_crossing(run.curve[cost], values, target, measure) for cost in COSTS}
+            shares[seed] = models[-1].share
+        return times, shares
     for seed in dict.fromkeys(seed for model in models for seed in model.runs):
         times[seed], shares[seed] = dict.fromkeys(COSTS, NEVER), NEVER
         for model in models:
             run = model.runs.get(seed)
             if run is not None and measure.reaches(run.final[measure.name], target):
-                times[seed], shares[seed] = whole_costs(run), model.share
+                times[seed], shares[seed] = {cost: run.whole(cost) for cost in COSTS}, model.share
                 break
     return times, shares
 
@@ -183,3 +174,72 @@ def _ratio(times: Times, own: Times, cost: str) -> Optional[Ratio]:
     if not seeds or any(not 0 < own[seed][cost] < NEVER for seed in seeds):
         return None
     return Ratio({seed: times[seed][cost] / own[seed][cost] for seed in seeds})
+
+
+@dataclass(frozen=True)
+class Front:
+    """Models by one cost and the measure.
+
+    Attributes:
+        name: of the cost.
+        unit: of the cost.
+        label: with its unit, for an axis.
+        points: by model: the cost, and the median over seeds of the final measure.
+        members: of the front, the cheapest first.
+    """
+
+    name: str
+    unit: str
+    label: str
+    points: Mapping[str, tuple[float, float]]
+    members: tuple[str, ...]
+
+
+def fronts(comparison: Comparison) -> list[Front]:
+    """Those of whole training time, of latency or else the time of an update, and of peak memory, as far as known.
+
+    A shorter training counts as a point of its own against training time alone: it changes no other cost. A model that
+    diverged is no point.
+    """
+    measure, models = comparison.measure, list(comparison.models.values())
+    longest = [comparison.longest(family) for family in comparison.families]
+    seconds = {model.name: float(np.median(model.wholes("seconds"))) for model in models}
+    if all("latency_milliseconds" in model.facts for model in models):
+        what, *speed = "latency_milliseconds", "latency", "latency", "latency, ms"
+    else:
+        what, *speed = "milliseconds_per_update", "update", "ms", "time of an update, ms"
+    speeds = {model.name: (model.facts.get(what) or {}).get("median") for model in longest}
+    held = {model.name: model.facts.get("peak_memory_bytes") for model in longest}
+    memory = {name: None if held is None else held / MEBIBYTE for name, held in held.items()}
+    found = []
+    for name, unit, label, costs in (
+        ("training", "s", "whole training, s", seconds),
+        (*speed, speeds),
+        ("memory", "MiB", "peak memory, MiB", memory),
+    ):
+        qualities = {model: float(np.median(comparison.models[model].finals(measure.name))) for model in costs}
+        points = {
+            model: (cost, qualities[model])
+            for model, cost in costs.items()
+            if cost is not None and math.isfinite(qualities[model])
+        }
+        if points:
+            found.append(Front(name, unit, label, points, not_dominated(points, measure.lower_is_better)))
+    return found
+
+
+def not_dominated(points: Mapping[str, tuple[float, float]], lower_is_better: bool = True) -> tuple[str, ...]:
+    """Those that no other point beats: none is as good in both and better in one. The cheapest first.
+
+    Args:
+        points: by name a cost, of which less is better, and a quality.
+        lower_is_better: of the quality.
+    """
+    sign = 1 if lower_is_better else -1
+    signed = {name: (cost, sign * quality) for name, (cost, quality) in points.items()}
+    best = [name for name, point in signed.items() if not any(_beats(other, point) for other in signed.values())]
+    return tuple(sorted(best, key=lambda name: signed[name]))
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[0] and one[1] <= other[1] and one != other

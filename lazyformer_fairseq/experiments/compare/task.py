@@ -1,21 +1,33 @@
-"""What a task does for a comparison."""
+"""What a task does for a comparison, and the training of one of its models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.tasks import FairseqTask
 from torch import nn
 
 from lazyformer_fairseq import USER_DIR
-from lazyformer_fairseq.experiments.compare.contestants import Contestant
-from lazyformer_fairseq.experiments.compare.jobs import Job
-from lazyformer_fairseq.experiments.compare.recipes import RECIPES
-from lazyformer_fairseq.experiments.compare.settings import CompareSettings
+from lazyformer_fairseq.experiments.compare.models import ModelSpec
+from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
+from lazyformer_fairseq.experiments.trainings import Job, Training
 from lazyformer_fairseq.patterns.sizes import Sizes
+
+POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareJob(Job):
+    """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``."""
+
+    spec: ModelSpec
+    seed: int
+    rate: float
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}, rate {self.rate:g}"
 
 
 class ComparedTask(ABC):
@@ -28,20 +40,27 @@ class ComparedTask(ABC):
     def __init__(self, settings: CompareSettings):
         self.settings = settings
 
+    def __reduce__(self) -> tuple:
+        """To another process it goes without what it has loaded."""
+        return type(self), (self.settings,)
+
+    def open_training(self, job: CompareJob) -> "ComparedTraining":
+        return ComparedTraining(self, job)
+
     @abstractmethod
     def task_words(self) -> list[str]:
         """Options of fairseq-train that choose task, data and criterion; the data first."""
 
     @abstractmethod
-    def model_words(self, contestant: Contestant) -> list[str]:
+    def model_words(self, spec: ModelSpec) -> list[str]:
         """Options of fairseq-train that build the model."""
 
     @abstractmethod
-    def sizes(self, contestant: Contestant, vocab_size: int = 0) -> Sizes:
+    def sizes(self, spec: ModelSpec, vocab_size: int = 0) -> Sizes:
         """Its sizes for formulas. Those of two models compare whatever the vocabulary is."""
 
     @abstractmethod
-    def flops_of_update(self, contestant: Contestant, vocab_size: int) -> int:
+    def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """By formula; a backward pass costs twice a forward pass."""
 
     @abstractmethod
@@ -60,15 +79,15 @@ class ComparedTask(ABC):
         """`unit`, where the data says what the measure is per."""
         return {}
 
-    def costs_of_use(self, jobs: Mapping[str, Job]) -> dict[str, dict[str, Any]]:
-        """Further costs by entry, of the models that the jobs have trained."""
+    def costs_of_use(self, jobs: Mapping[str, CompareJob]) -> dict[str, dict[str, Any]]:
+        """Further costs by name, of the models that the jobs have trained."""
         return {}
 
-    def command(self, contestant: Contestant, seed: int, rate: float, updates: int) -> list[str]:
+    def command(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> list[str]:
         """Arguments of the fairseq-train that trains a model, without its folder."""
         settings, recipe = self.settings, RECIPES[self.settings.recipe]
         return [
-            *(*self.task_words(), "--user-dir", str(USER_DIR), *self.model_words(contestant)),
+            *(*self.task_words(), "--user-dir", str(USER_DIR), *self.model_words(spec)),
             *(*recipe.options.split(), "--clip-norm", str(settings.row.clip_norm)),
             *recipe.schedule(rate, settings.warmup_ratio, updates),
             *("--batch-size", str(settings.sizes["batch_size"]), "--max-update", str(updates), "--seed", str(seed)),
@@ -93,13 +112,27 @@ class ComparedTask(ABC):
         return [Path(self.settings.data)]
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)
+class ComparedTraining(Training):
+    """The training of a model of a comparison."""
+
+    def __init__(self, compared: ComparedTask, job: CompareJob):
+        super().__init__(job)
+        self.compared = compared
+        self.points = frozenset(points(job.updates, compared.settings.points))
+        self.flops_of_update = compared.flops_of_update(job.spec, len(self.task.source_dictionary))
+
+    def measure(self) -> Mapping[str, float]:
+        found = self.compared.measure(self.trainer.model, self.task)
+        return {**found, "tokens": sum(self.tokens), "flops": self.updates * self.flops_of_update}
+
+    def is_due(self) -> bool:
+        return self.updates in self.points
+
+    def result(self) -> dict[str, Any]:
+        final = self.compared.final(self.trainer.model, self.task)
+        return {"rate": self.job.rate, "curve": self.curve, "final": final, "seconds": self.seconds}
+
+
+def points(total: int, count: int) -> list[int]:
+    """Updates at which a training of `total` is validated: `count` of them, the end among them, most of them early."""
+    return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})

@@ -1,0 +1,289 @@
+"""Results are read, joined or refused in words; times to a target and fronts, against what can be said without them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from comparison_results import a_model, a_run, an_example, results_of
+from example_comparison import example_results
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.compare.results import Measure, comparison_of, join, read_folder, read_folders
+from lazyformer_fairseq.experiments.compare.times import (
+    NEVER,
+    Ratio,
+    first_crossing,
+    fronts,
+    not_dominated,
+    times_to_target,
+)
+
+
+def of_seed(seed: int, end: float = 7.0, **more):
+    models = {
+        name: a_model({str(seed): a_run([9, end], seconds)}, name) for name, seconds in (("bert", 1), ("lazy", 0.5))
+    }
+    return comparison_of(results_of(models, "bert", **more))
+
+
+def test_families_are_the_models_of_one_name_the_shortest_training_first():
+    comparison = comparison_of(example_results())
+    assert [model.name for model in comparison.families["mine"]] == ["mine@0.7", "mine@0.8", "mine"]
+    assert comparison.longest("mine").finals("loss") == [5.9, 5.92, 5.94]
+    assert comparison.baselines == ["bert"]
+
+
+def test_folders_of_other_seeds_are_one_comparison():
+    joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
+    assert list(joined.models) == ["bert", "lazy"]
+    assert joined.models["lazy"].finals("loss") == [7.0, 7.5, 7.2]
+    assert times_to_target(joined)[0].target == 7.2
+
+
+def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
+    second = results_of(
+        {"bert": a_model({"1": a_run([9, 6], 2)}, "bert"), "par": a_model({"1": a_run([9, 6])}, "par")}, "bert"
+    )
+    joined = join({"a": of_seed(1), "b": comparison_of(second)})
+    assert list(joined.models) == ["bert [a]", "lazy", "bert [b]", "par"]
+    assert joined.models["par"].baseline == "bert [b]" and joined.models["lazy"].baseline == "bert [a]"
+    ratios = {time.model: time.ratios["seconds"].median for time in times_to_target(joined)}
+    assert ratios == {"bert [a]": 1, "lazy": 0.5, "bert [b]": 1, "par": 0.25}
+
+
+def test_shorter_trainings_keep_their_share_in_a_joined_name():
+    joined = join({"a": comparison_of(an_example()), "b": comparison_of(an_example())})
+    assert joined.models["lazy_50% [b]@0.7"].family == "lazy_50% [b]"
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"data": {"checksums": {"train.bin": "cc"}}}, "the data's checksums is .*'aa'.* in the first and .*'cc'"),
+        ({"task": "language-model"}, "the task is 'masked-lm' in the first and 'language-model'"),
+        ({"measure": {"name": "loss", "unit": "nats"}}, "the measure is"),
+        ({"settings": {"sizes": {"tokens_per_sample": 128}}}, "sizes.tokens_per_sample is None in the first and 128"),
+        ({"settings": {"fairseq_options": ["--mask-prob", "0.4"]}}, "fairseq_options is None in the first and"),
+        (
+            {"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}},
+            "what is masked and counted in validation is None in the first and .*7",
+        ),
+    ],
+)
+def test_other_rules_are_not_joined(more, named):
+    with pytest.raises(UserError, match=f"a and b cannot be joined: {named}"):
+        join({"a": of_seed(1), "b": of_seed(2, **more)})
+
+
+def test_machines_of_their_own_are_told():
+    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
+    assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
+    assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda found: found["models"]["bert"].update(runs={}), "the baseline, bert, has no finished run yet"),
+        (lambda found: found.pop("measure"), "results.json: is no comparison's results"),
+        (lambda found: found["models"].update(x=3), "results.json: is no comparison's results"),
+        (
+            lambda found: found["models"]["bert"]["runs"]["1"]["curve"]["seconds"].pop(),
+            "the curve of seed 1 is empty, or its columns differ in length",
+        ),
+    ],
+)
+def test_results_that_lack_something_or_are_of_something_else_are_refused(tmp_path, spoil, message):
+    results = example_results()
+    spoil(results)
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(UserError, match=message):
+        read_folder(tmp_path)
+
+
+def test_a_folder_given_twice_is_refused(tmp_path):
+    with pytest.raises(UserError, match="a folder is there twice"):
+        read_folders([tmp_path, tmp_path])
+
+
+# --- Times to a target
+
+LOSS = Measure("loss", "bits")
+losses = st.lists(st.floats(0.5, 12), min_size=1, max_size=12)
+targets = st.floats(0, 13)
+
+
+def places(values: list[float]) -> np.ndarray:
+    return np.arange(1.0, len(values) + 1)
+
+
+def by_family(comparison, clock: str = "curve", target="baseline") -> dict:
+    return {time.model: time for time in times_to_target(comparison, target) if time.clock == clock}
+
+
+@given(losses, targets)
+def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
+    spent = places(values)
+    found = first_crossing(spent, np.array(values), target, LOSS)
+    if min(values) > target:
+        assert found == NEVER
+    else:
+        assert min(np.interp(found, spent, values), values[0]) <= target + 1e-9
+        assert all(value > target for value in values[: math.ceil(found) - 1])
+
+
+@given(losses, targets, targets)
+def test_a_harder_target_takes_no_less(values, one, other):
+    spent = places(values)
+    hard, easy = (first_crossing(spent, np.array(values), target, LOSS) for target in sorted((one, other)))
+    assert hard >= easy
+
+
+@given(losses, targets, st.floats(0.01, 100))
+def test_time_in_another_unit_is_the_same_time(values, target, unit):
+    spent = places(values)
+    found = first_crossing(spent, np.array(values), target, LOSS)
+    assert first_crossing(unit * spent, np.array(values), target, LOSS) == pytest.approx(unit * found)
+
+
+@given(losses, targets)
+def test_where_more_is_better_the_curve_is_mirrored(values, target):
+    mirrored = Measure("accuracy", "", lower_is_better=False)
+    found = first_crossing(places(values), -np.array(values), -target, mirrored)
+    assert found == first_crossing(places(values), np.array(values), target, LOSS)
+
+
+def test_nothing_is_interpolated_from_a_loss_that_is_no_number():
+    assert first_crossing(places([0, 0]), np.array([math.nan, 2.0]), 3, LOSS) == 2
+    assert first_crossing(places([0, 0]), np.array([4.0, math.nan]), 3, LOSS) == NEVER
+
+
+falling = st.lists(st.floats(1, 10), min_size=2, max_size=8, unique=True).map(lambda values: sorted(values)[::-1])
+
+
+@given(falling, st.floats(0.1, 5))
+def test_a_model_that_is_the_baseline_takes_just_as_long(values, seconds):
+    runs = {"1": a_run(values, seconds)}
+    comparison = comparison_of(results_of({"bert": a_model(runs, "bert"), "same": a_model(runs, "same")}, "bert"))
+    for time in times_to_target(comparison):
+        assert all(ratio.median == pytest.approx(1) for ratio in time.ratios.values())
+
+
+@given(falling, st.floats(0.1, 10))
+def test_a_model_that_is_the_baseline_on_a_slower_machine_takes_longer_by_as_much(values, factor):
+    models = {"bert": a_model({"1": a_run(values, 1.0)}, "bert"), "slow": a_model({"1": a_run(values, factor)}, "slow")}
+    ratios = by_family(comparison_of(results_of(models, "bert")))["slow"].ratios
+    assert ratios["seconds"].median == pytest.approx(factor)
+    assert ratios["updates"].median == pytest.approx(1)
+
+
+def test_the_baselines_own_time_is_its_whole_training():
+    """Even where its curve dips below its end before that."""
+    models = {"bert": a_model({"1": a_run([9, 6, 7])}, "bert"), "other": a_model({"1": a_run([9, 7, 6])}, "other")}
+    found = by_family(comparison_of(results_of(models, "bert")))
+    assert found["bert"].times[1]["updates"] == 30 and found["bert"].ratios["updates"].median == 1
+    assert found["other"].times[1]["updates"] == 20
+
+
+def test_the_target_is_the_median_of_the_baselines_ends_and_pairs_are_of_equal_seed():
+    bert = {str(seed): a_run([9, end]) for seed, end in ((1, 7.0), (2, 7.5), (3, 8.0))}
+    other = {str(seed): a_run([8, end], 0.25) for seed, end in ((1, 7.0), (2, 7.9), (4, 1.0))}
+    models = {"bert": a_model(bert, "bert"), "other": a_model(other, "other")}
+    found = by_family(comparison_of(results_of(models, "bert")))["other"]
+    assert found.target == 7.5
+    assert found.times[1]["updates"] == 15 and found.times[2]["updates"] == NEVER
+    ratio = found.ratios["seconds"]
+    assert ratio.by_seed == {1: 15 * 0.25 / 10, 2: NEVER}, "no baseline has seed 4"
+    assert (ratio.low, ratio.median, ratio.high, ratio.reached) == (0.375, NEVER, NEVER, 1)
+
+
+def test_the_whole_clock_takes_the_shortest_training_that_ends_well():
+    def family(end: float) -> dict:
+        return {"1": a_run([9, end], 0.5, every=round(10 * (9 - end)))}
+
+    models = {
+        "bert": a_model({"1": a_run([9, 8])}, "bert"),
+        "other": a_model(family(6.0), "other"),
+        "other@0.3": a_model(family(8.2), "other", 0.3),
+        "other@0.5": a_model(family(8.0), "other", 0.5),
+        "other@0.7": a_model(family(7.0), "other", 0.7),
+    }
+    comparison = comparison_of(results_of(models, "bert"))
+    found = by_family(comparison, "whole")
+    assert set(found) == {"other"}, "a single length of training says nothing by this clock"
+    assert found["other"].shares == {1: 0.5} and found["other"].times[1]["updates"] == 20
+    assert found["other"].ratios["seconds"].median == 1
+    assert by_family(comparison, "whole", 5.9)["other"].shares == {1: NEVER}
+
+
+def test_a_target_given_as_a_number_also_times_the_baseline():
+    models = {"bert": a_model({"1": a_run([9, 8, 7])}, "bert"), "other": a_model({"1": a_run([8, 7, 6])}, "other")}
+    comparison = comparison_of(results_of(models, "bert"))
+    found = by_family(comparison, target=8.0)
+    assert found["bert"].times[1]["updates"] == 20 and found["other"].times[1]["updates"] == 10
+    assert found["other"].ratios["updates"].median == 0.5
+    assert by_family(comparison, target=6.5)["other"].ratios == {}, "the baseline has no time to compare with"
+
+
+def test_the_bounds_are_students_over_the_logarithms_of_the_ratios():
+    ratios = Ratio({1: 0.7, 2: 0.8, 3: 0.75})
+    logs = np.log([0.7, 0.8, 0.75])
+    half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)  # the 97.5% point of t with two degrees of freedom
+    assert ratios.bounds == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
+    assert Ratio({1: 0.7, 2: 0.8}).bounds is None
+    assert Ratio({1: 0.7, 2: 0.8, 3: NEVER}).bounds is None
+
+
+def test_of_inverted_roles_the_bounds_are_inverted():
+    some = {1: 0.7, 2: 0.9, 3: 0.8}
+    low, high = Ratio(some).bounds
+    assert Ratio({seed: 1 / ratio for seed, ratio in some.items()}).bounds == pytest.approx((1 / high, 1 / low))
+
+
+# --- Fronts
+
+points = st.dictionaries(st.text("abc", min_size=1), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1)
+
+
+@given(points)
+def test_whoever_is_not_on_the_front_is_beaten_by_somebody_on_it_and_nobody_on_it_is(named):
+    front = set(not_dominated(named))
+    assert front
+
+    def is_beaten_by(name: str, other: str) -> bool:
+        (cost, loss), (others_cost, others_loss) = named[name], named[other]
+        return others_cost <= cost and others_loss <= loss and (others_cost < cost or others_loss < loss)
+
+    assert not any(is_beaten_by(name, other) for name in front for other in named)
+    assert all(any(is_beaten_by(name, other) for other in front) for name in named.keys() - front)
+
+
+@given(points)
+def test_where_more_is_better_the_front_is_mirrored(named):
+    mirrored = {name: (cost, -quality) for name, (cost, quality) in named.items()}
+    assert not_dominated(mirrored, lower_is_better=False) == not_dominated(named)
+
+
+def test_the_fronts_of_a_comparison():
+    found = {front.name: front for front in fronts(comparison_of(an_example()))}
+    assert list(found) == ["training", "update", "memory"]
+    assert found["training"].points["bert"] == (50, 7.5)
+    assert found["training"].members == ("lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%")
+    assert found["update"].members == ("lazy_50%",)
+    assert found["memory"].points["lazy_50%"] == (80, 7.2)
+    assert set(found["memory"].points) == {"bert", "lazy_50%", "hf:bert"}, "a shorter training changes no memory"
+
+
+def test_a_measured_latency_counts_before_the_time_of_an_update():
+    models = {"bert": a_model({"1": a_run([9, 8])}, "bert", latency_milliseconds={"n": 3, "median": 4.0})}
+    found = fronts(comparison_of(results_of(models, "bert")))
+    assert [front.name for front in found] == ["training", "latency", "memory"]
+    assert found[1].points == {"bert": (4.0, 8)}
+
+
+def test_a_model_that_diverged_is_on_no_front():
+    models = {"bert": a_model({"1": a_run([9, 8])}, "bert"), "lost": a_model({"1": a_run([9, math.nan], 0.1)}, "lost")}
+    assert all(front.members == ("bert",) for front in fronts(comparison_of(results_of(models, "bert"))))

@@ -87,6 +87,7 @@ def test_a_recipe_norms_and_the_rate_reach_training(lm_data):
     ]
 
 
+@pytest.mark.slow
 def test_the_same_length_reaches_evaluation(results, lm_data, tmp_path):
     settings = tiny(lm_data, {"same_length": True}, seeds=(1,), models={"lazy": "sflf"}, baseline="lazy")
     same = compare(settings, tmp_path, [])["models"]["lazy"]["runs"]["1"]["final"]["test_perplexity"]

@@ -170,6 +170,7 @@ def test_other_settings_are_refused_by_name(finished, data_folder):
         compare(tiny(data_folder, updates=5), finished[0], [])
 
 
+@pytest.mark.slow
 def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_path, monkeypatch, without_costs):
     """A rate of 0.5 ruins it, and one of 1e-6 teaches nothing."""
     made = []
@@ -208,6 +209,7 @@ def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
     assert kept(path, lambda: lengths.find_lengths(compared, settings.specs))["entries"] == expected
 
 
+@pytest.mark.slow
 def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch, without_costs):
     models = {"bert": "sf", "mine": "f"}
     settings = tiny(data_folder, models=models, updates=10, shares=(1.0, 0.5), seeds=(1,))
@@ -227,6 +229,7 @@ def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monk
     assert found.keys() == {"bert", "mine"} and min(found.values()) > 0
 
 
+@pytest.mark.slow
 def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, without_costs):
     """Two processes, as of two GPUs."""
     models = {name: MODELS[name] for name in ("bert", "mine")}
@@ -236,6 +239,7 @@ def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, wit
         assert found == together[key]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
     """A width that three heads do not divide is found where the model is built."""
     settings = tiny(data_folder, models={"bert": "sf; heads=3"}, seeds=(1,), in_turn=False, threads=1)

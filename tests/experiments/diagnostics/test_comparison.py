@@ -148,6 +148,7 @@ def test_models_of_a_seed_take_turns_on_the_same_batches(compared):
     assert batches[2:6] == [batches[2]] * 4 and batches[6:] == [batches[6]] * 4 and batches[2] != batches[6]
 
 
+@pytest.mark.slow
 def test_an_easy_task_is_learnt(data, tmp_path):
     """The largest of two to four digits: far above the constant answer."""
     settings = settings_of(data, updates=100, seeds=(1,), rate=1e-2, batch_size=45)

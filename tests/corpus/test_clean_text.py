@@ -116,7 +116,7 @@ PIECES = st.sampled_from(
 ) | st.sampled_from([" ", "\n", " ", "  "])
 
 
-@settings(max_examples=500)
+@settings(max_examples=120)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join))
 def test_cleaning_again_changes_nothing(text):
     once, counts, reason = clean(text)

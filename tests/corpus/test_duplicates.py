@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from datatrove.data import Document
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.duplicates import (
@@ -149,6 +149,7 @@ def documents_in_units(draw):
     return width, documents, [slice(*ends) for ends in pairwise(places)]
 
 
+@settings(max_examples=40)
 @given(documents_in_units(), st.integers(1, 50))
 def test_is_what_dicts_find_however_divided(made, documents_at_once):
     width, documents, units = made

@@ -54,7 +54,7 @@ def counted_words(folder, *counts):
     return counted(folder, [[(" ".join(Counter(unit).elements()), True)] for unit in counts])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(UNITS, st.integers(1, 5), st.integers(1, 40), st.integers(1, 12))
 def test_merging_is_counting_all(tmp_path_factory, units, min_count, entries_at_once, most_frequent):
     folder = tmp_path_factory.mktemp("counts")
@@ -201,7 +201,7 @@ def test_items_are_encoded_sentences_and_boundaries(tokenizer, tmp_path):
     assert read(tmp_path / "0.train")[4].count(UNK) == 1  # the document of the rare word
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(DOCUMENTS)
 def test_every_word_is_as_encode_normalised(tokenizer, tmp_path_factory, documents):
     texts = ["\n".join(sentences) for sentences in documents]

@@ -43,6 +43,7 @@ def test_the_unknown_words_of_wikitext_stay():
     assert words_of("The <unk> of <mask> .", format="wikitext") == "the <unk> of < mask > ."
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([*RESERVED_SYMBOLS, *"<>/ aS", "mask", "unk", "<url>", "MASK"])).map("".join))
 def test_no_symbol_is_left(text):
     normalise = TextNormaliser(TextSettings())
@@ -96,7 +97,7 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(TEXT, max_size=6))
 def test_documents_come_back(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("stores")
@@ -118,7 +119,7 @@ def test_types_and_bands(tmp_path):
     assert all(isinstance(array, np.memmap) for array in arrays)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(TEXT, st.booleans()), max_size=6))
 def test_select(tmp_path_factory, texts):
     store, _ = write(tmp_path_factory.mktemp("stores"), [document(text) for text, _ in texts])

@@ -71,7 +71,7 @@ sizes = st.fixed_dictionaries(
 patterns = st.sampled_from(["sfsf", "sflfsf", "sff", "fsf", "sslf"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(sizes, patterns, st.integers(2, 12))
 def test_every_batch_size_gives_the_number_of_batch_size_1(drawn, pattern, batch_size):
     model, tokens = tiny_model(pattern), text(drawn.pop("count"))

@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
@@ -245,6 +245,7 @@ def units_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "book"])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_pieces_give_the_documents_of_the_file_once_and_in_order(units_folder, format, data):
     content = data.draw(st.sampled_from(["", "\ufeff"])).encode() + data.draw(CONTENTS[format]).encode()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset, Masking
@@ -107,6 +107,7 @@ def test_a_long_sentence_is_cut_into_whole_blocks_and_others_follow_its_end():
 sentences = st.lists(st.lists(st.integers(4, 98), max_size=30), min_size=1, max_size=20)
 
 
+@settings(max_examples=40)
 @given(sentences.filter(any), st.integers(3, 20))
 def test_every_block_is_between_bos_and_eos_and_the_text_is_whole(sentences, tokens_per_sample):
     dataset = dataset_of(sentences, tokens_per_sample)
@@ -158,6 +159,7 @@ def test_batches_are_as_wide_as_a_multiple_of_eight_but_no_wider_than_blocks_may
     assert all(dataset.collater([dataset[number]])["net_input"]["has_padding"] for number in range(2))
 
 
+@settings(max_examples=40)
 @given(sentences.filter(any), st.integers(3, 20))
 def test_blocks_of_a_file_are_those_of_its_items(tmp_path_factory, sentences, tokens_per_sample):
     expected = dataset_of(sentences, tokens_per_sample)

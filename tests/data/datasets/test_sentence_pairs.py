@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.build import build_corpus
@@ -51,6 +51,7 @@ def is_filling(left: list[int], count: int, aim: int) -> bool:
     return (count == 1 or sum(left[: count - 1]) < aim) and (count == len(left) or sum(left[:count]) >= aim)
 
 
+@settings(max_examples=30)
 @given(documents, st.integers(2, 40), st.integers(0, 99), st.sampled_from([0.0, 0.1, 1.0]))
 def test_an_epoch_is_one_that_berts_loop_can_draw(documents, room, seed, short):
     with pytest.MonkeyPatch.context() as patch:
@@ -162,6 +163,7 @@ def numbered(documents: list[list[int]]) -> list[list[list[int]]]:
 sizes = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=2, max_size=5)
 
 
+@settings(max_examples=30)
 @given(sizes, st.integers(6, 40), st.sampled_from([1, 2]), st.integers(1, 9))
 def test_pairs_read_as_the_documents_do(sizes, tokens_per_sample, separators, epoch):
     documents = numbered(sizes)

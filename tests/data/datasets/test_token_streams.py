@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenStreams, open_tokens, random_lengths
@@ -53,6 +53,7 @@ def rows_of_all_shards(count, rows_of_shard, shards, tgt_len, keeps_rest) -> lis
     return rows
 
 
+@settings(max_examples=40)
 @given(sizes)
 def test_every_token_is_a_target_once_in_order_and_workers_are_disjoint(drawn):
     rows = drawn["rows_of_shard"] * drawn["shards"]
@@ -87,6 +88,7 @@ def test_of_a_text_that_does_not_divide():
 cuts = st.builds(Cut, st.booleans(), st.booleans(), st.integers(1, 9), st.integers(1, 9))
 
 
+@settings(max_examples=40)
 @given(st.integers(180, 400), st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), cuts)
 def test_a_cut_changes_where_streams_and_segments_begin_and_nothing_else(count, rows_of_shard, shards, tgt_len, cut):
     rows = rows_of_shard * shards

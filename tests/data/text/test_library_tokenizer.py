@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from other_tokenizers import (
     BERT_SYMBOLS,
@@ -60,28 +60,27 @@ def pairs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(text=texts)
-@example(text="Anna's  garden. ")
-def test_ids_are_those_of_transformers(pairs, kind, text):
+@settings(max_examples=40)
+@given(text=texts, second=texts)
+@example(text="Anna's  garden. ", second="a")
+@example(text="[MASK] <mask> [CLS]", second="")
+def test_ids_inputs_and_offsets_are_those_of_transformers(pairs, kind, text, second):
     ours, theirs = pairs[kind]
-    assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    wanted = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+    if not {"[MASK]", "<mask>", "[CLS]"} & set(text.split()):
+        assert ours.encode(text) == wanted["input_ids"]
+        assert ours.build_input(text) == theirs(text)["input_ids"]
+        if second:  # theirs takes an empty one for none
+            assert ours.build_input(text, second) == theirs(text, second)["input_ids"]
+        ids, offsets = ours.encode_with_offsets(text)
+        assert ids == ours.encode(text)
+        assert all(0 <= start <= end <= len(text) for start, end in offsets)
+        assert offsets == [tuple(pair) for pair in wanted["offset_mapping"]]
+    assert_words_one_by_one_give_what_the_whole_text_gives(ours, theirs, text)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@given(first=texts, second=texts)
-def test_inputs_are_those_of_transformers(pairs, kind, first, second):
-    ours, theirs = pairs[kind]
-    assert ours.build_input(first) == theirs(first)["input_ids"]
-    if second:  # theirs takes an empty one for none
-        assert ours.build_input(first, second) == theirs(first, second)["input_ids"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(text=texts)
-@example(text="[MASK] <mask> [CLS]")
-def test_words_one_by_one_give_what_the_whole_text_gives(pairs, kind, text):
+def assert_words_one_by_one_give_what_the_whole_text_gives(ours, theirs, text):
     """As the corpus encodes them: each distinct word once. A symbol of the model in the text is plain text there."""
-    ours, theirs = pairs[kind]
     words = ours.normalise(text)
     assert "\n" not in words
     ids, lengths = ours.encode_words(words.split(" ") if words else [])
@@ -127,17 +126,6 @@ def test_decoding_gives_text(pairs, kind):
     ours, _ = pairs[kind]
     text = "anna sees the garden near the river."
     assert ours.decode(ours.build_input(text)) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(text=texts)
-def test_offsets_are_places_in_the_text(pairs, kind, text):
-    ours, theirs = pairs[kind]
-    ids, offsets = ours.encode_with_offsets(text)
-    assert ids == ours.encode(text)
-    assert all(0 <= start <= end <= len(text) for start, end in offsets)
-    wanted = theirs(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    assert offsets == [tuple(pair) for pair in wanted]
 
 
 def test_offsets_of_words(pairs):
@@ -230,8 +218,8 @@ def test_old_ways_of_ours_stay(pairs, data_folder, tmp_path):
         again = load_tokenizer(tmp_path / type(tokenizer).__name__)
         assert type(again) is type(tokenizer)
         assert again.build_input("Anna", "Ben") == tokenizer.build_input("Anna", "Ben")
-        settings = pickle.loads(pickle.dumps(again.settings))  # workers of the corpus get them
-        assert hash(settings) == hash(tokenizer.settings)
+        of_text = pickle.loads(pickle.dumps(again.settings))  # workers of the corpus get them
+        assert hash(of_text) == hash(tokenizer.settings)
 
 
 @given(

@@ -36,13 +36,13 @@ def test_telling_texts(text):
             assert moses_words(language, *way)(text) == by_sacremoses(text, language, *way)
 
 
-@settings(max_examples=1200)
+@settings(max_examples=300)
 @given(texts)
 def test_english_is_equal_to_sacremoses(text):
     assert moses_words("en", True, True)(text) == by_sacremoses(text)
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(texts, st.sampled_from(["en", "de", "fr"]), st.sampled_from(WAYS))
 def test_any_setting_is_equal_to_sacremoses(text, language, way):
     assert moses_words(language, *way)(text) == by_sacremoses(text, language, *way)
@@ -55,7 +55,7 @@ def test_many_texts_of_any_language(text, language, way):
     assert moses_words(language, *way)(text) == by_sacremoses(text, language, *way)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_any_characters(text):
     assert moses_words("en", True, True)(text) == by_sacremoses(text)

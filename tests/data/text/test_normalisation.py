@@ -47,7 +47,7 @@ def plainly(text: str, settings: TextSettings) -> str:
     return " ".join(" ".join(parts).split())
 
 
-@settings(max_examples=600)
+@settings(max_examples=120)
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join), st.sampled_from(COMBINATIONS))
 def test_equal_to_sacremoses(text, settings):
     assert TextNormaliser(settings)(text) == plainly(text, settings)

@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
 from lazyformer_fairseq.patterns.settings import Setting
-from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class LocalMean(Sublayer):
@@ -32,14 +31,6 @@ class LocalMean(Sublayer):
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "LocalMean":
         return cls(options.embed_dim, planned.values["width"])
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        return 2 * (sizes.embed_dim**2 + sizes.embed_dim)
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        return Flops(2 * batch * (keys + time) * sizes.embed_dim**2)
 
     def forward(
         self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None

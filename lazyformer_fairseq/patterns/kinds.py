@@ -26,7 +26,7 @@ DEPTHWISE, LIGHTWEIGHT = "depthwise", "lightweight"
 _RESERVED = "Mx()[],="
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """A row.
 

@@ -63,10 +63,6 @@ class Halving(Sublayer):
     def build(cls, options, planned):
         return cls()
 
-    @classmethod
-    def count_parameters(cls, sizes, planned):
-        return 1
-
     def forward(self, x_BTC, below, shared, memory_BMC=None):
         before = torch.cat([torch.zeros_like(x_BTC[:, :1]), x_BTC[:, :-1]], 1)
         return self.weight * (x_BTC + 0.45 * before), {}

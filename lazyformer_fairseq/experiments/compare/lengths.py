@@ -12,7 +12,7 @@ from tqdm import tqdm
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
-from lazyformer_fairseq.measure.costs.flops import count_parameters
+from lazyformer_fairseq.measure.costs.flops import count_other_parameters, count_parameters
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 
 TRIAL_WARM_UP, TRIAL_UPDATES = 5, 20
@@ -88,7 +88,7 @@ def parameters_of_sublayers(compared: ComparedTask, spec: ModelSpec, width: Opti
         width: of the feed-forward sublayers, in place of its own.
     """
     sizes = compared.sizes(spec if width is None else replace(spec, ffn_embed_dim=width))
-    return count_parameters(spec.pattern, sizes) - sizes.count_other_parameters()
+    return count_parameters(spec.pattern, sizes) - count_other_parameters(sizes)
 
 
 def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:

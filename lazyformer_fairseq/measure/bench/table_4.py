@@ -12,7 +12,7 @@ from lazyformer_fairseq.measure.bench.models.contenders import VOCAB_SIZE, OurMo
 from lazyformer_fairseq.measure.bench.models.report import milliseconds
 from lazyformer_fairseq.measure.bench.models.settings import check_names
 from lazyformer_fairseq.measure.bench.paper_latency import PAPER_LATENCY
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
 from lazyformer_fairseq.modules.networks.heads import SPAN
@@ -51,8 +51,8 @@ def cost_of(arch: str, length: int) -> Cost:
     sizes = EncoderSizes(VOCAB_SIZE, *widths, row.max_positions or 512, row.relative_position_buckets)
     span_head = 2 * length * row.encoder_embed_dim * 2
     products = (
-        planned.kind.module(sizes.direction).count_flops(sizes, planned, length, length, 1).products
-        for planned in plan(row.sublayer_pattern)
+        flops.scores + flops.values
+        for flops in (sublayer_flops(planned, sizes, length) for planned in plan(row.sublayer_pattern))
     )
     encoder = count_flops(row.sublayer_pattern, sizes, length, predicted=0)
     return Cost(count_parameters(row.sublayer_pattern, sizes), encoder + span_head, sum(products))

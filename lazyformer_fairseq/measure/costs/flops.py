@@ -1,18 +1,42 @@
-"""Parameters and FLOPs from pattern and sizes, by formula: searches and tables need not build a model.
+"""Parameters and FLOPs of a pattern in given sizes, counted on modules that are built on torch's meta device.
+
+There a weight has a shape and takes no memory, and nothing is computed. So what counts is the module itself: its
+parameters, and in its forward pass what :class:`torch.utils.flop_counter.FlopCounterMode` sees. Each sublayer is
+counted once for its settings and sizes, and a pattern is a sum: searches and tables ask for thousands of patterns.
 
 FLOPs are twice the multiply-adds of the matrix products. Elementwise work (softmax, LayerNorm, activations,
-embeddings, biases) does not count, as in PAR's Table 6 and in :class:`torch.utils.flop_counter.FlopCounterMode`; a test
-checks these formulas against the latter. Each kind has its formula in its own file.
+embeddings, biases) does not count, as in PAR's Table 6. An attention counts what it shows its queries, see
+:mod:`lazyformer_fairseq.modules.attention.counted`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Optional
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.modules.sublayers.interface import Flops
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from lazyformer_fairseq.modules.attention import counted
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, kinds
+from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
+
+aten = torch.ops.aten
+META = torch.device("meta")
+_REMEMBERED = 2**14  # sublayers, in all sizes and lengths that a process asks for
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
@@ -23,22 +47,243 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
     """
     sublayers = plan(pattern, sizes.direction)
     own = sum(count_sublayer_parameters(planned, sizes) for planned in sublayers)
-    return sizes.count_other_parameters() + own + sum(count_common_parameters(sublayers, sizes).values())
+    return count_other_parameters(sizes) + own + sum(count_common_parameters(sublayers, sizes).values())
 
 
 def count_sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> int:
     """Parameters of one sublayer's own, its LayerNorm included."""
-    module = planned.kind.module(sizes.direction)
-    norm = 2 * sizes.embed_dim if module.is_residual else 0
-    return module.count_parameters(sizes, planned) + norm
+    return _sublayer_parameters(planned, sizes)[0]
 
 
 def count_common_parameters(sublayers: Iterable[PlannedSublayer], sizes: Sizes) -> dict[str, int]:
     """What sublayers of one network share, by name, such as Linformer's one projection of all layers."""
     found: dict[str, int] = {}
     for planned in sublayers:
-        found |= planned.kind.module(sizes.direction).count_common_parameters(sizes, planned)
+        found |= _sublayer_parameters(planned, sizes)[1]
     return found
+
+
+def count_other_parameters(sizes: Sizes) -> int:
+    """Parameters outside the sublayers: embeddings, head, biases that sublayers share."""
+    return _outside(sizes).parameters
+
+
+def count_flops(
+    pattern: str, sizes: Sizes, time: int, memory: int = 0, batch: int = 1, predicted: Optional[int] = None
+) -> int:
+    """FLOPs of one forward pass.
+
+    Args:
+        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
+        sizes: of an encoder with its masked-LM head, or of a causal model with its softmax.
+        time: T, tokens per sequence.
+        memory: M, remembered positions before them; their keys and values are projected again. Causal models only.
+        batch: sequences.
+        predicted: tokens per sequence that the head predicts; by default all. Only the first band of an adaptive
+            softmax counts: the further ones depend on the words.
+
+    Raises:
+        UserError: the pattern cannot be read, or built, or takes no input as long.
+    """
+    predicted = time if predicted is None else predicted
+    outside = _outside(sizes)
+    sublayers = plan(pattern, sizes.direction)
+    within = sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
+    return batch * (time * outside.flops_of_input + predicted * outside.flops_of_prediction) + within
+
+
+def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
+    """FLOPs of one sublayer; arguments as for :func:`count_flops`."""
+    return sublayer_flops(planned, sizes, time, memory, batch).total
+
+
+class Flops(NamedTuple):
+    """FLOPs of a sublayer's forward pass.
+
+    Attributes:
+        linear: of products with weights, of scores by distance, and of attention that no back end computes.
+        scores: of queries and keys.
+        values: of weighted sums.
+    """
+
+    linear: int
+    scores: int = 0
+    values: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+@lru_cache(_REMEMBERED)
+def sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> Flops:
+    """FLOPs of one sublayer, as :func:`count_sublayer_flops`.
+
+    One whose plan does not say what it reads, reads the first kind that hands that on, without settings.
+    """
+    pass_ = _Pass(sizes, time, memory, batch)
+    reads = planned.kind.reads
+    producer = planned.producer or next((PlannedSublayer(kind) for kind in kinds() if reads in kind.hands_on), None)
+    below = pass_.handed_on(producer, reads) if reads else {}
+    sublayer = pass_.build(planned if producer is None else replace(planned, producer=producer))
+    _, found = pass_.run(sublayer, below)
+    scores, values = found[counted.COMPARE], found[counted.WEIGH]
+    return Flops(found.total() - scores - values, scores, values)
+
+
+class _Pass:
+    """A forward pass through single sublayers of a network of these sizes, on the meta device.
+
+    Of positions that a caller of a network gives, for ``s[global=given]``, there is one.
+    """
+
+    def __init__(self, sizes: Sizes, time: int, memory: int, batch: int):
+        self.sizes, c, heads = sizes, sizes.embed_dim, sizes.num_heads
+        self.x_BTC = _empty(batch, time, c)
+        self.memory_BMC = _empty(batch, memory, c) if memory else None
+        if sizes.direction == CAUSAL:
+            positions = RelativePositions(
+                _empty(memory + time + 1, c), _empty(heads, c // heads), _empty(heads, c // heads)
+            )
+            self.shared = Context(Scores(is_causal=True), lambda consumers, settings: "eager", positions)
+        else:
+            given = {"given_BK": _empty(batch, time), "given_places_BG": _empty(batch, 1, dtype=torch.long)}
+            self.shared = Context(Scores(**given), lambda consumers, settings: "eager")
+
+    def build(self, planned: PlannedSublayer) -> nn.Module:
+        options = _options(self.sizes, self.x_BTC.size(1))
+        with _WithoutNumbers():
+            return planned.kind.module(self.sizes.direction).build(options, planned)
+
+    def handed_on(self, producer: PlannedSublayer, what: str) -> SharedState:
+        """What a sublayer hands on, that `what` is read of."""
+        below = self.handed_on(producer.producer, producer.kind.reads) if producer.producer else {}
+        return self.run(self.build(replace(producer, consumers=(what,))), below)[0]
+
+    def run(self, sublayer: nn.Module, below: SharedState) -> tuple[SharedState, Counter[Any]]:
+        """What it hands on, and its FLOPs by operator."""
+        memory = (self.memory_BMC,) if sublayer.attends and self.memory_BMC is not None else ()
+        with torch.no_grad(), _Counter() as counter:
+            return sublayer(self.x_BTC, below, self.shared, *memory)[1], counter.by_operator
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Modules are built on the meta device, and nothing is drawn: torch would import its compiler for that."""
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in (Tensor.normal_, Tensor.uniform_) or getattr(function, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        with META:
+            return function(*args, **kwargs)
+
+
+def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(size, device=META, dtype=dtype)
+
+
+def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
+    """Of a network; an encoder's takes inputs of `time` tokens at least."""
+    longest = max(sizes.max_positions, time) if isinstance(sizes, EncoderSizes) else 0
+    widths = (sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
+    return SublayerOptions(*widths, activation=nn.Identity(), max_positions=longest)
+
+
+@lru_cache(_REMEMBERED)
+def _sublayer_parameters(planned: PlannedSublayer, sizes: Sizes) -> tuple[int, Mapping[str, int]]:
+    """A sublayer's own, and by name those that it shares."""
+    options = _options(sizes)
+    with _WithoutNumbers():
+        sublayer = planned.kind.module(sizes.direction).build(options, planned)
+        if sublayer.is_residual:
+            sublayer = ResidualSublayer(sublayer, sizes.embed_dim)
+    common = {name: each for name, each in options.common.items() if isinstance(each, nn.Parameter)}
+    own = set(sublayer.parameters()) - set(common.values())
+    return sum(map(torch.numel, own)), {name: each.numel() for name, each in common.items()}
+
+
+class _Outside(NamedTuple):
+    """What is around the sublayers: parameters, and FLOPs of a token that is read and of one that is predicted."""
+
+    parameters: int
+    flops_of_input: int
+    flops_of_prediction: int
+
+
+@lru_cache
+def _outside(sizes: Sizes) -> _Outside:
+    """Counted on a network of one identity, with its head."""
+    identity = next(kind.letter for kind in kinds() if kind.is_identity)
+    widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
+    token, features = _empty(1, 1, dtype=torch.long), _empty(1, sizes.embed_dim)
+    if isinstance(sizes, CausalSizes):
+        of_softmax = {"cutoffs": sizes.cutoffs, "div_val": sizes.div_val}
+        with _WithoutNumbers():
+            network = CausalDecoder(identity, *widths, 0, normalize_before=sizes.normalize_before, **of_softmax)
+            head = AdaptiveSoftmax(network.embedding)
+        of_input = _count(lambda: [band.embed(token) for band in network.embedding.bands])
+        of_prediction = _count(lambda: head.first_scores(features, network.embedding))
+    else:
+        assert isinstance(sizes, EncoderSizes)
+        of_tables = {"relative_position_buckets": sizes.relative_position_buckets, "token_types": sizes.token_types}
+        with _WithoutNumbers():
+            network = Encoder(identity, *widths, sizes.max_positions, padding_idx=None, **of_tables)
+            head = MaskedLMHead(sizes.embed_dim, network.embed_tokens, nn.Identity())
+        of_input, of_prediction = 0, _count(lambda: F.linear(head.dense(features), head.weight))
+    parameters = {*network.parameters(), *head.parameters()}  # those that they share are there once
+    return _Outside(sum(map(torch.numel, parameters)), of_input, of_prediction)
+
+
+class _Counter(TorchDispatchMode):
+    """Counts by torch's formulas what is computed on the meta device.
+
+    It does what :class:`torch.utils.flop_counter.FlopCounterMode` does, which imports two seconds of torch's compiler
+    first, as do many of torch's own answers on the meta device: see :func:`_shape_of`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_operator: Counter[Any] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, operator: Any, types: object, args: tuple = (), kwargs: Optional[dict[str, Any]] = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        shape = _shape_of(operator, args)
+        output = operator(*args, **kwargs) if shape is None else _empty(*shape)
+        formula = flop_registry.get(operator.overloadpacket)
+        if formula is not None:
+            self.by_operator[operator.overloadpacket] += formula(*args, **kwargs, out_val=output)
+        return output
+
+
+def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:
+    """What the most frequent operators make of numbers in single precision; None for others, which torch knows."""
+    tensors = [each for each in (args[0] if operator is aten.cat.default else args) if isinstance(each, Tensor)]
+    if any(each.dtype != torch.float32 for each in tensors):
+        return None
+    if operator in (aten.mm.default, aten.bmm.default, aten.addmm.default):
+        return *tensors[-2].shape[:-1], tensors[-1].size(-1)
+    if operator in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor):
+        return torch.broadcast_shapes(*(each.shape for each in tensors))
+    if operator is aten.cat.default:
+        dim = args[1] if len(args) > 1 else 0
+        shape = list(tensors[0].shape)
+        shape[dim] = sum(each.size(dim) for each in tensors)
+        return tuple(shape)
+    return None
+
+
+def _count(compute: Callable[[], object]) -> int:
+    with torch.no_grad(), _Counter() as counter:
+        compute()
+    return counter.by_operator.total()
 
 
 @dataclass(frozen=True)
@@ -57,18 +302,12 @@ class Products:
     backward_scores: Callable[[int], int]
     backward_values: Callable[[int], int]
 
-    def forward(self, layers: int) -> int:
-        return self.forward_scores(layers) + self.forward_values(layers)
-
-    def backward(self, layers: int) -> int:
-        return self.backward_scores(layers) + self.backward_values(layers)
-
     def count_flops(self, flops: Flops, layers: int, training: bool) -> int:
         """Of a block of this many layers whose ``s`` has `flops`; in training the backward pass too."""
         of_scores, of_values = self.forward_scores(layers), self.forward_values(layers)
         if training:
             of_scores, of_values = of_scores + self.backward_scores(layers), of_values + self.backward_values(layers)
-        return flops.of_scores * of_scores + (flops.products - flops.of_scores) * of_values
+        return flops.scores * of_scores + flops.values * of_values
 
 
 _STORED = Products(
@@ -111,29 +350,6 @@ def layers_of_block(maker: PlannedSublayer) -> int:
     return 1 + maker.consumers.count(DISTRIBUTION)
 
 
-def count_flops(
-    pattern: str, sizes: Sizes, time: int, memory: int = 0, batch: int = 1, predicted: Optional[int] = None
-) -> int:
-    """FLOPs of one forward pass.
-
-    Args:
-        pattern: see :mod:`lazyformer_fairseq.patterns.grammar`.
-        sizes: of an encoder with its masked-LM head, or of a causal model with its softmax.
-        time: T, tokens per sequence.
-        memory: M, remembered positions before them; their keys and values are projected again. Causal models only.
-        batch: sequences.
-        predicted: tokens per sequence that the head predicts; by default all. Only the first band of an adaptive
-            softmax counts: the further ones depend on the words.
-
-    Raises:
-        UserError: the pattern cannot be read.
-    """
-    predicted = time if predicted is None else predicted
-    outside = sizes.count_embedding_flops(batch * time) + sizes.count_head_flops(batch * predicted)
-    sublayers = plan(pattern, sizes.direction)
-    return outside + sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
-
-
 def count_encoder_flops(
     pattern: str,
     sizes: Sizes,
@@ -155,18 +371,12 @@ def count_encoder_flops(
         training: count the backward pass too.
     """
     passes = 3 if training else 1
-    total = passes * sizes.count_head_flops(predicted)
+    total = passes * predicted * _outside(sizes).flops_of_prediction
     for planned in plan(pattern, sizes.direction):
-        flops = planned.kind.module(sizes.direction).count_flops(sizes, planned, time, time, batch)
+        flops = sublayer_flops(planned, sizes, time, 0, batch)
         total += passes * flops.linear
         if planned.kind.computes_scores:
             total += PRODUCTS[back_end(planned)].count_flops(flops, layers_of_block(planned), training)
         elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its consumers
-            total += passes * flops.products
+            total += passes * (flops.scores + flops.values)
     return total
-
-
-def count_sublayer_flops(planned: PlannedSublayer, sizes: Sizes, time: int, memory: int = 0, batch: int = 1) -> int:
-    """FLOPs of one sublayer; arguments as for :func:`count_flops`."""
-    flops = planned.kind.module(sizes.direction).count_flops(sizes, planned, time, memory + time, batch)
-    return flops.linear + flops.products

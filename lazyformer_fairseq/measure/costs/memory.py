@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from lazyformer_fairseq.measure.costs.flops import count_common_parameters, count_parameters, count_sublayer_parameters
+from lazyformer_fairseq.measure.costs.flops import (
+    count_common_parameters,
+    count_other_parameters,
+    count_parameters,
+    count_sublayer_parameters,
+)
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -116,7 +121,7 @@ def _moments(
     yield kept + head.forward + scratch, 0
     yield kept + head.backward + scratch, 0
     kept -= head.kept
-    made, more = sizes.count_other_parameters() * run.number, 0
+    made, more = count_other_parameters(sizes) * run.number, 0
     pendings = _pending_at(sublayers, costs)
     for planned, cost, pending in reversed(list(zip(sublayers, costs, pendings, strict=True))):
         more = max(more, cost.more_scratch)

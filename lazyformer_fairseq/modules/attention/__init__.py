@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import eager, flex, fused, materialize, recompute
+from lazyformer_fairseq.modules.attention import counted, eager, flex, fused, materialize, recompute
 from lazyformer_fairseq.modules.attention.blocks import blockwise
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.tiles import attend as tiles
@@ -130,5 +130,7 @@ def attend(
         consumers: how many ``l`` will read it.
         back_end: a name of :data:`BACK_ENDS`; see :func:`fallback_backend`.
     """
+    if q_BNTD.is_meta:
+        return counted.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
     row = BACK_ENDS[fallback_backend(back_end, dropout > 0, scores.features)]
     return row.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)

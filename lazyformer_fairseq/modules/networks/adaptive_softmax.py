@@ -162,7 +162,7 @@ class AdaptiveSoftmax(nn.Module):
                 is_here = is_here & (target < band.start + band.size)
             in_head = in_head.masked_fill(is_here, first.size + number)
             rows_by_band.append(is_here.nonzero().squeeze(-1))
-        nll = _nats(self._head(features, first), in_head)
+        nll = _nats(self.first_scores(features, embedding), in_head)
         # Empty bands too: in training on several GPUs every weight needs a gradient, even one of zeros.
         for band, bias, rows in zip(others, biases[1:], rows_by_band, strict=True):
             within = _nats(band.scores(features[rows], bias), target[rows] - band.start)
@@ -172,15 +172,16 @@ class AdaptiveSoftmax(nn.Module):
     def log_probabilities(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """log P of all words, (..., V) in float32, from features (..., C)."""
         first, *others = embedding.bands
-        head = _log_softmax(self._head(features, first))
+        head = _log_softmax(self.first_scores(features, embedding))
         parts = [head[..., : first.size]]
         for number, (band, bias) in enumerate(zip(others, self.bias.split(self.sizes)[1:], strict=True)):
             of_band = head[..., first.size + number, None]
             parts.append(of_band + _log_softmax(band.scores(features, bias)))
         return torch.cat(parts, dim=-1)
 
-    def _head(self, features: Tensor, first: Band) -> Tensor:
-        """Scores (..., V_0 + bands - 1) of the first band's words and of the other bands."""
+    def first_scores(self, features: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """Scores (..., V_0 + bands - 1) of the first band's words and of the other bands, from features (..., C)."""
+        first = embedding.bands[0]
         words = first.scores(features, self.bias[: first.size])
         if self.band_weight is None:
             return words

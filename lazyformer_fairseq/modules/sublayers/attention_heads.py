@@ -1,6 +1,5 @@
 """What kinds that attend share."""
 
-from collections import ChainMap
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Optional
@@ -21,7 +20,6 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
 )
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
-    Flops,
     Settings,
     SharedState,
     Sublayer,
@@ -183,38 +181,6 @@ class ChoosingAttention(AttentionSublayer):
         of_choice = self.variant_options(options, planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)
-
-    @classmethod
-    def plain_parameters(cls, sizes: Sizes) -> int:
-        """Parameters without any settings."""
-        raise NotImplementedError
-
-    @classmethod
-    def plain_flops(cls, sizes: Sizes, time: int, keys: int, batch: int) -> Flops:
-        """FLOPs without any settings."""
-        raise NotImplementedError
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        values = planned.values
-        own = (
-            choice.count_parameters(sizes, values) + choice.count_value_parameters(sizes, values)
-            for choice in variant_classes(values)
-        )
-        return cls.plain_parameters(sizes) + sum(own)
-
-    @classmethod
-    def count_common_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> dict[str, int]:
-        values = planned.values
-        parts = (choice.count_common_parameters(sizes, values) for choice in variant_classes(values))
-        return dict(ChainMap(*parts))
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        flops = cls.plain_flops(sizes, time, keys, batch)
-        for choice in variant_classes(planned.values):
-            flops = choice.count_flops(sizes, planned.values, time, keys, batch, flops)
-        return flops
 
 
 def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:

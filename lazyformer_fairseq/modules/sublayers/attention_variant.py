@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Workload
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_pairs, count_share
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
-from lazyformer_fairseq.modules.sublayers.interface import Flops, RelativePositions, Settings, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -162,34 +162,6 @@ class AttentionVariant(nn.Module):
         mask = cls.mask_of(values, heads, is_causal=True)
         return None if mask is None else mask.reach
 
-    # What it costs.
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """Parameters beyond a plain ``s``'s (negative if there are fewer), without those of its values."""
-        return 0
-
-    @classmethod
-    def count_value_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """Parameters of :meth:`build_values`."""
-        return 0
-
-    @classmethod
-    def count_common_parameters(cls, sizes: Sizes, values: Settings) -> dict[str, int]:
-        """Parameters that all sublayers of a network share, by name."""
-        return {}
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """FLOPs of the ``s``, given those without this choice."""
-        return flops
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """FLOPs of an ``l`` that reads it, given those without this choice: what its ``s`` does beside the scores."""
-        of_s = cls.count_flops(sizes, values, time, keys, batch, Flops(0, 2 * flops.products))
-        return Flops(flops.linear, of_s.products - of_s.of_scores)
-
     # Which back end computes it.
 
     @classmethod
@@ -243,16 +215,6 @@ def build_values(options: VariantOptions) -> nn.ModuleDict:
 def projections(values: Settings) -> frozenset[str]:
     """Which of "queries" and "keys" an ``s`` of these settings projects."""
     return PROJECTIONS.intersection(*(choice.projections(values) for choice in variant_classes(values)))
-
-
-def flops_shown(sizes: Sizes, mask: AttentionMask, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-    """FLOPs of an attention that computes what a mask shows alone, given those of one that computes all pairs."""
-    is_causal = sizes.direction == CAUSAL
-    pairs = batch * count_pairs(mask, time, keys, is_causal) * (sizes.embed_dim // sizes.num_heads)
-    linear = flops.linear
-    if is_causal:  # Transformer-XL's positions meet every query
-        linear += 2 * pairs - 2 * batch * time * (keys + 1) * sizes.embed_dim
-    return Flops(linear, 4 * pairs)
 
 
 def variant_classes(values: Settings) -> list[type[AttentionVariant]]:

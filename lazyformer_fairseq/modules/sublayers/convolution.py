@@ -10,7 +10,7 @@ from lazyformer_fairseq.modules.depthwise import convolve
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention_heads import check_heads
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -54,20 +54,6 @@ class Convolution(Sublayer):
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Convolution":
         heads = options.num_heads if planned.values["form"] == LIGHTWEIGHT else 0
         return cls(options.embed_dim, planned.values["width"], heads)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """3 C^2 + 3 C + W C, of lightweight convolution 3 C^2 + 3 C + W N."""
-        c = sizes.embed_dim
-        filters = sizes.num_heads if planned.values["form"] == LIGHTWEIGHT else c
-        return 3 * c * c + 3 * c + filters * planned.values["width"]
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        """Of all tokens, and of the first projection of those that filters reach back to."""
-        c, width = sizes.embed_dim, planned.values["width"]
-        reached = min(width - 1, keys - time)
-        return Flops(2 * batch * ((3 * time + 2 * reached) * c * c + time * c * width))
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

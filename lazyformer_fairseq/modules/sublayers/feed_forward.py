@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
 
@@ -28,16 +28,6 @@ class FeedForward(Sublayer):
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "FeedForward":
         return cls(options.embed_dim, options.ffn_embed_dim, options.activation, options.activation_dropout)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """2 C W + W + C."""
-        c, w = sizes.embed_dim, sizes.ffn_embed_dim
-        return 2 * c * w + w + c
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        return Flops(2 * batch * time * 2 * sizes.embed_dim * sizes.ffn_embed_dim)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

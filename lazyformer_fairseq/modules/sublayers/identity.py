@@ -5,7 +5,7 @@ from typing import Optional
 from torch import Tensor
 
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.sizes import Sizes
 
@@ -18,14 +18,6 @@ class Identity(Sublayer):
     @classmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Identity":
         return cls()
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        return 0
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        return Flops(0)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

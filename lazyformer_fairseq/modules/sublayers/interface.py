@@ -65,25 +65,6 @@ class Context(NamedTuple):
     positions: Optional[RelativePositions] = None
 
 
-class Flops(NamedTuple):
-    """FLOPs of a sublayer's forward pass, twice the multiply-adds.
-
-    Attributes:
-        linear: of products with weights.
-        products: of products between activations; a kind that hands its distribution on has two: scores and weighted
-            sum.
-        scores: of these products the one that makes scores; None for half of them.
-    """
-
-    linear: int
-    products: int = 0
-    scores: Optional[int] = None
-
-    @property
-    def of_scores(self) -> int:
-        return self.products // 2 if self.scores is None else self.scores
-
-
 class Sublayer(nn.Module):
     """The module of a kind.
 
@@ -101,21 +82,6 @@ class Sublayer(nn.Module):
     @abstractmethod
     def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "Sublayer":
         """Builds one with fresh weights for this place of a plan; ``planned.values`` has the settings."""
-
-    @classmethod
-    @abstractmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """Parameters of its own, without the LayerNorm around it."""
-
-    @classmethod
-    def count_common_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> dict[str, int]:
-        """Parameters that it shares with all sublayers of a network that have the same name for them."""
-        return {}
-
-    @classmethod
-    @abstractmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        """FLOPs of a forward pass over B sequences of T positions; K = M + T with the memory of a causal model."""
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

@@ -14,8 +14,8 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     merge_heads,
     with_memory,
 )
-from lazyformer_fairseq.modules.sublayers.attention_variant import build_values, variant_classes
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import build_values
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -38,23 +38,6 @@ class LazyAttention(AttentionSublayer):
             nn.ModuleDict() if producer is None else build_values(self.variant_options(options, producer.values))
         )
         self.start_copies()
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """2 C^2, 2 C of biases, and what the distribution that it reads wants of values."""
-        c, producer = sizes.embed_dim, planned.producer
-        of_values = (
-            choice.count_value_parameters(sizes, producer.values) for choice in variant_classes(producer.values)
-        ) if producer else ()  # fmt: skip
-        return 2 * c * c + (2 * c if cls.has_bias else 0) + sum(of_values)
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        c, producer = sizes.embed_dim, planned.producer
-        flops = Flops(2 * batch * (keys + time) * c * c, 2 * batch * time * keys * c)
-        for choice in variant_classes(producer.values) if producer else ():
-            flops = choice.count_lazy_flops(sizes, producer.values, time, keys, batch, flops)
-        return flops
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

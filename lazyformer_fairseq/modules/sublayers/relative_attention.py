@@ -18,8 +18,8 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     split_heads,
     with_memory,
 )
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, projections, variant_classes
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, projections
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -66,28 +66,6 @@ class RelativeAttention(ChoosingAttention):
         self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None
         self.out_proj = Linear(embed_dim, embed_dim, bias=False)
         self.start_copies()
-
-    @classmethod
-    def plain_parameters(cls, sizes: Sizes) -> int:
-        """5 C^2."""
-        return 5 * sizes.embed_dim**2
-
-    @classmethod
-    def plain_flops(cls, sizes: Sizes, time: int, keys: int, batch: int) -> Flops:
-        """Projects distances once for the whole batch; there is one more of them than keys, see `encoded`."""
-        c, distances = sizes.embed_dim, keys + 1
-        linear = 2 * batch * (2 * keys + 2 * time) * c * c + 2 * distances * c * c
-        by_distance = 2 * batch * time * distances * c
-        return Flops(linear + by_distance, 2 * (2 * batch * time * keys * c))
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        """Of the keys that it may reach at most."""
-        heads = sizes.num_heads
-        reaches = [choice.count_reach(planned.values, heads) for choice in variant_classes(planned.values)]
-        reach = min([reach for reach in reaches if reach is not None], default=keys)
-        seen = keys if planned.consumers else min(keys, time + reach)
-        return super().count_flops(sizes, planned, time, seen, batch)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

@@ -14,7 +14,7 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     split_heads,
 )
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, projections
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.patterns.sizes import Sizes
@@ -41,16 +41,6 @@ class SelfAttention(ChoosingAttention):
         kept = projections(planned.values)
         names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
-
-    @classmethod
-    def plain_parameters(cls, sizes: Sizes) -> int:
-        """4 C^2 + 4 C."""
-        return 4 * (sizes.embed_dim**2 + sizes.embed_dim)
-
-    @classmethod
-    def plain_flops(cls, sizes: Sizes, time: int, keys: int, batch: int) -> Flops:
-        c = sizes.embed_dim
-        return Flops(2 * batch * time * 4 * c * c, 2 * (2 * batch * time * keys * c))
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:

@@ -17,8 +17,8 @@ from lazyformer_fairseq.modules.sublayers.attention_heads import (
     count_remembered,
     split_heads,
 )
-from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
-from lazyformer_fairseq.modules.sublayers.interface import Context, Flops, SharedState, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.modules.sublayers.relative_attention import with_distances
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, KEYS_AND_VALUES
@@ -44,23 +44,6 @@ class SharedKeysAttention(AttentionSublayer):
         self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
 
     @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """2 C^2 + 2 C."""
-        return 2 * (sizes.embed_dim**2 + sizes.embed_dim)
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, planned: PlannedSublayer, time: int, keys: int, batch: int) -> Flops:
-        """Two projections, and the products of its ``s``."""
-        projections, by_distance, c = cls._count_linear(sizes, time, keys, batch)
-        flops = Flops(by_distance, 2 * (2 * batch * time * keys * c))
-        values = {} if planned.producer is None else planned.producer.values
-        for choice in variant_classes(values):
-            changed = choice.count_flops(sizes, values, time, keys, batch, flops)
-            # Less is what the mask hides; more is what the s computes for its keys.
-            flops = changed._replace(linear=min(flops.linear, changed.linear))
-        return flops._replace(linear=projections + flops.linear)
-
-    @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         """Queries, output, what the back end keeps, and on ``eager`` copies of keys and values."""
         queries = run.tokens(sizes.embed_dim) * (2 if "positions" in run.features else 1)
@@ -68,12 +51,6 @@ class SharedKeysAttention(AttentionSublayer):
         copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
         found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
         return found._replace(pending=0)
-
-    @classmethod
-    def _count_linear(cls, sizes: Sizes, time: int, keys: int, batch: int) -> tuple[int, int, int]:
-        """FLOPs of projections, and of positions that meet all queries; C."""
-        c = sizes.embed_dim
-        return 2 * batch * time * 2 * c * c, 0, c
 
     def forward(
         self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
@@ -97,16 +74,6 @@ class CausalSharedKeysAttention(SharedKeysAttention):
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, planned: PlannedSublayer) -> int:
-        """3 C^2."""
-        return 3 * sizes.embed_dim**2
-
-    @classmethod
-    def _count_linear(cls, sizes: Sizes, time: int, keys: int, batch: int) -> tuple[int, int, int]:
-        c, distances = sizes.embed_dim, keys + 1
-        return 2 * batch * time * 2 * c * c + 2 * distances * c * c, 2 * batch * time * distances * c, c
 
     def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
         q_BNTD, own = with_distances(q_BTC, self.position_proj, self.num_heads, shared)

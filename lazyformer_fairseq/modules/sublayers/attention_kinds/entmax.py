@@ -13,7 +13,6 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Settings
-from lazyformer_fairseq.patterns.sizes import Sizes
 
 _LEARNED = "learned"
 # A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
@@ -51,7 +50,3 @@ class Entmax(AttentionVariant):
         if self.exponent is not None:
             return torch.full((self.num_heads,), self.exponent, dtype=exact, device=like.device)
         return (1 + torch.sigmoid(self.shape_N.to(exact))).clamp(_LEAST, _MOST)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        return sizes.num_heads if values["entmax"] == _LEARNED else 0

@@ -25,7 +25,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionVariant,
     VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 # Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
@@ -102,35 +102,6 @@ class Linformer(AttentionVariant):
             )
         keys = self.key_projection[..., :time]
         return keys, keys if self.value_projection is None else self.value_projection[..., :time]
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """Without the matrix of all layers, see :meth:`count_common_parameters`."""
-        size, share = values["linformer"] * sizes.max_positions, values["share"]
-        return {NONE: 2 * sizes.num_heads, HEADS: 2, KV: 1, LAYERS: 0}[share] * size
-
-    @classmethod
-    def count_common_parameters(cls, sizes: Sizes, values: Settings) -> dict[str, int]:
-        name, size = _common_name(values), values["linformer"] * sizes.max_positions
-        return {name: size} if values["share"] == LAYERS else {}
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        c, projected, share = sizes.embed_dim, values["linformer"], values["share"]
-        first = is_first(share != NONE, projected, time)
-        projections = 1 if first and share in (KV, LAYERS) else 2
-        saved = 2 * (time - projected) * c * c if first else 0
-        linear = flops.linear + 2 * batch * (projections * projected * time * c - saved)
-        return Flops(linear, 4 * batch * time * projected * c)
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """It projects along time, with as many FLOPs as the weighted sum of what comes of it has."""
-        product = super().count_lazy_flops(sizes, values, time, keys, batch, flops).products
-        projected, saved = values["linformer"], 0
-        if is_first(values["share"] != NONE, projected, time):  # its input; and where the bias goes
-            saved = 2 * batch * ((time - projected) * sizes.embed_dim**2 - time * projected)
-        return Flops(flops.linear + product - saved, product)
 
     @classmethod
     def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:

@@ -15,7 +15,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionVariant,
     VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.sizes import Sizes
 
 
@@ -57,22 +57,6 @@ class Persistent(AttentionVariant):
         size = super().attention_size(sizes, values, size)
         more = values["persistent"]
         return size._replace(keys=size.keys + more, in_tiles=size.in_tiles and size.in_tiles + size.rows * more)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """m C."""
-        return values["persistent"] * sizes.embed_dim
-
-    @classmethod
-    def count_value_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """m C."""
-        return values["persistent"] * sizes.embed_dim
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """m more keys for each query, in scores and weighted sum."""
-        product = 2 * batch * time * values["persistent"] * sizes.embed_dim
-        return Flops(flops.linear, flops.products + 2 * product, flops.of_scores + product)
 
 
 class PersistentValues(nn.Module):

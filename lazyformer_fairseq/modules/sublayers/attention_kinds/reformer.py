@@ -16,9 +16,7 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionVariant,
     VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 
 
 class Reformer(AttentionVariant):
@@ -86,28 +84,3 @@ class Reformer(AttentionVariant):
         positions = attention.positions
         at_distance = split_heads(self.position_proj(positions.encoded[None, :-1]), attention.k_BNKD.size(1))
         return attention.k_BNKD + at_distance + positions.position_bias[:, None]
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """One projection less."""
-        c = sizes.embed_dim
-        return -c * c if sizes.direction == CAUSAL else -(c * c + c)
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        c = sizes.embed_dim
-        saved = 2 * batch * time * c * c
-        if sizes.direction == CAUSAL:  # scores by distance, and the distance of the future
-            saved += 2 * batch * time * (keys + 1) * c + 2 * c * c
-        is_hashed = keys > values["chunk"]
-        hashing = batch * keys * c * values["rounds"] * values["buckets"] if is_hashed else 0
-        return Flops(flops.linear - saved + hashing, 2 * cls._product(sizes, values, keys, batch))
-
-    @classmethod
-    def _product(cls, sizes: Sizes, values: Settings, keys: int, batch: int) -> int:
-        """Of all queries, those of the memory too, with the keys of their chunk and its neighbours, in each round."""
-        chunk = values["chunk"]
-        if keys <= chunk:
-            return 2 * batch * keys * keys * sizes.embed_dim
-        filled, seen = -(-keys // chunk) * chunk, chunk * (2 if sizes.direction == CAUSAL else 3)
-        return 2 * batch * values["rounds"] * filled * seen * sizes.embed_dim

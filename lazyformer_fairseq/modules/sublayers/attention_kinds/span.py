@@ -17,7 +17,6 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     VariantOptions,
 )
 from lazyformer_fairseq.modules.sublayers.interface import Settings
-from lazyformer_fairseq.patterns.sizes import Sizes
 
 # In the `common` of a network's options: its spans.
 SPANS = "spans"
@@ -49,7 +48,7 @@ class Span(AttentionVariant):
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
-        self.set_longest(0.0)
+        self.set_longest(1.0 if self.shares.is_meta else 0.0)  # what is counted without numbers is what it may become
         options.common.setdefault(SPANS, []).append(self)
 
     @classmethod
@@ -106,11 +105,6 @@ class Span(AttentionVariant):
         mask = ((self.ramp + self.spans - steps) / self.ramp).clamp(0, 1)
         logarithm = mask.clamp(min=torch.finfo(mask.dtype).tiny).log()
         return logarithm.masked_fill((mask == 0) | (steps >= self.limit), -math.inf)
-
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """N."""
-        return sizes.num_heads
 
 
 def _mask(reach: int, heads: int, is_causal: bool) -> AttentionMask:

@@ -18,11 +18,8 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionOutput,
     AttentionVariant,
     VariantOptions,
-    flops_shown,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 
 
 class Sparse(AttentionVariant):
@@ -59,12 +56,6 @@ class Sparse(AttentionVariant):
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         return inner(attention.with_mask(self.mask))
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Products of what is shown."""
-        mask = cls.mask_of(values, sizes.num_heads, sizes.direction == CAUSAL)
-        return flops_shown(sizes, mask, time, keys, batch, flops)
 
 
 class Strided(Sparse):

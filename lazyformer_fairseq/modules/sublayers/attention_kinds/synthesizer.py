@@ -42,10 +42,8 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionVariant,
     VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import Sizes
 
 DOT, RANDOM, FIXED, FACTORISED_RANDOM = "dot", "random", "fixed", "factorised_random"
 OF_QUERIES = DENSE, FACTORISED_DENSE = "dense", "factorised_dense"
@@ -173,69 +171,11 @@ class Synthesizer(AttentionVariant):
         is_shared = _may_share(values) and "padding" not in workload.features and not workload.has_dropout
         return workload._replace(batch=1) if is_shared else workload
 
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        terms, length, absent = terms_of(values), _length(sizes, values), _projections(sizes, values)
-        size = sizes.embed_dim // sizes.num_heads
-        of_terms = {
-            RANDOM: sizes.num_heads * length**2,
-            FACTORISED_RANDOM: 2 * sizes.num_heads * length * values["rank"],
-            DENSE: size * length,
-            FACTORISED_DENSE: size * sum(factors_of(length)),
-        }
-        weights = len(terms) if len(terms) > 1 else 0
-        return sum(of_terms.get(term, 0) for term in terms) + weights - absent.parameters
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Without padding and dropout in attention, where all sequences share the scores of ``factorised_random``."""
-        c, terms, absent = sizes.embed_dim, terms_of(values), _projections(sizes, values)
-        is_all = flops.of_scores == 2 * batch * time * keys * c
-        # Positions meet every query once for each distance; where a mask leaves keys out, for each key in it.
-        by_distance = 2 * batch * time * (keys + 1) * c if is_all else flops.of_scores
-        linear = flops.linear - absent.flops(time, keys, batch) - absent.by_distance * by_distance
-        if DENSE in terms:
-            linear += 2 * batch * time * keys * c
-        if FACTORISED_DENSE in terms:
-            linear += 2 * batch * time * c * sum(factors_of(_length(sizes, values)))
-        scores = flops.of_scores if DOT in terms else 0
-        if FACTORISED_RANDOM in terms:
-            scores += 2 * (1 if _may_share(values) else batch) * time * keys * sizes.num_heads * values["rank"]
-        return Flops(linear, flops.products - flops.of_scores + scores, scores)
-
-
-class _Absent(NamedTuple):
-    """Projections that an ``s`` does not have; `by_...` count matrices of C x C."""
-
-    parameters: int
-    embed_dim: int
-    by_query: int
-    by_key: int
-    by_distance: int
-
-    def flops(self, time: int, keys: int, batch: int) -> int:
-        """Of these projections."""
-        c, distances = self.embed_dim, keys + 1
-        projected = batch * (time * self.by_query + keys * self.by_key) + distances * self.by_distance
-        return 2 * projected * c * c
-
-
-def _projections(sizes: Sizes, values: Settings) -> _Absent:
-    c, kept = sizes.embed_dim, Synthesizer.projections(values)
-    queries, keys, is_causal = "queries" not in kept, "keys" not in kept, sizes.direction == CAUSAL
-    positions = keys and is_causal
-    bias = 0 if is_causal else c
-    return _Absent((queries + keys) * (c * c + bias) + positions * c * c, c, int(queries), int(keys), int(positions))
-
 
 def _may_share(values: Settings) -> bool:
     """Whether all sequences have the same scores: nothing of the input is in them, and no other kind adds some."""
     is_alone = [row.name for row in chosen_kinds(values)] == ["synthesizer"]
     return is_alone and {DOT, *OF_QUERIES}.isdisjoint(terms_of(values))
-
-
-def _length(sizes: Sizes, values: Settings) -> int:
-    return values["length"] if sizes.direction == CAUSAL else sizes.max_positions
 
 
 def _glorot(*shape: int) -> Tensor:

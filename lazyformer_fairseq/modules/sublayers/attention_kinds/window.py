@@ -21,12 +21,9 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     AttentionOutput,
     AttentionVariant,
     VariantOptions,
-    flops_shown,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Flops, Settings
+from lazyformer_fairseq.modules.sublayers.interface import Settings
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import Sizes
 
 
 class Window(AttentionVariant):
@@ -139,39 +136,6 @@ class Window(AttentionVariant):
         shape = Scores(lengths_B=scores.lengths_B, hidden_BK=scores.hidden_BK, learned_BNTK=added)
         return Attention(x, attention.x_BKC, q, k, v_BNKD, shape)
 
-    @classmethod
-    def count_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """2 C^2 + 2 C with global tokens, 2 C^2 in causal models."""
-        return 2 * cls.count_value_parameters(sizes, values)
-
-    @classmethod
-    def count_value_parameters(cls, sizes: Sizes, values: Settings) -> int:
-        """C^2 + C with global tokens, C^2 in causal models."""
-        bias = 0 if sizes.direction == CAUSAL else sizes.embed_dim
-        return sizes.embed_dim**2 + bias if values["global"] else 0
-
-    @classmethod
-    def count_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Products of what is shown; G global tokens add their queries, all keys and values, and 4 G K C.
-
-        Positions that the caller gives count as one: formulas do not see them.
-        """
-        mask = cls.mask_of(values, sizes.num_heads, sizes.direction == CAUSAL)
-        flops = flops_shown(sizes, mask, time, keys, batch, flops)
-        if not values["global"]:
-            return flops
-        c, tokens = sizes.embed_dim, _counted(values, time)
-        products = flops.products + 4 * batch * tokens * keys * c
-        by_distance = 2 * batch * tokens * (keys + 1) * c if sizes.direction == CAUSAL else 0
-        return Flops(flops.linear + 2 * batch * (tokens + 2 * keys) * c * c + by_distance, products)
-
-    @classmethod
-    def count_lazy_flops(cls, sizes: Sizes, values: Settings, time: int, keys: int, batch: int, flops: Flops) -> Flops:
-        """Global tokens add their projection of all values."""
-        flops = super().count_lazy_flops(sizes, values, time, keys, batch, flops)
-        of_values = 2 * batch * keys * sizes.embed_dim**2 if values["global"] else 0
-        return flops._replace(linear=flops.linear + of_values)
-
 
 class GlobalValues(nn.Module):
     """The values that global tokens see, beside those that others see."""
@@ -226,11 +190,6 @@ class GlobalDistribution(NamedTuple):
     def probabilities(self) -> Any:
         """(B, N, T, K), where both parts are written out."""
         return self.tokens.put(self.theirs.probabilities, self.plain.probabilities)
-
-
-def _counted(values: Settings, time: int) -> int:
-    """G of the formulas."""
-    return 1 if values["global"] == GIVEN else min(values["global"], time)
 
 
 def _rows(scores: Scores, places_AG: Tensor, keys: int, at_distance_BNGK: Optional[Tensor]) -> Optional[Tensor]:

@@ -3,7 +3,6 @@
 Whether a kind computes what its paper says is tested in the file of its own.
 """
 
-import sys
 from itertools import combinations
 
 import pytest
@@ -28,7 +27,8 @@ from torch.nn.attention import flex_attention as torchs_flex
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
+from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
+from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
@@ -60,19 +60,18 @@ def test_parameters_by_formula_are_those_of_a_built_network(direction, s):
 
 
 @of_each_kind
-def test_flops_by_formula_are_those_that_torch_counts(direction, s, monkeypatch):
+def test_counted_flops_are_those_that_torch_sees(direction, s, monkeypatch):
     """But for a mask: ``eager`` computes what is out of it too."""
-
-    def of_all_pairs(sizes, mask, time, keys, batch, flops):
-        return flops._replace(products=4 * batch * time * keys * sizes.embed_dim)
-
-    for row in ATTENTION_KINDS:
-        module = sys.modules[row.load().__module__]
-        monkeypatch.setattr(module, "flops_shown", of_all_pairs, raising=False)
+    monkeypatch.setattr(counted, "count_pairs", lambda mask, time, keys, causal: HEADS * time * keys)
+    sublayer_flops.cache_clear()
     network = build(direction, f"{s} f l")
     with FlopCounterMode(display=False) as counter:
         run(network, tokens())
-    assert counter.get_total_flops() == count_flops(f"{s} f l", network.sizes, TOKENS, batch=2, predicted=0)
+    found = count_flops(f"{s} f l", network.sizes, TOKENS, batch=2, predicted=0)
+    sublayer_flops.cache_clear()
+    # Under a mask positions count with the pairs; eager has a distance more, the future's.
+    is_masked = direction == CAUSAL and s.startswith(("s[window", "s[strided", "s[fixed"))
+    assert found + is_masked * 2 * 2 * TOKENS * WIDTH == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +83,8 @@ def test_a_masks_products_are_those_of_the_pairs_that_it_shows(direction, s):
     narrow = build_network(s, direction, HEADS, TOKENS)
     (seen,) = look(narrow, TOKENS)
     pairs = sum(len(heads) * int((weights > 0).sum()) for heads, weights in seen.by_heads)
-    flops = planned.kind.module(direction).count_flops(narrow.sizes, planned, TOKENS, TOKENS, 1)
-    assert flops.products == 4 * pairs * narrow.embed_dim // HEADS
+    flops = sublayer_flops(planned, narrow.sizes, TOKENS)
+    assert flops.scores == flops.values == 2 * pairs * narrow.embed_dim // HEADS
 
 
 def assert_an_l_reuses_all(direction: str, s: str) -> None:

@@ -16,9 +16,8 @@ from lazyformer_fairseq.experiments.diagnostics.commands import tasks
 from lazyformer_fairseq.experiments.reproduce.commands import reproduce
 from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.fairseq_plugin import registration
-from lazyformer_fairseq.fairseq_plugin.reliability import installing
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
+from lazyformer_fairseq.fairseq_plugin import registration, replacements
+from lazyformer_fairseq.fairseq_plugin.replacements import Stage
 from lazyformer_fairseq.finetuning.glue.commands import glue
 from lazyformer_fairseq.finetuning.squad.commands import squad
 from lazyformer_fairseq.huggingface.commands import import_model
@@ -38,8 +37,8 @@ def main() -> None:
     """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
     # Else fairseq_cli would, where it is imported: everything, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    installing.install(Stage.COMMAND_LINE)
-    registration.after_registration(installing.start_run)
+    replacements.install(Stage.COMMAND_LINE)
+    registration.after_registration(replacements.start_run)
 
 
 for command in (

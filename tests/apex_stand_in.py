@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.fairseq_plugin.optim import fused_adam, nvlamb
+from lazyformer_fairseq.fairseq_plugin.optim import fused_adam
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -105,8 +105,7 @@ class FusedLayerNorm(nn.Module):
 def install(patch: pytest.MonkeyPatch) -> None:
     """As if it could be imported, and the weights were on a GPU."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
-    for module in (fused_adam, nvlamb):
-        patch.setattr(module, "are_on_gpu", lambda groups: True)
+    patch.setattr(fused_adam, "are_on_gpu", lambda groups: True)
     kernels = ModuleType("fused_layer_norm_cuda")
     kernels.__spec__ = ModuleSpec("fused_layer_norm_cuda", None)
     for name, module in {

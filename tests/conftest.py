@@ -34,7 +34,7 @@ from language_model_data import prepare_toy_wikitext
 from quick_hydra import make_hydra_quick
 from warm_processes import stand_ins
 
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
+from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 
 start_run()  # once: what a test replaces for itself is to stand outside of the hooks
 make_hydra_quick()

@@ -14,9 +14,8 @@ from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import Con
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdamConfig
-from lazyformer_fairseq.fairseq_plugin.optim.linear_warmup import LinearWarmupConfig
 from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLambConfig
-from lazyformer_fairseq.fairseq_plugin.optim.polynomial_warmup import PolynomialWarmupConfig
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import LinearWarmupConfig, PolynomialWarmupConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig

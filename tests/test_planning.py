@@ -11,10 +11,9 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.planning.fit import USABLE, Place, fit, possible_back_ends
-from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_yaml, vocabulary_of, with_options
-from lazyformer_fairseq.measure.planning.launched import job_of_launch
+from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_launch, job_of_yaml, vocabulary_of, with_options
 from lazyformer_fairseq.measure.planning.report import read_size
-from lazyformer_fairseq.pretraining.names import CONFIGS
+from lazyformer_fairseq.pretraining.launch import CONFIGS
 
 V100 = Place(8, 16 * 10**9, "fp16")
 

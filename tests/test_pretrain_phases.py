@@ -21,9 +21,8 @@ from lazyformer_fairseq.child_process import Ended
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.planning.job import job_of_yaml
-from lazyformer_fairseq.pretraining.encoder_recipes import RECIPES
-from lazyformer_fairseq.pretraining.names import CONFIGS
-from lazyformer_fairseq.pretraining.start import Launch
+from lazyformer_fairseq.pretraining.launch import CONFIGS, Launch
+from lazyformer_fairseq.pretraining.recipes import RECIPES
 
 SIZES = (
     "--encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --sublayer-pattern sffl "
@@ -89,7 +88,7 @@ def test_a_yaml_file_is_a_recipe_itself(tmp_path):
 def start(tmp_path, monkeypatch):
     """``start(data, ...)``: the command, which trains in this process. Its update number ``.kill_at`` kills it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lazyformer_fairseq.pretraining.start.count_gpus", lambda: 0)
+    monkeypatch.setattr("lazyformer_fairseq.pretraining.launch.count_gpus", lambda: 0)
 
     def train_here(launch: Launch, module: str, words: list[str]) -> None:
         assert module == "fairseq_cli.train"
@@ -169,6 +168,7 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     assert start(data_folder).exit_code == 0 and start.started == []
 
 
+@pytest.mark.slow
 def test_phase_2_starts_from_phase_1_weights(start, data_folder):
     with_no_update = PHASE2.replace("--lr 5e-3", "--lr 1e-30")
     assert start(data_folder, phase2=with_no_update).exit_code == 0
@@ -189,6 +189,7 @@ def test_other_settings_are_refused_and_free_ones_are_not(start, data_folder):
     assert start(data_folder, "--log-interval", "3", "--batch-size", "2").exit_code == 0
 
 
+@pytest.mark.slow
 def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
     early = start(data_folder, "--stop-min-lr", "1")
     assert "phase1 ended before its last update; rerun to resume" in str(early.exception)

@@ -19,10 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.devices import nvidia_smi
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
-from lazyformer_fairseq.fairseq_plugin.reliability.update_size import settle
+from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates, settle_update_size
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.pretraining.names import CONFIGS
+from lazyformer_fairseq.pretraining.launch import CONFIGS
 
 SCRIPT = ROOT / "scripts" / "pretrain.sh"
 ASK = nvidia_smi._ask.__wrapped__  # it keeps its answers else
@@ -98,7 +97,7 @@ def dry_run(pretrain, *arguments: object) -> tuple[list[str], list[str]]:
 def parsed(arguments: list[str]) -> DictConfig:
     """What fairseq-train makes of its arguments."""
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
-    settle(cfg)
+    settle_update_size(cfg)
     return cfg
 
 
@@ -146,7 +145,7 @@ def test_an_update_has_256_sequences(pretrain, tmp_path, arguments, world, batch
     cfg = parsed(train)
     assert cfg.distributed_training.distributed_world_size == world
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (batch, [update_freq])
-    assert ("lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun" in launcher) == (world > 1)
+    assert ("lazyformer_fairseq.fairseq_plugin.reliability.torchrun" in launcher) == (world > 1)
     if world == 16:
         assert "--nnodes 2 --nproc-per-node 8 " in " ".join(launcher)
         assert "--rdzv-endpoint other:1234 --rdzv-id lazyformer --rdzv-conf is_host=0 " in " ".join(launcher)
@@ -211,7 +210,7 @@ def test_options_of_fairseq_train_win(pretrain):
 
 def test_a_yaml_file_gets_the_sizes_of_this_machine(pretrain, tmp_path):
     launcher, settings = dry_run(pretrain, "bert_base.yaml", "my 'data'", "--gpus", 2, "optimization.max_update=9")
-    assert "lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun" in launcher
+    assert "lazyformer_fairseq.fairseq_plugin.reliability.torchrun" in launcher
     assert settings[:4] == ["--config-dir", str(CONFIGS / "pretraining"), "--config-name", "bert_base"]
     assert r"task.data='my \'data\''" in settings and settings[-1] == "optimization.max_update=9"
     assert {"distributed_training.distributed_world_size=2", "common.cpu=true", "common.fp16=false"} <= set(settings)
@@ -291,18 +290,19 @@ def cfg_of(text: str) -> DictConfig:
 )
 def test_sizes_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        settle(cfg_of(settings))
+        settle_update_size(cfg_of(settings))
 
 
 def test_settling_twice_changes_nothing():
     cfg = cfg_of("dataset.batch_size=3")
-    settle(cfg)
+    settle_update_size(cfg)
     settled = OmegaConf.to_container(cfg)
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (2, [2])
-    settle(cfg)
+    settle_update_size(cfg)
     assert OmegaConf.to_container(cfg) == settled
 
 
+@pytest.mark.slow
 def test_it_runs_from_another_folder_on_data_with_spaces_in_its_path(script, data_folder, tmp_path):
     data = tmp_path / "my data"
     data.symlink_to(data_folder)

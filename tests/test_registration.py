@@ -97,6 +97,7 @@ def test_a_notebook_keeps_its_excepthook_warnings_and_logging():
     assert light == [True, True, False] and used == [True, True]
 
 
+@pytest.mark.slow
 def test_a_notebook_that_loads_a_model_has_fairseq_as_it_was_afterwards():
     old = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0"
     code = STATE + (
@@ -138,6 +139,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_fairseq_starts_for_a_gpu_has_the_hooks_of_its_run(tmp_path):
     """It unpickles fairseq's main and the config; the parent's hooks are not there."""
     (tmp_path / "parent.py").write_text(PARENT)

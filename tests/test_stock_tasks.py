@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import torch
 from helpers import ROOT
 
@@ -41,14 +42,15 @@ def test_masked_lm_with_roberta_base(tmp_path, warm_python):
     assert b"lazyformer_fairseq sha256" not in file, "fairseq itself has written it"
 
 
+@pytest.mark.slow
 def test_a_mistake_of_a_stock_task_is_what_it_was(tmp_path):
     """No hook of ours prints it, and no option of ours is looked at."""
     command = [*"--write-checkpoints-asynchronously --bf16".split(), "--user-dir", str(ROOT / "lazyformer_fairseq")]
     code = (
         "import sys; from fairseq import options\n"
         f"parsed = options.parse_args_and_arch(options.get_training_parser(), {[str(DATA), *OPTIONS, *command]!r})\n"
-        "from lazyformer_fairseq.fairseq_plugin.reliability import installing\n"
-        "print(parsed.tpu, sys.excepthook is sys.__excepthook__, {hook.stage.name for hook in installing._before})"
+        "from lazyformer_fairseq.fairseq_plugin import replacements\n"
+        "print(parsed.tpu, sys.excepthook is sys.__excepthook__, {row.stage.name for row in replacements._before})"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, "--user-dir", str(ROOT / "lazyformer_fairseq")],

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
+from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.run.one_run import output_to
 from lazyformer_fairseq.finetuning.run.queue import last_line
 from lazyformer_fairseq.finetuning.run.workers import Workers

@@ -10,10 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Optional
 
-from lazyformer_fairseq.fairseq_plugin.reliability import installing
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
+from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install
 
-PACKAGE = "lazyformer_fairseq"
 REGISTERED = (
     "criterions.continued_masked_lm",
     "criterions.glue",
@@ -23,9 +21,8 @@ REGISTERED = (
     "models.huggingface_bert",
     "models.lazyformer",
     "optim.fused_adam",
-    "optim.linear_warmup",
     "optim.nvlamb",
-    "optim.polynomial_warmup",
+    "optim.schedules",
     "tasks.full_sentences_masked_lm",
     "tasks.glue",
     "tasks.inputs_masked_lm",
@@ -52,7 +49,7 @@ def register() -> None:
             importlib.import_module("fairseq")
             for name in REGISTERED:
                 importlib.import_module(f"{PACKAGE}.fairseq_plugin.{name}")
-            installing.install(Stage.REGISTRATION)
+            install(Stage.REGISTRATION)
     except BaseException:
         _watcher.is_done = False
         raise

@@ -7,7 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import loading_safely
+from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 
 
 def load_finetuned(checkpoint: Path, state: dict[str, Any], data: Path) -> tuple[torch.nn.Module, Any]:

@@ -1,7 +1,5 @@
 """Trains one update at a time, so that several models can take turns in one process and their times are comparable."""
 
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +15,6 @@ from fairseq.logging.meters import MetersDict
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import SIGNALS
 from lazyformer_fairseq.measure.costs.latency import wait_for
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 
@@ -45,9 +42,8 @@ class StepwiseTraining:
         self.task = setup_task(self.cfg.task)
         model, criterion = self.task.build_model(self.cfg.model), self.task.build_criterion(self.cfg.criterion)
         self.trainer = Trainer(self.cfg, self.task, model, criterion)
-        with _signals_left_alone():
-            _, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
-        self.trainer.preemption = None
+        self.trainer.takes_signals = False
+        _, self.epochs = checkpoint_utils.load_checkpoint(self.cfg.checkpoint, self.trainer)
         self.seconds: list[float] = self._kept("seconds", [])[: self.updates]
         self.batches = self._batches_of_this_epoch()
 
@@ -120,12 +116,3 @@ def _own_metrics() -> Iterator[MetersDict]:
     metrics.reset()
     with metrics.aggregate(new_root=True) as found:
         yield found
-
-
-@contextmanager
-def _signals_left_alone() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.report.figures import COLOURS, write_picture
 

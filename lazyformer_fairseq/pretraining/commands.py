@@ -1,6 +1,8 @@
 """The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
 
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -8,52 +10,56 @@ import click
 
 from lazyformer_fairseq.arguments import refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import Command, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining import causal_recipes
-from lazyformer_fairseq.pretraining.encoder_recipes import RECIPES
-from lazyformer_fairseq.pretraining.names import find_config, refuse_unknown_arch
-from lazyformer_fairseq.pretraining.start import Launch, launch_options
+from lazyformer_fairseq.pretraining.launch import Launch, find_config, refuse_unknown_arch
+from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, RECIPES, causal_options
 
 SETTINGS = {"ignore_unknown_options": True}
-POSITIVE = click.IntRange(1)
 GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
+PER_GPU = ("--sequences-per-gpu", "--batch-size", "--max-sentences")
 
 
-@click.command(context_settings=SETTINGS)
+@dataclass(frozen=True)
+class Pretraining(Launch):
+    """Options of ``lazyformer pretrain``."""
+
+    per_gpu: Optional[int] = option(
+        None, "At most so many in one forward pass.", *PER_GPU,
+        low=1, shown="as many as fit the GPUs' memory, see --fit; else 16; 4 on a CPU",
+    )  # fmt: skip
+    sequences_per_update: Optional[int] = option(
+        None, "A multiple of nodes x gpus.", low=1, shown="the recipe's; table5's is 256"
+    )
+    recipe: Optional[str] = option(
+        None, "table5, or a phase of PAR BERT's, both of which `lazyformer pretrain-phases` runs.",
+        choices=tuple(RECIPES), shown="table5",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Training(Launch):
+    """Options of ``lazyformer lm train``."""
+
+    per_gpu: Optional[int] = option(
+        None, "Streams of a GPU, at most.", "--rows-per-gpu", *PER_GPU[1:],
+        low=1, shown="as many as fit its memory, see --fit; else an eighth of an update's rows; 4 on a CPU",
+    )  # fmt: skip
+    rows_per_update: Optional[int] = option(
+        None, "A multiple of nodes x gpus.",
+        low=1, shown="the arch's: 256 for *_base, 128 for *_large, 96 for *_24b",
+    )  # fmt: skip
+    recipe: Optional[str] = option(
+        None, "Optimizer and schedule, see above.", choices=CAUSAL_CHOICES, shown="the arch's"
+    )
+
+
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("arch")
 @click.argument("data")
 @GIVEN
-@click.option(
-    "--sequences-per-gpu",
-    "--batch-size",
-    "--max-sentences",
-    "per_gpu",
-    type=POSITIVE,
-    help="At most so many in one forward pass.  [default: as many as fit the GPUs' memory, see --fit; else 16; 4 on a "
-    "CPU]",
-)
-@click.option(
-    "--sequences-per-update",
-    "per_update",
-    type=POSITIVE,
-    help="A multiple of nodes x gpus.  [default: the recipe's; table5's is 256]",
-)
-@click.option(
-    "--recipe",
-    "recipe_name",
-    type=click.Choice(list(RECIPES)),
-    help="table5, or a phase of PAR BERT's, both of which `lazyformer pretrain-phases` runs.  [default: table5]",
-)
-@launch_options
-def pretrain(
-    arch: str,
-    data: str,
-    given: tuple[str, ...],
-    per_gpu: Optional[int],
-    per_update: Optional[int],
-    recipe_name: Optional[str],
-    **launch: Any,
-) -> None:
+@takes(Pretraining, "run")
+def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
     """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
 
     DATA is a folder of binarised data, or several as a:b:c. The setting: 1,000,000 updates of 256 sequences of 512
@@ -72,63 +78,35 @@ def pretrain(
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
     """
-    run, recipe = Launch(**launch), RECIPES[recipe_name or "table5"]
+    recipe, per_update = RECIPES[run.recipe or "table5"], run.sequences_per_update
     sequences = per_update or recipe.sequences
     if arch.endswith(".yaml"):
-        if recipe_name:
-            raise UserError(f"--recipe {recipe_name}: {arch} is a recipe itself; write recipe={recipe_name} behind it")
+        if run.recipe:
+            raise UserError(f"--recipe {run.recipe}: {arch} is a recipe itself; write recipe={run.recipe} behind it")
         run.refuse_uneven(per_update or 256, "sequences")
-        return _from_yaml(run, arch, "pretraining", data, given, per_gpu, per_update)
+        return _from_yaml(run, arch, "pretraining", data, given, per_update)
     run.refuse_uneven(sequences, "sequences")
     refuse_unknown_arch(arch, ARCHITECTURES)
     _check(run, data)
     tokens = recipe.tokens or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    job = _job(arch, None, data, (*sizes, *given), per_update)
+    job = job_of(arch, None, data, (*sizes, *given), per_update)
     run.show_plan(job)
     at_once = (16 if run.found else 4) * max(1, 512 // tokens)
     options = f"""
         --task full_sentences_masked_lm --arch {arch} --criterion masked_lm_accuracy {recipe.options}
-        --batch-size {per_gpu or run.batch(job, at_once)} --required-batch-size-multiple 1
+        --batch-size {run.per_gpu or run.batch(job, at_once)} --required-batch-size-multiple 1
         --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --num-workers 2 --log-format simple --seed 1"""
     run.train(data, [*sizes, *shlex.split(options)], given)
 
 
-@click.command(context_settings=SETTINGS)
+@click.command(cls=Command, context_settings=SETTINGS)
 @click.argument("arch")
 @click.argument("data")
 @GIVEN
-@click.option(
-    "--rows-per-gpu",
-    "--batch-size",
-    "--max-sentences",
-    "per_gpu",
-    type=POSITIVE,
-    help="Streams of a GPU, at most.  [default: as many as fit its memory, see --fit; else an eighth of an update's "
-    "rows; 4 on a CPU]",
-)
-@click.option(
-    "--rows-per-update",
-    "per_update",
-    type=POSITIVE,
-    help="A multiple of nodes x gpus.  [default: the arch's: 256 for *_base, 128 for *_large, 96 for *_24b]",
-)
-@click.option(
-    "--recipe",
-    type=click.Choice(causal_recipes.CHOICES),
-    help="Optimizer and schedule, see above.  [default: the arch's]",
-)
-@launch_options
-def train(
-    arch: str,
-    data: str,
-    given: tuple[str, ...],
-    per_gpu: Optional[int],
-    per_update: Optional[int],
-    recipe: Optional[str],
-    **launch: Any,
-) -> None:
+@takes(Training, "run")
+def train(arch: str, data: str, given: tuple[str, ...], run: Training) -> None:
     """Train ARCH (par_transformer_base, ...) on DATA, what `lazyformer lm prepare` wrote, on the GPUs there are.
 
     From the PAR Transformer paper: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and
@@ -155,21 +133,21 @@ def train(
     recipe=transformer_xl.
     """
     known = CAUSAL_ARCHITECTURES.get(arch, CAUSAL_ARCHITECTURES["transformer_xl_base"])
-    rows = per_update or known.rows
-    run = Launch(**launch)
+    rows = run.rows_per_update or known.rows
     run.refuse_uneven(rows, "rows")
     if arch.endswith(".yaml"):
-        if recipe:
-            raise UserError(f"--recipe {recipe}: with a YAML file write recipe={recipe.replace('-', '_')} behind it")
-        return _from_yaml(run, arch, "language_modeling", data, given, per_gpu, per_update)
+        if run.recipe:
+            behind = run.recipe.replace("-", "_")
+            raise UserError(f"--recipe {run.recipe}: with a YAML file write recipe={behind} behind it")
+        return _from_yaml(run, arch, "language_modeling", data, given, run.rows_per_update)
     refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
     _check(run, data)
-    job = _job(arch, None, data, given, rows)
+    job = job_of(arch, None, data, given, rows)
     run.show_plan(job)
-    per_gpu = per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
+    per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
     options = f"""
         --task stream_language_modeling --tgt-len {known.tgt_len} --arch {arch} --criterion causal_lm
-        {causal_recipes.options_of(known, recipe)} --max-update {known.updates}
+        {causal_options(known, run.recipe)} --max-update {known.updates}
         --sequences-per-update {rows} --batch-size {per_gpu}
         --batch-size-valid 8 --required-batch-size-multiple 1 --save-dir checkpoints/{arch} --no-epoch-checkpoints
         --save-interval-updates 1000 --keep-interval-updates 3
@@ -177,10 +155,10 @@ def train(
     run.train(data, options.split(), given)
 
 
-def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:
-    config = find_config(arch, kind)
+def _from_yaml(run: Any, arch: str, kind: str, data: str, given: tuple[str, ...], per_update: Optional[int]) -> None:
+    config, per_gpu = find_config(arch, kind), run.per_gpu
     _check(run, data)
-    job = _job(None, config, data, given, per_update)
+    job = job_of(None, config, data, given, per_update)
     run.show_plan(job)
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
         per_gpu = run.batch(job, 0) or None  # else the file's
@@ -188,11 +166,13 @@ def _from_yaml(run, arch, kind, data, given, per_gpu, per_update) -> None:
     run.train_from_yaml(config, {name: size for name, size in sizes.items() if size is not None}, given)
 
 
-def _job(arch: Optional[str], config: Optional[Path], data: str, given: tuple[str, ...], per_update: Optional[int]):
+def job_of(
+    arch: Optional[str], config: Optional[Path], data: str, given: Sequence[str], per_update: Optional[int]
+) -> Callable[[], Any]:
     """What makes a plan's job of a launch, and imports torch for it."""
 
-    def make():
-        from lazyformer_fairseq.measure.planning.launched import job_of_launch
+    def make() -> Any:
+        from lazyformer_fairseq.measure.planning.job import job_of_launch
 
         return job_of_launch(arch, config, data, given, per_update)
 

@@ -16,8 +16,8 @@ from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.pretraining.commands import GIVEN, SETTINGS
-from lazyformer_fairseq.pretraining.encoder_recipes import PHASES, RECIPES
-from lazyformer_fairseq.pretraining.names import refuse_unknown_arch
+from lazyformer_fairseq.pretraining.launch import refuse_unknown_arch
+from lazyformer_fairseq.pretraining.recipes import PHASES, RECIPES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
 
@@ -135,7 +135,7 @@ def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
     record, last = folder / FINISHED, folder / LAST
     if record.exists() or not last.exists():
         return record.exists()
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into  # imports torch
+    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into  # imports torch
 
     try:
         made = look_into(last).updates

@@ -24,7 +24,7 @@ from lazyformer_fairseq.experiments.search.state import (
 )
 from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
 from lazyformer_fairseq.experiments.search.supernet.training import SupernetTraining
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
 from lazyformer_fairseq.storage.atomic import write_text
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion, total, with_spans
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.networks.encoder import Encoder

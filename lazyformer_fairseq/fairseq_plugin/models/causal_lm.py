@@ -9,8 +9,8 @@ from torch import Tensor
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedModel, dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import loading_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
+from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights

@@ -32,7 +32,7 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
 )
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
 

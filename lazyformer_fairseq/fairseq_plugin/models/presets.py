@@ -12,8 +12,7 @@ from fairseq.models import (
 )
 from omegaconf import OmegaConf
 
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import install
+from lazyformer_fairseq.fairseq_plugin.replacements import Stage, install
 from lazyformer_fairseq.patterns.architectures import Architecture
 
 

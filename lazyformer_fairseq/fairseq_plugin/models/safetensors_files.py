@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import SAFETENSORS
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import SAFETENSORS, loading_checked
 from lazyformer_fairseq.fairseq_plugin.reliability.options import OLD_NAMES, with_new_names
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
@@ -27,11 +27,11 @@ ARCHITECTURE = "lazyformer"  # fairseq's name of the model class
 OPTIONS = tuple(each.name for each in fields(LazyFormerConfig) if each.name[0] != "_" and each.name not in OLD_NAMES)
 
 
-def reading_safetensors(load_checkpoint_to_cpu, path, *args, **kwargs):
-    """Wraps fairseq's ``load_checkpoint_to_cpu``: also reads safetensors in place of a checkpoint."""
+def loading_checkpoints(load_checkpoint_to_cpu, path, *args, **kwargs):
+    """For fairseq's ``load_checkpoint_to_cpu``: also reads safetensors in place of a checkpoint."""
     if str(path).endswith(SAFETENSORS):
         return read_as_checkpoint(path)
-    return load_checkpoint_to_cpu(path, *args, **kwargs)
+    return loading_checked(load_checkpoint_to_cpu, path, *args, **kwargs)
 
 
 def read_as_checkpoint(path: Union[str, Path]) -> dict[str, Any]:

@@ -1,22 +1,139 @@
-"""Optimizer ``fused_adam``: Adam with decoupled weight decay in one fused kernel, by apex or torch.
+"""Optimizer ``fused_adam``: Adam with decoupled weight decay in one fused kernel, by apex or torch; and what it shares.
 
 fairseq's own ``adam`` is fused with apex alone and otherwise loops over the weights in Python.
+
+A run may be resumed on either library. Each takes the other's state without a word until the next update: torch then
+misses `step`, and apex begins to count anew, so that the moments are corrected for a bias that they no longer have.
+
+| | apex (apex/optimizers/fused_adam.py) | torch |
+|---|---|---|
+| number of updates | `step` of a group, a number (a tensor where capturable) | `step` of each weight, a tensor |
+| moments | `exp_avg`, `exp_avg_sq` of each weight | the same |
+| settings of a group | lr, betas, eps, weight_decay, bias_correction | lr, betas, eps, weight_decay, fused and more |
 """
 
+import ast
+import copy
+import importlib
 import logging
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, List  # noqa: UP035
+from typing import Any, List, Optional  # noqa: UP035
 
 import torch
 from fairseq.dataclass import FairseqDataclass
-from fairseq.optim import register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from omegaconf import II
 
-from lazyformer_fairseq.fairseq_plugin.optim import adam_state
-from lazyformer_fairseq.fairseq_plugin.optim.adam_like import AdamLikeOptimizer, are_on_gpu, betas_of
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 
 logger = logging.getLogger(__name__)
+
+LAMBS = ("max_weight_norm", "grad_averaging")  # settings that our Lamb and apex's FusedLAMB alone have
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SHARED_SETTINGS = ("lr", "betas", "eps", "weight_decay")
+
+
+class AdamLikeOptimizer(FairseqOptimizer):
+    """Biases and LayerNorms may be a group of their own, without decay; moments are in single precision.
+
+    Attributes:
+        NAME: the value of ``--optimizer``.
+    """
+
+    NAME = ""
+
+    @property
+    def rate(self) -> float:
+        return self.cfg.lr[0] if isinstance(self.cfg.lr, Collection) else self.cfg.lr
+
+    def groups_of(self, params: list[torch.Tensor]) -> list[dict]:
+        """One group, or with ``--no-decay-bias-and-norm`` two: matrices, and vectors.
+
+        The only vectors of this package's modules are biases and LayerNorms.
+        """
+        if not self.cfg.no_decay_bias_and_norm:
+            return [{"params": params}]
+        if len(params) == 1 and params[0].dim() == 1:
+            raise UserError(
+                "--no-decay-bias-and-norm: --fp16 joins all weights to one vector, in which biases cannot be told "
+                "apart; add --fp16-no-flatten-grads"
+            )
+        return [
+            {"params": [p for p in params if p.dim() > 1]},
+            {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+
+    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
+        """Loads what the same optimizer saved.
+
+        Raises:
+            UserError: it is of another optimizer, of other weights, or of other groups of them.
+        """
+        if _is_lambs(self.param_groups) != _is_lambs(state_dict["param_groups"]):
+            raise UserError(
+                f"the checkpoint was not trained with --optimizer {self.NAME}: give the one it was trained with, or "
+                "--reset-optimizer"
+            )
+        self._check_fits(state_dict)
+        super().load_state_dict(self.fitted(state_dict), optimizer_overrides)
+        if self.cfg.no_decay_bias_and_norm:  # --optimizer-overrides are set on every group
+            self.param_groups[1]["weight_decay"] = 0.0
+
+    def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's state in the layout of this optimizer, of the same weights."""
+        raise NotImplementedError
+
+    def _check_fits(self, state_dict: dict[str, Any]) -> None:
+        """Raises a UserError where a checkpoint's moments are of other weights: torch finds out in the first update."""
+        groups = len(self.param_groups), len(state_dict["param_groups"])
+        if groups[0] != groups[1]:
+            raise UserError(
+                f"the checkpoint was trained with{'out' if groups[1] == 1 else ''} --no-decay-bias-and-norm: do "
+                "the same, or give --reset-optimizer"
+            )
+        own = [p for group in self.param_groups for p in group["params"]]
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        moments = [state_dict["state"].get(number, {}).get("exp_avg") for number in saved]
+        if len(own) != len(saved) or any(
+            moment is not None and moment.numel() != p.numel() for moment, p in zip(moments, own, strict=True)
+        ):
+            raise UserError(
+                "the checkpoint's optimizer state is of other weights than the model's (it has none of positions or "
+                "projections that start as copies): give --reset-optimizer"
+            )
+
+    @property
+    def supports_memory_efficient_fp16(self) -> bool:
+        """Asked by fairseq where ``--memory-efficient-fp16`` (or bf16) leaves no weights in single precision.
+
+        Raises:
+            UserError: always: torch's moments would be in half precision, where (1 - b2) g^2 is soon zero.
+        """
+        raise UserError(
+            f"--memory-efficient-fp16, --memory-efficient-bf16: --optimizer {self.NAME} updates weights in single "
+            "precision; leave the option out, or give --optimizer adam"
+        )
+
+
+def _is_lambs(groups: list[dict]) -> bool:
+    return any(name in groups[0] for name in LAMBS)
+
+
+def betas_of(value: Any, option: str) -> tuple[float, float]:
+    """Two numbers in [0, 1), given as a pair or as text, by `option`.
+
+    Raises:
+        UserError: they are not.
+    """
+    try:
+        first, second = (float(beta) for beta in (ast.literal_eval(value) if isinstance(value, str) else value))
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise UserError(f"{option} {value!r}: give two numbers, as '(0.9, 0.999)'") from error
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UserError(f"{option} {value!r}: both must lie in [0, 1)")
+    return first, second
 
 
 @dataclass
@@ -52,12 +169,12 @@ class FusedAdam(AdamLikeOptimizer):
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
         if not self.cfg.no_decay_bias_and_norm:  # which one vector cannot have
-            state_dict = adam_state.joined_or_split(state_dict, self._optimizer)
+            state_dict = joined_or_split(state_dict, self._optimizer)
         super().load_state_dict(state_dict, optimizer_overrides)
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
         """apex's and torch's differ."""
-        return adam_state.fitted(saved, self._optimizer)
+        return fitted(saved, self._optimizer)
 
     @property
     def supports_flat_params(self) -> bool:
@@ -65,14 +182,108 @@ class FusedAdam(AdamLikeOptimizer):
 
 
 def _fused_adam(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    if are_on_gpu(groups):
-        try:
-            from apex.optimizers import FusedAdam as ApexFusedAdam
+    return by_apex("FusedAdam", groups, adam_w_mode=True, **options) or _by_torch(groups, options)
 
-            optimizer = ApexFusedAdam(groups, adam_w_mode=True, **options)
-            logger.info("optimizer: apex.optimizers.FusedAdam")
-            return optimizer
-        except (ImportError, RuntimeError) as error:  # RuntimeError: apex was built without its kernels
-            logger.info("optimizer: no apex.optimizers.FusedAdam (%s)", error)
+
+def _by_torch(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
     logger.info("optimizer: torch.optim.AdamW(fused=True)")
     return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def are_on_gpu(groups: list[dict]) -> bool:
+    """Where apex's kernels are; with --cpu they are not, whatever the machine has."""
+    return any(weight.is_cuda for group in groups for weight in group["params"])
+
+
+def by_apex(name: str, groups: list[dict], **options: Any) -> Optional[torch.optim.Optimizer]:
+    """An optimizer of apex's; None where it is not there, and for weights that are not on a GPU."""
+    if not are_on_gpu(groups):
+        return None
+    try:
+        optimizer = getattr(importlib.import_module("apex.optimizers"), name)(groups, **options)
+        logger.info("optimizer: apex.optimizers.%s", name)
+        return optimizer
+    except (ImportError, RuntimeError) as error:  # RuntimeError: apex was built without its kernels
+        logger.info("optimizer: no apex.optimizers.%s (%s)", name, error)
+        return None
+
+
+def fitted(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A checkpoint's state in the layout of the optimizer that is to load it; the checkpoint's stays as it is.
+
+    Args:
+        saved: what ``state_dict`` of either returned, with as many groups as `own` has.
+        own: apex's FusedAdam, or torch's AdamW.
+    """
+    own_is_torchs = isinstance(own, torch.optim.AdamW)
+    if own_is_torchs == _is_torchs(saved):
+        return saved
+    state, groups, updates = dict(saved["state"]), [], 0
+    for group, own_group in zip(saved["param_groups"], own.param_groups, strict=True):
+        settings = {name: value for name, value in own_group.items() if name not in ("params", "step")}
+        settings |= {name: group[name] for name in SHARED_SETTINGS} | {"params": group["params"]}
+        moments = {number: state[number] for number in group["params"] if number in state}
+        if own_is_torchs:
+            updates = int(group.get("step", 0))
+            state |= {number: {**each, "step": torch.tensor(float(updates))} for number, each in moments.items()}
+        elif moments:
+            settings["step"] = updates = _same_for_all(int(each["step"]) for each in moments.values())
+            state |= {number: _without_step(each) for number, each in moments.items()}
+        groups.append(settings)
+    logger.info(
+        "optimizer: the checkpoint's state is %s, after %d updates; it continues as %s",
+        *(("apex's FusedAdam's", updates, "torch's AdamW's") if own_is_torchs else
+          ("torch's AdamW's", updates, "apex's FusedAdam's")),
+    )  # fmt: skip
+    return {**saved, "state": state, "param_groups": groups}
+
+
+def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A checkpoint's state for as many tensors as the optimizer that is to load it has.
+
+    With ``--fp16`` on a GPU fairseq joins all weights to one vector, elsewhere they stay apart: a run in bf16 may be
+    resumed in fp16 on an older GPU, and back. What is of other weights comes back as it is.
+
+    Args:
+        saved: what ``state_dict`` of FusedAdam or AdamW returned.
+        own: one of them.
+    """
+    weights = [weight for group in own.param_groups for weight in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    moments = [saved["state"][number] for number in numbers if number in saved["state"]]
+    sizes = [weight.numel() for weight in weights]
+    fewer, more = sorted((len(weights), len(numbers)))
+    are_joined = fewer == 1 < more and len(saved["param_groups"]) == 1
+    if not are_joined or sum(sizes) != sum(each["exp_avg"].numel() for each in moments):
+        return saved
+    others = {name: value for name, value in moments[0].items() if name not in MOMENTS}
+    if "step" in others:
+        others["step"] = torch.tensor(float(_same_for_all(int(each["step"]) for each in moments)))
+    state = [copy.deepcopy(others) for _ in weights]  # torch counts each tensor's updates in place
+    for name in MOMENTS:
+        vector = torch.cat([each[name].flatten() for each in moments])
+        for own_state, weight, part in zip(state, weights, vector.split(sizes), strict=True):
+            own_state[name] = part.view(weight.shape)
+    group = {**saved["param_groups"][0], "params": list(range(len(weights)))}
+    return {**saved, "state": dict(enumerate(state)), "param_groups": [group]}
+
+
+def _is_torchs(saved: dict[str, Any]) -> bool:
+    if saved["state"]:
+        return any("step" in moments for moments in saved["state"].values())
+    return "bias_correction" not in saved["param_groups"][0]  # before the first update
+
+
+def _same_for_all(updates: Iterable[int]) -> int:
+    """apex counts the updates of a group, as one vector does; torch those of a weight that had a gradient."""
+    counts = sorted(set(updates))
+    if len(counts) > 1:
+        logger.warning(
+            "optimizer: some weights had %d updates and some %d; %d are counted for all",
+            counts[0], counts[-1], counts[-1],
+        )  # fmt: skip
+    return counts[-1]
+
+
+def _without_step(moments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in moments.items() if name != "step"}

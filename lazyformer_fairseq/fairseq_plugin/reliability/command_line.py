@@ -1,14 +1,21 @@
 """How a command line prints errors and warnings. Imports neither fairseq nor torch."""
 
+import json
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import note_user_error
+
+EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+INTERRUPTED = 128 + signal.SIGINT  # 130, as shells have it for a process that Ctrl-C ended
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+FORWARDED = "LAZYFORMER_SIGNALS_FORWARDED"  # the process that hands signals on to its children
+USER_ERROR = "the user has to mend something"
 
 
 def printing_user_errors(excepthook: Callable) -> Callable:
@@ -58,3 +65,11 @@ def without_warnings_nobody_can_act_on(filters: list) -> list:
             warnings.filterwarnings("ignore", category=category, module=module)
     warnings.filterwarnings("ignore", message=r"\n'config' is validated against ConfigStore schema")
     return filters
+
+
+def note_user_error() -> None:
+    """Writes the file that torchrun looks into when a process of its has failed: another try is useless."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        with open(path, "w") as file:
+            json.dump({"message": USER_ERROR}, file)

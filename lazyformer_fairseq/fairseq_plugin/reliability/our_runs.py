@@ -1,11 +1,16 @@
-"""Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are."""
+"""Recognizes runs of ours and starts them: fairseq runs many tasks, and those of others must stay as they are.
+
+What a run logs goes to ``train.log`` in ``--save-dir``, too, over all its starts; ``lazyformer curves`` reads it.
+"""
 
 import functools
+import logging
 import os
 import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Optional
@@ -17,12 +22,14 @@ from hydra.core.hydra_config import HydraConfig
 
 from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import PACKAGE, install, start_run
-from lazyformer_fairseq.fairseq_plugin.reliability.options import refuse_impossible, refuse_unfit
-from lazyformer_fairseq.fairseq_plugin.reliability.run_log import log_to
-from lazyformer_fairseq.fairseq_plugin.reliability.update_size import settle
+from lazyformer_fairseq.fairseq_plugin.reliability.options import refuse_impossible, refuse_unfit, settle_update_size
+from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install, start_run
 from lazyformer_fairseq.storage.run_lock import lock_for_process
+
+LOG = "train.log"
+FORMAT = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+TIME = "%Y-%m-%d %H:%M:%S"  # both as fairseq prints them
+_handler: Optional[logging.FileHandler] = None
 
 
 def names_task_of_ours(settings: Any) -> bool:
@@ -105,7 +112,7 @@ def starting_with_defaults(add_defaults, cfg):
         refuse_impossible(cfg.checkpoint, cfg.task, cfg.model, cfg.dataset, cfg.optimization, cfg.common)
         refuse_unfit(cfg)
         _refuse_unfit_torch(cfg.common, cfg.distributed_training)
-        settle(cfg)
+        settle_update_size(cfg)
         _claim_folder(cfg.checkpoint, cfg.distributed_training)
 
 
@@ -136,8 +143,40 @@ def _claim_folder(checkpoint: Any, distributed_training: Any) -> None:
         raise UserError(problem[0])
 
 
-def starting_with_trainer(init, self, cfg, task, *args, **kwargs):
-    """A script that parses nothing."""
-    if is_task_of_ours(type(task)):
-        start_run()
-    init(self, cfg, task, *args, **kwargs)
+def log_to(folder: Path) -> None:
+    """From here on this process appends what it logs to the folder's log; the folder of an earlier run is let go.
+
+    Nothing is done where the output goes to that file already.
+    """
+    global _handler
+    path = (folder / LOG).absolute()
+    if _handler is not None:
+        if _handler.baseFilename == str(path):
+            return
+        logging.getLogger().removeHandler(_handler)
+        _handler.close()
+        _handler = None
+    if _is_output(path):
+        return
+    _handler = _LogFile(path, encoding="utf-8")
+    _handler.setFormatter(logging.Formatter(FORMAT, TIME))
+    logging.getLogger().addHandler(_handler)
+
+
+class _LogFile(logging.FileHandler):
+    """A full disk does not disturb the run: what it logs goes to its output too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+def _is_output(path: Path) -> bool:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                return True
+    return False

@@ -6,6 +6,8 @@ know the error.
 """
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
@@ -29,35 +31,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
 
 
-def end_where_memory_ends(train_step, self, samples, raise_oom=False):
-    """For ``Trainer.train_step``, as its ``raise_oom``.
+@contextmanager
+def refused_in_words(words: Callable[[BaseException], str]) -> Iterator[None]:
+    """Around an update, or a batch of validation; `words` are :func:`in_training` or :func:`in_validation`.
 
     Raises:
-        OutOfMemoryInTrainingError: the update did not fit.
+        OutOfMemoryInTrainingError: it did not fit.
     """
     try:
-        return train_step(self, samples, raise_oom=True)
+        yield
     except RuntimeError as error:
         if isinstance(error, OutOfMemoryInTrainingError) or not is_out_of_memory(error):
             raise
-        raise OutOfMemoryInTrainingError(_in_training(self, samples, error)) from error
+        raise OutOfMemoryInTrainingError(words(error)) from error
 
 
-def end_where_memory_ends_in_validation(valid_step, self, sample, raise_oom=False):
-    """For ``Trainer.valid_step``, which tries a batch a second time.
-
-    Raises:
-        OutOfMemoryInTrainingError: the batch did not fit.
-    """
-    try:
-        return valid_step(self, sample, raise_oom)
-    except RuntimeError as error:
-        if isinstance(error, OutOfMemoryInTrainingError) or not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryInTrainingError(_in_validation(self, sample, error)) from error
-
-
-def _in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
+def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
+    """What an update met, and which options make it fit."""
     advice = [_smaller_batches(trainer.cfg)]
     if backend_of(trainer.cfg.model) not in ("", "recompute", "fused"):
         advice.append("--attention-backend recompute keeps no distributions")
@@ -69,7 +59,8 @@ def _in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {'; '.join(advice)}"
 
 
-def _in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
+def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
+    """The same for a batch of validation."""
     dataset = trainer.cfg.dataset
     option = "--max-tokens-valid" if dataset.max_tokens_valid and not dataset.batch_size_valid else "--batch-size-valid"
     given = dataset.max_tokens_valid if option == "--max-tokens-valid" else dataset.batch_size_valid

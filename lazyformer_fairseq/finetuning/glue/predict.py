@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.glue.task_table import TASKS, TaskDescription
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import heads_in_checkpoint
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.finetuning import load_finetuned as finetuned
 from lazyformer_fairseq.finetuning.glue.report.read_results import read_results, read_run
 from lazyformer_fairseq.finetuning.run.grid import BEST

@@ -20,9 +20,9 @@ from fairseq.logging import metrics
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import files as checkpoint_files
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import start_run
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.run.grid import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, Run
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock

@@ -17,7 +17,7 @@ from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import heads_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.finetuning.load_finetuned import load_finetuned
 from lazyformer_fairseq.finetuning.run.grid import BEST
 from lazyformer_fairseq.finetuning.squad.best_texts import best_texts

@@ -10,7 +10,7 @@ from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SPAN
 
 CAUSAL_WEIGHT = "decoder.embedding."  # what names of a language model's weights begin with

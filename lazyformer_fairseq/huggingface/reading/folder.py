@@ -15,9 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import check
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import SAFETENSORS, named_errors
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import forbid_unsafe_loads
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import check
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import (
+    SAFETENSORS,
+    forbid_unsafe_loads,
+    named_errors,
+)
 
 CONFIG_FILE = "config.json"
 SAFE_FILE, PICKLED_FILE = "model.safetensors", "pytorch_model.bin"

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import Stage as HookStage
-from lazyformer_fairseq.fairseq_plugin.reliability.installing import install
+from lazyformer_fairseq.fairseq_plugin.replacements import Stage as HookStage
+from lazyformer_fairseq.fairseq_plugin.replacements import install
 
 PROC = Path("/proc")
 MEGABYTE = 1e6
@@ -130,7 +130,7 @@ def _read_data(theirs: Connection, command: list[str], rank: int, processes: int
         return
     theirs.send((stages, [worker.pid for worker in multiprocessing.active_children()]))
     theirs.poll(None)
-    from lazyformer_fairseq.fairseq_plugin.reliability.signals.preemption import end_reader
+    from lazyformer_fairseq.fairseq_plugin.reliability.preemption import end_reader
 
     end_reader(epoch)
 

@@ -1,7 +1,8 @@
 """``lazyformer plan``."""
 
 import json
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -10,55 +11,47 @@ import click
 from lazyformer_fairseq.arguments import ExistingPath, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
+from lazyformer_fairseq.options import Command, option, takes
 
-POSITIVE = click.IntRange(min=1)
+
+@dataclass(frozen=True)
+class Planning:
+    """Options of ``lazyformer plan``."""
+
+    archs: tuple[str, ...] = option(
+        (), "Name of a model, or several: docs/architectures.md has them all.", "--arch", metavar="NAME,..."
+    )
+    gpus: int = option(8, "How many, on all nodes together.", low=1)
+    gpu_memory: str = option("16GB", "Of each, as 16GB (10^9 bytes) or 16GiB.", metavar="SIZE")
+    precision: str = option("fp16", "Of weights and activations.", choices=("fp32", "fp16", "bf16"))
+    attention_backend: Optional[str] = option(
+        None, "How attention is computed.", "--attention-backend", "--lazy-backend", shown="the training's, else auto"
+    )
+    time: Optional[int] = option(
+        None, "Of a sequence, or of a segment.", "--tokens-per-sample", "--tgt-len", low=1, shown="the training's"
+    )
+    per_update: Optional[int] = option(
+        None, "Size of an update.", "--sequences-per-update", "--batch", low=1, shown="the training's, 256"
+    )
+    max_update: Optional[int] = option(None, "How many.", low=1, shown="the training's, 1000000; language models 40000")
+    data: Optional[str] = option(
+        None, "Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk."
+    )
+    vocab_size: Optional[int] = option(
+        None, "Symbols.", low=1, shown="of --data, else 32768; of causal archs, that of their text"
+    )
+    teraflops: float = option(
+        PAPER_TERAFLOPS, "TFLOP/s that training reaches on a GPU; the default is what the paper's BERT did on a V100.",
+        low=0, is_open=True,
+    )  # fmt: skip
+    measure: bool = option(False, "Time a few updates of one sequence here, in place of --teraflops.")
+    json: bool = option(False, "Print numbers for programs: bytes, FLOPs, hours.")
 
 
-@click.command()
-@click.option("--arch", "archs", multiple=True, help="Name of a model, or several: docs/architectures.md has them all.")
+@click.command(cls=Command)
 @click.option("--config", type=ExistingPath(is_file=True), help="YAML file of a training, in place of --arch.")
-@click.option("--gpus", type=POSITIVE, default=8, help="How many, on all nodes together.")
-@click.option("--gpu-memory", default="16GB", metavar="SIZE", help="Of each, as 16GB (10^9 bytes) or 16GiB.")
-@click.option(
-    "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), default="fp16", help="Of weights and activations."
-)
-@click.option(
-    "--attention-backend",
-    "--lazy-backend",
-    "back_end",
-    help="How attention is computed.  [default: the training's, else auto]",
-)
-@click.option("--tokens-per-sample", "--tgt-len", "time", type=POSITIVE, help="[default: the training's]")
-@click.option("--batch", "per_update", type=POSITIVE, help="Sequences of an update.  [default: the training's, 256]")
-@click.option("--max-update", type=POSITIVE, help="[default: the training's, 1000000; language models 40000]")
-@click.option("--data", help="Folder of binarised data, or several as a:b:c: for its vocabulary and its size on disk.")
-@click.option(
-    "--vocab-size", type=POSITIVE, help="[default: of --data, else 32768; of causal archs, that of their text]"
-)
-@click.option(
-    "--teraflops",
-    type=click.FloatRange(min=0, min_open=True),
-    default=PAPER_TERAFLOPS,
-    help="TFLOP/s that training reaches on a GPU; the default is what the paper's BERT did on a V100.",
-)
-@click.option("--measure", is_flag=True, help="Time a few updates of one sequence here, in place of --teraflops.")
-@click.option("--json", "wants_json", is_flag=True, help="Print numbers for programs: bytes, FLOPs, hours.")
-def plan(
-    archs: tuple[str, ...],
-    config: Optional[Path],
-    gpus: int,
-    gpu_memory: str,
-    precision: str,
-    back_end: Optional[str],
-    time: Optional[int],
-    per_update: Optional[int],
-    max_update: Optional[int],
-    data: Optional[str],
-    vocab_size: Optional[int],
-    teraflops: float,
-    measure: bool,
-    wants_json: bool,
-) -> None:  # fmt: skip
+@takes(Planning, "asked")
+def plan(config: Optional[Path], asked: Planning) -> None:
     """Print whether a training fits its GPUs, how an update is shared among them, and how long it takes.
 
     Memory is counted by formula, for each back end of attention: see docs/training.md. No GPU is needed.
@@ -69,28 +62,37 @@ def plan(
     lazyformer plan --arch transformer_xl_base --gpus 1 --measure
     lazyformer plan --arch bert_base --arch lazyformer_m2x6 (a row for each)
     """
-    if bool(archs) == (config is not None):
+    if bool(asked.archs) == (config is not None):
         raise UserError("give either --arch NAME or --config FILE.yaml")
-    if data is not None:
-        refuse_missing_folders(data)
-    from lazyformer_fairseq.measure.planning.fit import Place
-    from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_yaml, vocabulary_of
-    from lazyformer_fairseq.measure.planning.report import as_json, as_table, as_text, given_speed, make_plan, read_size
+    if asked.data is not None:
+        refuse_missing_folders(asked.data)
+    from lazyformer_fairseq.measure.planning.job import job_of_arch, job_of_yaml
+    from lazyformer_fairseq.measure.planning.report import as_json, as_table, as_text
 
-    given: dict[str, Any] = {"time": time, "per_update": per_update, "max_update": max_update}
-    given = {name: value for name, value in given.items() if value is not None}
-    place, plans = Place(gpus, read_size(gpu_memory), precision), []
-    for job in [job_of_yaml(config)] if config else map(job_of_arch, archs):
-        known = vocab_size or (data and vocabulary_of(data, job.is_causal)) or job.vocab_size
-        job = replace(job, vocab_size=known, **given)
-        speed = _measured(job) if measure else given_speed(teraflops)
-        chosen = back_end or job.attention_backend
-        plans.append(make_plan(job, place, chosen, speed, _bytes_of(data) if data else None))
-    if wants_json:
+    plans = _plans(asked, [job_of_yaml(config)] if config else map(job_of_arch, asked.archs))
+    if asked.json:
         found = [as_json(made) for made in plans]
         click.echo(json.dumps(found if len(found) > 1 else found[0], indent=2))
     else:
         click.echo(as_text(plans[0]) if len(plans) == 1 else as_table(plans))
+
+
+def _plans(asked: Planning, jobs: Iterable[Any]) -> list[Any]:
+    """A plan of each job, with what was asked for in place of the training's own."""
+    from lazyformer_fairseq.measure.planning.fit import Place
+    from lazyformer_fairseq.measure.planning.job import vocabulary_of
+    from lazyformer_fairseq.measure.planning.report import given_speed, make_plan, read_size
+
+    given = {name: getattr(asked, name) for name in ("time", "per_update", "max_update")}
+    given = {name: value for name, value in given.items() if value is not None}
+    place, plans = Place(asked.gpus, read_size(asked.gpu_memory), asked.precision), []
+    for job in jobs:
+        known = asked.vocab_size or (asked.data and vocabulary_of(asked.data, job.is_causal)) or job.vocab_size
+        job = replace(job, vocab_size=known, **given)
+        speed = _measured(job) if asked.measure else given_speed(asked.teraflops)
+        chosen = asked.attention_backend or job.attention_backend
+        plans.append(make_plan(job, place, chosen, speed, _bytes_of(asked.data) if asked.data else None))
+    return plans
 
 
 def _measured(job):

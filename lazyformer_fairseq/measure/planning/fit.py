@@ -115,3 +115,23 @@ def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:
         if not BACK_ENDS[name].keeps_distribution or distributions <= SHARE_OF_MEMORY * place.memory
     ]
     return small or ["eager"]
+
+
+class Batch(NamedTuple):
+    """What a process takes at once, and in words why."""
+
+    size: int
+    why: str
+
+
+def batch_that_fits(job: Job, place: Place) -> Batch:
+    """The largest one that does; 1, and a warning, where none does.
+
+    Raises:
+        UserError: as :func:`fit` does.
+    """
+    found = fit(job, place, job.attention_backend)
+    gigabytes = f"{found.memory.peak / 1e9:.1f} GB of a GPU's {place.memory / 1e9:.1f} GB, by formula"
+    if not found.batch:
+        return Batch(1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan")
+    return Batch(found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another")

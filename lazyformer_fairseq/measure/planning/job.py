@@ -1,6 +1,6 @@
 """What is to be trained, from the name of an arch or a YAML file: all that formulas need."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
@@ -180,6 +181,29 @@ def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[M
     per_update = task.get("sequences_per_update") or given.get("dataset", {}).get("batch_size", 256)
     masked = 1.0 if is_causal else task.get("mask_prob", MASKED)
     return _job(path.stem, config, vocab_size, time, per_update, updates, masked)
+
+
+def job_of_launch(
+    arch: Optional[str], config: Optional[Path], data: str, given: Sequence[str], per_update: Optional[int] = None
+) -> Job:
+    """What a launch trains.
+
+    Args:
+        arch: a named model, else `config` is a YAML file.
+        given: options of fairseq-train, or of hydra, that the user gave.
+        per_update: sequences of an update; None for the training's own.
+
+    Raises:
+        UserError: as :func:`job_of_arch`, :func:`job_of_yaml` and :func:`with_options` do.
+    """
+    options = {name: value for name, value in options_by_name(given).items() if value}
+    groups = {name: options[name] for name in ("recipe",) if name in options}
+    job = job_of_arch(arch) if config is None else job_of_yaml(config, groups=groups)
+    if per_update is not None:
+        options["sequences_per_update"] = str(per_update)
+    if vocab_size := vocabulary_of(data, job.is_causal):
+        job = replace(job, vocab_size=vocab_size)
+    return with_options(job, options)
 
 
 def with_options(job: Job, options: Mapping[str, Any]) -> Job:

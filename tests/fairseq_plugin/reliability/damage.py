@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 import torch
-from fairseq.trainer import Trainer
 from torch.nn import Linear
 
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 WEIGHT = "encoder.sentence_encoder.embed_tokens.weight"
 
@@ -46,7 +46,7 @@ class DamagedRun:
     updates: list[Update] = field(default_factory=list)
 
     def __enter__(self):
-        train_step, forward = Trainer.train_step, self.criterion.forward
+        train_step, forward = SafeTrainer.train_step, self.criterion.forward
         kind = None
 
         def damaged_train_step(trainer, samples, *args, **kwargs):
@@ -78,7 +78,7 @@ class DamagedRun:
                 loss = loss * kind
             return loss, sample_size, {**log, "loss": loss.detach()}
 
-        self.patches = [mock.patch.object(Trainer, "train_step", damaged_train_step)]
+        self.patches = [mock.patch.object(SafeTrainer, "train_step", damaged_train_step)]
         if self.damages_loss:
             self.patches.append(mock.patch.object(self.criterion, "forward", damaged_forward))
         for patch in self.patches:

@@ -38,7 +38,7 @@ from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import check_archive, read_setting
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import check_archive, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_shards, check_totals
 from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
 from lazyformer_fairseq.patterns.grammar import plan

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 from damage import WEIGHT, poisoned
-from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
 import lazyformer_fairseq  # noqa: F401
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main(output: Path, every: int, options: list[str]) -> None:
     torch.set_num_threads(1)
-    train_step = Trainer.train_step
+    train_step = SafeTrainer.train_step
     calls = 0
 
     def measured_train_step(trainer, samples, *args, **kwargs):
@@ -42,7 +42,7 @@ def main(output: Path, every: int, options: list[str]) -> None:
                     left = len(trainer.epoch_iterator) - trainer.epoch_iterator.iterations_in_epoch
                     file.write(json.dumps({"update": calls, "batches_left": left, **held()}) + "\n")
 
-    Trainer.train_step = measured_train_step
+    SafeTrainer.train_step = measured_train_step
     sys.argv = ["fairseq-train", *options]
     cli_main()
 

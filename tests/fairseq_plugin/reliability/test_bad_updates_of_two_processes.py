@@ -49,6 +49,7 @@ def test_both_skip_and_roll_back(two_processes, tmp_path, record_counts):
     record_counts("bad numbers in one of two processes", skipped=5, rollbacks=1, processes_equal=True)
 
 
+@pytest.mark.slow
 def test_both_stop_with_one_report(two_processes, tmp_path):
     options = "--max-update 32 --max-skipped-updates 2 --max-rollbacks 1 --save-interval-updates 3"
     finished, (first, second) = two_processes({"from": 4}, options)

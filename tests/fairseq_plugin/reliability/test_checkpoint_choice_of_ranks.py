@@ -14,7 +14,7 @@ from fairseq_plugin.reliability.damaged_files import flip_a_bit
 from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choice as checkpoint_choice
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_choice
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from unittest import mock
 import fairseq_cli.train
 import pytest
 import torch
-from fairseq.trainer import Trainer
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --encoder-embed-dim 16 --batch-size 4 "
@@ -24,7 +24,7 @@ TINY = (
 @contextmanager
 def full_disk(from_update: int, until_update: int):
     """Files of this process may not grow beyond 20,000 bytes from one update of a run to another."""
-    train_step = Trainer.train_step
+    train_step = SafeTrainer.train_step
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limited(trainer, *args, **kwargs):
@@ -34,7 +34,7 @@ def full_disk(from_update: int, until_update: int):
         return output
 
     try:
-        with mock.patch.object(Trainer, "train_step", limited):
+        with mock.patch.object(SafeTrainer, "train_step", limited):
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -56,6 +56,7 @@ def test_a_run_goes_on_without_saving_and_saves_when_there_is_room_again(data_fo
         assert "The run trains on" in warning
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_train):
     with full_disk(3, 100), pytest.raises(UserError, match="not saved: File too large.*\nThe run is at its end"):
         fairseq_train(data_folder, f"{TINY} --max-update 6", tmp_path)
@@ -64,6 +65,7 @@ def test_a_run_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_tra
     assert [part["num_updates"] for part in resumed["optimizer_history"]] == [2, 6]
 
 
+@pytest.mark.slow
 def test_a_run_that_patience_ends_and_that_cannot_save_its_end_fails(data_folder, tmp_path, fairseq_train):
     """The loss gets no better with a step of nearly zero, and --patience 1 ends the run at its second validation."""
     options = f"{TINY} --max-update 30 --patience 1 --adam-eps 1e9 --weight-decay 0".replace("--disable-validation", "")
@@ -95,6 +97,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(folder)], capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_small_disk(data_folder, tmp_path, fairseq_train, small_disk, caplog):
     """Room for two files and a half: the first save fills it with two, the second has no room for its copy, the third
     for nothing."""

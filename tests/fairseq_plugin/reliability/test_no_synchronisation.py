@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from fairseq.trainer import Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import update_guard
+from lazyformer_fairseq.fairseq_plugin.reliability import bad_updates
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 # Their result, or its size, is read by the host.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2", "unique_dim"}
@@ -41,8 +41,8 @@ class Waits(TorchDispatchMode):
 
 @pytest.fixture
 def waits_of_updates(monkeypatch) -> Iterator[list[list[str]]]:
-    """One list of what :class:`Waits` found for each call of ``Trainer.train_step``."""
-    found, train_step, on_host = [], Trainer.train_step, update_guard._on_host
+    """One list of what :class:`Waits` found for each call of ``SafeTrainer.train_step``."""
+    found, train_step, on_host = [], SafeTrainer.train_step, bad_updates._on_host
 
     def watched(self, *args, **kwargs):
         with Waits() as waits:
@@ -50,8 +50,8 @@ def waits_of_updates(monkeypatch) -> Iterator[list[list[str]]]:
         found.append(waits.found)
         return output
 
-    monkeypatch.setattr(Trainer, "train_step", watched)
-    monkeypatch.setattr(update_guard, "_on_host", lambda *numbers: on_host(*numbers).as_subclass(OnHost))
+    monkeypatch.setattr(SafeTrainer, "train_step", watched)
+    monkeypatch.setattr(bad_updates, "_on_host", lambda *numbers: on_host(*numbers).as_subclass(OnHost))
     with torch.serialization.safe_globals([OnHost]):  # meters are saved with a checkpoint
         yield found
 
@@ -62,7 +62,7 @@ PRETRAINING = (
 )
 
 
-@pytest.mark.parametrize("precision", ["", "--bf16"])
+@pytest.mark.parametrize("precision", ["--bf16", pytest.param("", marks=pytest.mark.slow)])
 def test_an_update_waits_only_where_it_is_judged(precision, fairseq_train, data_folder, tmp_path, waits_of_updates):
     fairseq_train(data_folder, f"{PRETRAINING} {precision}", tmp_path)
     assert waits_of_updates == [[], [], []]

@@ -73,6 +73,7 @@ def test_the_run_of_an_encoder_is_resumed(old, tmp_path, fairseq_train):
     assert resumed["extra_state"]["val_loss"] == pytest.approx(old.expected["resumed_valid_loss"], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_fine_tuned(old, tmp_path, fairseq_train):
     glue = write_toy_glue(tmp_path / "glue", train=8, valid=4)
     start = old.folder / "checkpoint_last.pt"

@@ -42,8 +42,10 @@ def failing(monkeypatch, method: str, call: int, error: Exception) -> None:
 
 @pytest.mark.parametrize(
     ("method", "error"),
-    [("train_step", torch.OutOfMemoryError(ON_A_GPU)), ("optimizer_step", RuntimeError(ON_A_CPU))],
-    ids=["GPU", "CPU"],
+    [
+        pytest.param("train_step", torch.OutOfMemoryError(ON_A_GPU), id="GPU"),
+        pytest.param("optimizer_step", RuntimeError(ON_A_CPU), id="CPU", marks=pytest.mark.slow),
+    ],
 )
 def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data_folder, tmp_path, monkeypatch):
     expected = fairseq_train(data_folder, OPTIONS, tmp_path / "whole")
@@ -60,6 +62,7 @@ def test_it_ends_with_the_numbers_and_resumes(method, error, fairseq_train, data
     assert_equal_state(found["model"], expected["model"])
 
 
+@pytest.mark.slow
 def test_in_validation_a_batch_is_tried_twice(fairseq_train, data_folder, tmp_path, monkeypatch):
     options = OPTIONS.replace("--disable-validation", "--batch-size-valid 6 --max-update 2")
     failing(monkeypatch, "valid_step", 1, torch.OutOfMemoryError(ON_A_GPU))

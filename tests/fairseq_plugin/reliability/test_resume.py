@@ -9,10 +9,10 @@ import pytest
 import torch
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import SimpleProgressBar
-from fairseq.trainer import Trainer
 from helpers import assert_equal_state, build_toy_corpus
 
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TINY = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4 --update-freq 2 "
@@ -27,7 +27,7 @@ class Watch:
     def __init__(self, stop: int = -1):
         self.ids: dict[int, list[int]] = {}
         self.logged: dict[tuple, dict] = {}
-        train_step = Trainer.train_step
+        train_step = SafeTrainer.train_step
 
         def watched(trainer, samples, *args, **kwargs):
             if trainer.get_num_updates() == stop - 1:
@@ -42,7 +42,7 @@ class Watch:
             self.logged[tag, step] = {name: value for name, value in stats.items() if name not in TIMES}
 
         self.patches = [
-            mock.patch.object(Trainer, "train_step", watched),
+            mock.patch.object(SafeTrainer, "train_step", watched),
             mock.patch.object(SimpleProgressBar, "log", log),
             mock.patch.object(SimpleProgressBar, "print", log),
         ]
@@ -103,7 +103,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train):
     )
 
 
-@pytest.mark.parametrize("precision", ["--fp16", pytest.param("--bf16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["--fp16", "--bf16"])
 def test_half_precision_goes_on_bit_for_bit(two_shards, tmp_path, fairseq_train, precision):
     # The scale doubles after 7 updates without an overflow, counted from the start of the run.
     options = f"{TINY} {precision} --fp16-scale-window 7 --max-epoch 1 --disable-validation"

@@ -86,6 +86,7 @@ def test_heads_come_with_it(trained, tmp_path):
     assert torch.equal(again.predict("cola", *TEXTS), hub.predict("cola", *TEXTS))
 
 
+@pytest.mark.slow
 def test_the_command(trained, tmp_path):
     result = CliRunner().invoke(main, ["export", str(trained), str(tmp_path / "model")], catch_exceptions=False)
     assert result.exit_code == 0 and str(tmp_path / "model") in result.output
@@ -99,6 +100,7 @@ def test_the_command(trained, tmp_path):
     assert "best checkpoint, else the last" in " ".join(CliRunner().invoke(main, ["export", "--help"]).output.split())
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_it(trained, exported, tmp_path, fairseq_train):
     """The same weights after an update as from the checkpoint."""
     data = write_toy_glue(tmp_path / "glue", train=8, valid=4) / "CoLA"

@@ -7,8 +7,9 @@ from unittest import mock
 import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from fairseq.trainer import Trainer
 from helpers import assert_equal_state, build_toy_corpus
+
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 SHARDS = 16
 EPOCHS = SHARDS + 1  # the first shard comes again
@@ -24,7 +25,7 @@ class Seen:
 
     def __init__(self, stop: int = -1):
         self.of_update: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
-        train_step = Trainer.train_step
+        train_step = SafeTrainer.train_step
 
         def watched(trainer, samples, *args, **kwargs):
             if trainer.get_num_updates() == stop - 1:
@@ -34,7 +35,7 @@ class Seen:
             self.of_update[update] = (trainer.epoch_iterator.epoch, batch["net_input"]["src_tokens"], batch["target"])
             return result
 
-        self.patch = mock.patch.object(Trainer, "train_step", watched)
+        self.patch = mock.patch.object(SafeTrainer, "train_step", watched)
 
     def __enter__(self):
         self.patch.start()
@@ -66,6 +67,7 @@ def words_of_shard(folder) -> Counter:
     return Counter({word: count for word, count in found.items() if word > LAST_SPECIAL})
 
 
+@pytest.mark.slow
 def test_each_comes_once_in_its_turn_and_a_stopped_run_goes_on_with_the_rest(corpus, tmp_path, fairseq_train):
     with Seen() as whole:
         finished = fairseq_train(corpus, OPTIONS, tmp_path / "whole")

@@ -12,6 +12,7 @@ READ_AHEAD = 12  # batches: fairseq's --data-buffer-size, and two of the worker'
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures through Linux's /proc")
 
 
+@pytest.mark.slow
 def test_a_short_run_loses_nothing_in_its_epochs(data_folder, tmp_path):
     samples = run_soak(data_folder, tmp_path, updates=500, every=10)
     assert not what_grows(samples, "short"), samples

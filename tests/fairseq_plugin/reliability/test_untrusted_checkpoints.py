@@ -20,9 +20,9 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.run import STATE, load_state
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import UNSAFE_LOADS, read_setting
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.fairseq_plugin.reliability.hooks import EVALUATING_MODULES
+from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
 from lazyformer_fairseq.finetuning.glue.predict import load_finetuned
 from lazyformer_fairseq.finetuning.run.start_models import load_start_models
 from lazyformer_fairseq.language_modeling.evaluate import load_model
@@ -87,6 +87,7 @@ def test_what_is_no_checkpoint_is_named(form, tmp_path, victim):
     )
 
 
+@pytest.mark.slow
 def test_every_entry_refuses(tmp_path, victim, trained, data_folder, fairseq_train):
     """To resume, to start from, to use, to fine-tune, to predict, to evaluate, to go on with a search."""
     folder = tmp_path / "folder"

@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.untrusted import check_archive
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import check_archive
 from lazyformer_fairseq.storage.indexed_format import read_index
 from lazyformer_fairseq.storage.items_check import check_items
 
@@ -235,6 +235,7 @@ def test_an_epub_that_is_a_bomb(tmp_path, monkeypatch):
 PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKERS)
 @pytest.mark.parametrize("format", ["text", "book"])
 def test_a_compressed_bomb_is_refused_before_it_fills_the_memory(kind, format, tmp_path, monkeypatch):

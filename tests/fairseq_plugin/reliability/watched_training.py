@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.storage.atomic import UNFINISHED
 
 PHASES = (
@@ -92,7 +92,7 @@ def _tell_of_files(watch: Watch) -> None:
 
 
 def _tell_of_updates(watch: Watch) -> None:
-    train_step = Trainer.train_step
+    train_step = SafeTrainer.train_step
 
     def step(trainer, *args, **kwargs):
         watch.phase = PHASES.index("training")
@@ -100,7 +100,7 @@ def _tell_of_updates(watch: Watch) -> None:
         watch.updates = trainer.get_num_updates()
         return output
 
-    Trainer.train_step = step
+    SafeTrainer.train_step = step
 
     class Reports(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -29,7 +29,7 @@ def test_the_tokenizer_of_a_corpus_and_of_a_shard(tmp_path):
     assert tokenizer_of(shard) == tokenizer_of(str(tmp_path / "corpus")) == tmp_path / "corpus" / "tokenizer"
 
 
-@pytest.mark.parametrize("given", ["corpus", "shards"])
+@pytest.mark.parametrize("given", ["corpus", pytest.param("shards", marks=pytest.mark.slow)])
 def test_pretraining_takes_a_shard_an_epoch(given, tmp_path, fairseq_train, caplog):
     corpus = tmp_path / "corpus"
     build_toy_corpus(corpus, 160, shards=2)

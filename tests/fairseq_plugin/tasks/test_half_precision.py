@@ -46,6 +46,7 @@ def assert_close(half: dict, full: dict, start: dict, updates: int = 8) -> None:
     assert 0 < apart < 0.1 * moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", SETTINGS)
 def test_fp16_trains_close_to_fp32(task, data, tmp_path, fairseq_train):
     folder, more = data[task]

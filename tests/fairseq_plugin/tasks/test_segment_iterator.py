@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ def test_the_same_streams_go_on_at_the_next_segment():
     assert segments(second, 3) == [7, 8, 9]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40), st.integers(1, 12), st.floats(0, 0.999))
 def test_others_go_on_after_the_same_share_of_the_epoch(rows, tgt_len, rows_now, tgt_len_now, share):
     first, second = iterator(rows, tgt_len), iterator(rows_now, tgt_len_now)

@@ -9,7 +9,6 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
-from fairseq.trainer import Trainer
 from helpers import toy_texts, train_tokenizer
 from toy_squad import write_toy_squad
 
@@ -19,6 +18,7 @@ from lazyformer_fairseq.data.squad.windows import WindowSettings, make_windows
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.modules.networks.heads import SpanHead
 
 
@@ -179,14 +179,14 @@ def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fair
         "squad --tokens-per-sample 15 --doc-stride 2 --max-question-tokens 6"  # so that contexts have several windows
     )
     whole = fairseq_train(folders, options, tmp_path / "whole", task=task)
-    train_step = Trainer.train_step
+    train_step = SafeTrainer.train_step
 
     def killed(trainer, *args, **kwargs):
         if trainer.get_num_updates() == 7:
             raise KeyboardInterrupt
         return train_step(trainer, *args, **kwargs)
 
-    with mock.patch.object(Trainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(SafeTrainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
         fairseq_train(folders, options, tmp_path / "run", task=task)
     assert torch.load(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 5
     resumed = fairseq_train(folders, options, tmp_path / "run", task=task)

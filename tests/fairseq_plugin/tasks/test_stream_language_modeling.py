@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq.trainer import Trainer
 from helpers import ROOT
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.tasks.carried_memory import CarriedMemory, StreamsShape
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TASK = "stream_language_modeling --tgt-len 6"
 TINY = (
@@ -90,6 +90,7 @@ def test_memory_is_carried_within_and_over_updates_and_starts_anew_with_epochs(l
             assert step.states[0].size(1) == min(9, 6 * (step.segment + 1))
 
 
+@pytest.mark.slow
 def test_validation_within_an_epoch_changes_nothing_of_training(lm_data, tmp_path, fairseq_train):
     options = f"{TINY} --max-update 6"
     with Steps() as without:
@@ -137,6 +138,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(lm_data, tmp_path, f
     assert steps.train[0].loss != whole.train[10].loss  # it is the memory that makes them equal
 
 
+@pytest.mark.slow
 def test_rolled_streams_of_random_segments_resume_in_a_later_epoch_bit_for_bit(lm_data, tmp_path, fairseq_train):
     options = f"{TINY} --max-update 9 --update-freq 4 --dropout 0.1 --save-interval-updates 8 --disable-validation"
     task = f"{TASK} --roll --varlen"
@@ -156,6 +158,7 @@ def test_rolled_streams_of_random_segments_resume_in_a_later_epoch_bit_for_bit(l
         assert torch.equal(again["model"][name], weight), name
 
 
+@pytest.mark.slow
 def test_a_memory_that_does_not_fit_is_left(lm_data, tmp_path, fairseq_train, whole_run, caplog):
     options = whole_run[2]
     with Steps() as steps, caplog.at_level(logging.WARNING):
@@ -244,7 +247,7 @@ def test_dummy_batches_and_skipped_updates_leave_no_trace(lm_data):
     ],
 )
 def test_lengths_that_cannot_be_are_said_before_training(lm_data, tmp_path, fairseq_train, options, task, message):
-    with mock.patch.object(Trainer, "train_step") as train_step, pytest.raises(UserError, match=message):
+    with mock.patch.object(SafeTrainer, "train_step") as train_step, pytest.raises(UserError, match=message):
         fairseq_train(lm_data, f"{TINY} --max-update 1 {options}", tmp_path, task)
     train_step.assert_not_called()
 

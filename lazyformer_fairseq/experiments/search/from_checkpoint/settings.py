@@ -11,7 +11,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import CONFIG_FILE
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.warm_start.start import Trained
 
 

@@ -29,8 +29,8 @@ from lazyformer_fairseq.experiments.search.supernet.training import (
     update_weights,
     weights_optimizer,
 )
-from lazyformer_fairseq.fairseq_plugin.optim.lamb import fitted
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
+from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import fitted
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.storage.atomic import write_text
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.experiments.search.price import Prices, expected_latency, latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.supernet.mixture import Supernet
-from lazyformer_fairseq.fairseq_plugin.optim.lamb import Lamb, fitted
+from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb, fitted
 
 # (model, batch) -> summed loss in nats, number of predictions: the first two of what a fairseq criterion returns
 Loss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]

@@ -10,7 +10,7 @@ from fairseq_plugin.reliability.damage import DamagedRun
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates.rollback import GoodCheckpoints
+from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import GoodCheckpoints
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 TINY = f"{TINY} --disable-validation --save-interval-updates 4 --max-skipped-updates 3"
@@ -35,6 +35,7 @@ def test_a_rollback_loads_the_checkpoint_and_goes_on_with_other_data(data_folder
     assert (counts["skipped"], counts["rollbacks"]) == (3, 1)
 
 
+@pytest.mark.slow
 def test_a_rollback_passes_over_what_was_saved_among_bad_updates(data_folder, tmp_path, fairseq_train):
     # 8 is saved in the midst of bad updates: its weights are those that the bad numbers came from.
     with DamagedRun(lambda call: "nan gradient" if call in (7, 8, 9, 14, 15, 16) else None) as run:
@@ -62,6 +63,7 @@ def test_the_run_stops_with_a_report(data_folder, tmp_path, fairseq_train):
     assert len(report["losses_of_last_good_updates"]) == 6 and report["what_to_try"]
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_run_says_so_and_stops(data_folder, tmp_path, fairseq_train):
     with DamagedRun(lambda call: "inf loss"), pytest.raises(UserError, match="no checkpoint yet to go back to"):
         fairseq_train(data_folder, f"{TINY} --max-update 12", tmp_path / "run")
@@ -69,6 +71,7 @@ def test_without_a_checkpoint_the_run_says_so_and_stops(data_folder, tmp_path, f
     assert [bad["loss"] for bad in report["bad_updates"]] == ["inf"] * 3
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_a_larger_bound(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --max-update 8 --max-rollbacks"
     with DamagedRun(lambda call: "nan gradient" if call >= 4 else None), pytest.raises(UserError, match="after 1 roll"):

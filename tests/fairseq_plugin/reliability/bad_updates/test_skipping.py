@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.logging import progress_bar
 from fairseq_plugin.reliability.damage import WEIGHT, DamagedRun
 from helpers import write_toy_glue
@@ -28,9 +27,9 @@ def only(kind, *calls):
     ("kind", "options"),
     [
         ("nan gradient", "--clip-norm 1"),
-        ("nan gradient", "--update-freq 2"),
-        ("inf gradient", "--bf16 --clip-norm 1"),
-        ("inf loss", "--clip-norm 0"),
+        pytest.param("nan gradient", "--update-freq 2", marks=pytest.mark.slow),
+        pytest.param("inf gradient", "--bf16 --clip-norm 1", marks=pytest.mark.slow),
+        pytest.param("inf loss", "--clip-norm 0", marks=pytest.mark.slow),
         (torch.nan, "--bf16 --update-freq 2"),
     ],
 )
@@ -56,6 +55,7 @@ def assert_finite(state):
     assert all(tensor.isfinite().all() for tensor in [*weights, *moments])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
 def test_the_next_update_in_half_precision_is_as_large_as_in_full(data_folder, tmp_path, fairseq_train, precision):
     """What gradients are to be multiplied by is kept apart from them there, and must go with a skipped one."""
@@ -85,6 +85,7 @@ def test_a_spike_is_a_multiple_of_the_recent_median(data_folder, tmp_path, fairs
     assert max(state["extra_state"]["bad_updates"]["losses"]) < 2 * min(state["extra_state"]["bad_updates"]["losses"])
 
 
+@pytest.mark.slow
 def test_without_the_option_a_spike_is_an_update_like_others(data_folder, tmp_path, fairseq_train):
     with DamagedRun({24: 100.0}.get) as run:
         fairseq_train(data_folder, f"{TINY} --max-update 26", tmp_path / "run")
@@ -107,6 +108,7 @@ def test_an_overflow_of_the_loss_scaler_is_not_counted(data_folder, tmp_path, fa
     assert state["extra_state"]["bad_updates"]["skipped"] == 0
 
 
+@pytest.mark.slow
 def test_nan_at_the_smallest_loss_scale_is_counted(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --max-update 6 --fp16 --fp16-init-scale 2 --min-loss-scale 0.9 --fp16-scale-window 1000"
     with DamagedRun(only("nan gradient", 2, 3, 4)) as run:  # 2: the scale goes from 2 to 1; 3, 4: it can go no lower
@@ -117,6 +119,7 @@ def test_nan_at_the_smallest_loss_scale_is_counted(data_folder, tmp_path, fairse
     assert_finite(state)
 
 
+@pytest.mark.slow
 def test_counts_reach_the_progress_output_tensorboard_and_wandb(
     data_folder, tmp_path, fairseq_train, caplog, monkeypatch
 ):
@@ -149,6 +152,7 @@ def test_counts_and_history_outlive_the_process(data_folder, tmp_path, fairseq_t
     assert state["extra_state"]["bad_updates"]["skipped"] == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_counts_is_resumed(data_folder, tmp_path, fairseq_train):
     state = fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / "run")
     del state["extra_state"]["bad_updates"]
@@ -157,6 +161,7 @@ def test_a_checkpoint_without_counts_is_resumed(data_folder, tmp_path, fairseq_t
     assert resumed["extra_state"]["bad_updates"]["skipped"] == 0
 
 
+@pytest.mark.slow
 def test_fine_tuning_skips_too(tmp_path, data_folder, fairseq_train):
     glue = write_toy_glue(tmp_path / "glue")
     options = (
@@ -169,6 +174,7 @@ def test_fine_tuning_skips_too(tmp_path, data_folder, fairseq_train):
     assert_finite(state)
 
 
+@pytest.mark.slow
 def test_a_criterion_that_logs_no_loss_is_guarded_by_its_gradient(data_folder, tmp_path, fairseq_train):
     forward = MaskedLMAccuracyCriterion.forward
 
@@ -184,6 +190,7 @@ def test_a_criterion_that_logs_no_loss_is_guarded_by_its_gradient(data_folder, t
             fairseq_train(data_folder, f"{TINY} --max-update 1 --loss-spike 2", tmp_path / "spike")
 
 
+@pytest.mark.slow
 def test_no_nan_stays_in_the_memory_of_streams(lm_data, tmp_path, fairseq_train):
     options = (
         "--arch par_transformer_tiny --sublayer-pattern sfsf --adaptive-softmax-cutoff 20,40 --mem-len 9 "
@@ -192,18 +199,6 @@ def test_no_nan_stays_in_the_memory_of_streams(lm_data, tmp_path, fairseq_train)
     task = "stream_language_modeling --tgt-len 6"
     with DamagedRun(only("nan activations", 2), CausalLMCriterion) as run:
         fairseq_train(lm_data, options, tmp_path / "run", task=task)
-    assert skipped(run) == [2]
-
-
-@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # fairseq's own model
-def test_tasks_of_others_are_guarded_with_the_defaults(data_folder, tmp_path, fairseq_train):
-    options = (
-        "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 "
-        "--decoder-attention-heads 1 --criterion cross_entropy --batch-size 4 --disable-validation --max-update 5"
-    )
-    task = "language_modeling --tokens-per-sample 32"
-    with DamagedRun(only(torch.nan, 2), CrossEntropyCriterion) as run:
-        fairseq_train(data_folder / "shard0", options, tmp_path / "run", task=task)
     assert skipped(run) == [2]
 
 

@@ -10,9 +10,9 @@ from fairseq_plugin.reliability.damaged_files import flip_a_bit, options, trunca
 from helpers import write_toy_glue
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.choice import choose
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import choose
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.atomic import UNFINISHED
 
@@ -119,6 +119,7 @@ def test_a_dangerous_checkpoint_is_refused_and_not_passed_over(trained):
     assert not (trained / "made").exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_asked_for_by_name_must_be_intact(data_folder, trained, tmp_path, fairseq_train):
     flip_a_bit(trained / "checkpoint_1_9.pt")
     glue = write_toy_glue(tmp_path / "glue", train=8, valid=4)
@@ -138,6 +139,7 @@ def test_a_checkpoint_asked_for_by_name_must_be_intact(data_folder, trained, tmp
     assert not list((tmp_path / "new").glob("checkpoint*"))
 
 
+@pytest.mark.slow
 def test_a_suffix_tells_runs_in_one_folder_apart(data_folder, tmp_path, fairseq_train, trained):
     assert choose(options(trained, checkpoint_suffix="_b")) is None
     for name in ("checkpoint_last", "checkpoint_1_3"):

@@ -17,9 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import files as checkpoint_files
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import DamagedCheckpointError, check, save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import DamagedCheckpointError, check, save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.storage.atomic import UNFINISHED, atomic_file, remove_leftovers
 
 STATE = {

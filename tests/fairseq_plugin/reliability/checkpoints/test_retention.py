@@ -8,9 +8,9 @@ from helpers import ROOT
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.names import checkpoints_in, suffix_of
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import checkpoints_in, suffix_of
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 
 TINY = (
@@ -38,6 +38,7 @@ def test_listed_updates_are_saved_and_kept(data_folder, tmp_path, fairseq_train)
         assert_equal_state(resumed[part], whole[part], part)
 
 
+@pytest.mark.slow
 def test_a_listed_update_that_ends_an_epoch(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --batch-size 400 --max-epoch 2 --disable-validation"
     last = fairseq_train(data_folder, options, tmp_path / "first")
@@ -69,6 +70,7 @@ def test_asynchronous_writing_is_refused(data_folder, tmp_path, fairseq_train):
             fairseq_train(data_folder, f"{TINY} {option}", tmp_path)
 
 
+@pytest.mark.slow
 def test_asynchronous_writing_is_refused_under_hydra_too(data_folder, tmp_path, warm_python):
     command = [warm_python / "fairseq-hydra-train", "--config-dir", ROOT / "configs" / "pretraining"]
     command += ["--config-name", "lazyformer_m2x6_s", f"task.data={data_folder}", "checkpoint.save_dir=run"]
@@ -86,6 +88,7 @@ def test_a_folder_that_cannot_be_written_is_named(data_folder, tmp_path, fairseq
         fairseq_train(data_folder, f"{TINY} --max-update 2", tmp_path / folder)
 
 
+@pytest.mark.slow
 def test_fairseqs_own_options_keep_what_they_kept(data_folder, tmp_path, fairseq_train):
     options = f"{TINY} --max-epoch 3 --batch-size 64 --keep-best-checkpoints 2"
     per_epoch = fairseq_train(data_folder, f"{options} --max-epoch 1", tmp_path / "one")["optimizer_history"][-1]

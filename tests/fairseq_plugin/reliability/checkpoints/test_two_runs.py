@@ -30,6 +30,7 @@ def first(data_folder, tmp_path):
         run.kill()
 
 
+@pytest.mark.slow
 def test_a_folder_belongs_to_one_training(first, data_folder, tmp_path, fairseq_train):
     options = f"{OPTIONS} --max-update 2 --disable-validation"
     with pytest.raises(Exception) as refused:

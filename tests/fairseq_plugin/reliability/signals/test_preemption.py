@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq.trainer import Trainer
 from helpers import ROOT
 
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import files as checkpoint_files
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, INTERRUPTED
-from lazyformer_fairseq.fairseq_plugin.reliability.signals.preemption import Preemption
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED
+from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 SHARED = (
@@ -51,9 +51,9 @@ def test_within_validation_the_checkpoint_comes_first_and_its_score_after(data_f
 
         return replacement
 
-    stopped = calls(Trainer.valid_step, lambda: signal.raise_signal(signal.SIGUSR1))
+    stopped = calls(SafeTrainer.valid_step, lambda: signal.raise_signal(signal.SIGUSR1))
     with (
-        mock.patch.object(Trainer, "valid_step", noting("batch", stopped)),
+        mock.patch.object(SafeTrainer, "valid_step", noting("batch", stopped)),
         mock.patch.object(checkpoint_files, "save", noting("save", checkpoint_files.save)),
         pytest.raises(SystemExit) as ended,
     ):
@@ -65,6 +65,7 @@ def test_within_validation_the_checkpoint_comes_first_and_its_score_after(data_f
         assert updates_in(tmp_path / "run" / name) == 4
 
 
+@pytest.mark.slow
 def test_while_a_checkpoint_is_written_it_is_written_and_one_update_later_the_run_ends(
     data_folder, tmp_path, fairseq_train
 ):
@@ -79,8 +80,8 @@ def test_while_a_checkpoint_is_written_it_is_written_and_one_update_later_the_ru
 
 
 def test_before_the_first_update_that_is_made_and_saved(data_folder, tmp_path, fairseq_train):
-    stop = calls(Trainer.load_checkpoint, lambda: signal.raise_signal(signal.SIGTERM))
-    with mock.patch.object(Trainer, "load_checkpoint", stop), pytest.raises(SystemExit):
+    stop = calls(SafeTrainer.load_checkpoint, lambda: signal.raise_signal(signal.SIGTERM))
+    with mock.patch.object(SafeTrainer, "load_checkpoint", stop), pytest.raises(SystemExit):
         fairseq_train(data_folder, f"{TINY} --max-update 9", tmp_path / "run")
     assert updates_in(tmp_path / "run" / "checkpoint_last.pt") == 1
 
@@ -90,8 +91,8 @@ def test_without_saving_it_ends_as_well_and_afterwards_signals_mean_what_they_di
     data_folder, tmp_path, fairseq_train, caplog, option
 ):
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
-    stop = calls(Trainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
-    with mock.patch.object(Trainer, "train_step", stop), pytest.raises(SystemExit) as ended:
+    stop = calls(SafeTrainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
+    with mock.patch.object(SafeTrainer, "train_step", stop), pytest.raises(SystemExit) as ended:
         # It ends within the loop, so the checkpoint that the fixture looks for is not missed.
         fairseq_train(data_folder, f"{TINY} --max-update 9 {option}", tmp_path / "run")
     assert ended.value.code == EXIT_CODE
@@ -120,13 +121,14 @@ def test_when_training_is_over_a_signal_means_what_it_did():
     assert heard == ["as before"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_no_reason_to_say_75(data_folder, tmp_path, fairseq_train):
     def full(state, path):
         raise OSError(28, "No space left on device")
 
-    stop = calls(Trainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
+    stop = calls(SafeTrainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
     with (
-        mock.patch.object(Trainer, "train_step", stop),
+        mock.patch.object(SafeTrainer, "train_step", stop),
         mock.patch.object(checkpoint_files, "save", full),
         pytest.raises(Exception, match="No space left on device") as ended,
     ):
@@ -224,6 +226,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_it_at_once(data_folder, tmp_path, interruptible, warm_python):
     (tmp_path / "stuck.py").write_text(STUCK)
     _, _, _, *arguments = commands(data_folder, tmp_path / "run")["python -m"]

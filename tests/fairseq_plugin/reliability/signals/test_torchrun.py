@@ -19,8 +19,8 @@ import torch
 from helpers import ROOT, assert_equal_state
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, INTERRUPTED, torchrun
-from lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun import Agent
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED, torchrun
+from lazyformer_fairseq.fairseq_plugin.reliability.torchrun import Agent
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 SCRIPT = ("bash", ROOT / "scripts" / "pretrain.sh")
@@ -80,6 +80,7 @@ def assert_equal_runs(one: dict, other: dict) -> None:
 SAVED = r"Saved checkpoint .* @ {} updates"
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_is_killed_then_their_launcher(pretrain, tmp_path, monkeypatch, warm_python):
     """All start again after the first kill, as if nothing had been; after the second they save and end."""
     temporary = Path(tempfile.mkdtemp())  # tmp_path is too long for the data workers' sockets
@@ -193,9 +194,9 @@ def test_two_nodes_start_again_together(pretrain, tmp_path, free_port):
 NOTES_IDS = """
 import os, signal
 import lazyformer_fairseq
-from fairseq.trainer import Trainer
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
-original = Trainer.train_step
+original = SafeTrainer.train_step
 
 def train_step(self, samples, *args, **kwargs):
     stop = int(os.environ["STOP_AT"])
@@ -207,7 +208,7 @@ def train_step(self, samples, *args, **kwargs):
         file.write(" ".join(ids) + "\\n")
     return output
 
-Trainer.train_step = train_step
+SafeTrainer.train_step = train_step
 """
 
 

@@ -1,28 +1,54 @@
-"""Decides which updates are bad, counts them, and rolls back or stops after many in a row."""
+"""NaN, Inf and loss spikes: judges each update, skips bad ones, and rolls back or stops after many in a row.
+
+fairseq raises FloatingPointError at the first NaN in full precision and bf16, and the run is over. Here the guard
+judges an update once its gradient has been summed over all processes, before the optimizer steps. A bad update leaves
+``train_step`` by an exception unknown to fairseq: weights, optimizer, EMA and meters stay untouched.
+
+fairseq still handles an overflow of fp16's loss scaler: the scaler halves its scale and fairseq tries the update
+again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
+"""
 
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any, Optional
 
 import torch
+from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates.report import REPORT, write_report
-from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates.rollback import GoodCheckpoints, roll_back
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import checkpoints_in
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
+from lazyformer_fairseq.storage.json_files import write_json
 
 logger = logging.getLogger(__name__)
 
 RECENT = 100  # updates that the median loss is taken over
 ENOUGH = 20  # updates before the median means something: in the first ones the loss falls fast
+REPORT = "bad_updates.json"
+
+WHAT_TO_TRY = (
+    "Read 'samples': a few batches alone point to bad data, ever new ones to the settings",
+    "Lower --lr, lengthen --warmup-ratio, or set --clip-norm",
+    "Train in bf16 (--bf16) rather than fp16, or in full precision, which has room for larger numbers",
+    "Give --max-rollbacks a larger number and run the same command again: it resumes from the last checkpoint",
+    "Copy an older checkpoint over checkpoint_last.pt; where losses rise before the first bad update, one from before",
+    "Raise or leave out --loss-spike if the reason is a spike and the loss came down again by itself",
+)
 
 
 class BadUpdate(Exception):
     """The numbers of an update cannot be trusted; raised before the optimizer steps."""
+
+
+class ScalerOverflow(Exception):
+    """fairseq's OverflowError under a name that it does not catch: its handler needs a GPU."""
 
 
 class LossHistory:
@@ -40,12 +66,6 @@ class LossHistory:
         if not self.spike or len(self.losses) < ENOUGH:
             return False
         return loss > self.spike * median(self.losses) > 0
-
-    def add(self, loss: float) -> None:
-        self.losses.append(loss)
-
-    def replace(self, losses: Iterable[float]) -> None:
-        self.losses = deque(losses, maxlen=RECENT)
 
 
 class UpdateGuard:
@@ -68,6 +88,7 @@ class UpdateGuard:
         self.skipped = self.skipped_in_a_row = self.rollbacks = 0
         self.first_bad = 0
         self.begin_update()
+        trainer.get_criterion().register_forward_hook(self.hear_batch)
 
     def _check_options(self) -> None:
         if self.max_in_a_row < 1:
@@ -93,6 +114,49 @@ class UpdateGuard:
         """The same for the whole update, where several processes share it."""
         self.begin_update()
         self.logs, self.sample_sizes = list(logs), [sample_size]
+
+    def watch(self, make: Callable[[], Any], samples: list) -> Any:
+        """Has fairseq make an update, of which nothing but its number is left where it is a bad one."""
+        trainer, output = self.trainer, None
+        before = trainer.get_num_updates()
+        self.begin_update()
+        try:
+            with _aggregators_left_behind():
+                output = make()
+        except BadUpdate as bad:
+            if trainer.cfg.common.amp:
+                trainer.optimizer.scaler.update()  # it has unscaled the gradients and expects a step
+            self.skip(bad, samples)
+        except ScalerOverflow as overflow:
+            logger.info("NOTE: gradient overflow detected, ignoring gradient, %s", overflow)
+            trainer.zero_grad()
+        else:
+            if trainer.get_num_updates() > before:
+                self.note_good_update()
+        self.log_counts()
+        return output
+
+    def watch_clipping(self, clip: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Has fairseq clip the gradient, the last thing before the optimizer steps; returns its norm.
+
+        Raises:
+            BadUpdate: the optimizer must not step.
+        """
+        trainer, amp = self.trainer, self.trainer.cfg.common.amp
+        try:
+            norm = clip()
+            if amp and not norm.isfinite():
+                return norm  # an overflow, which torch's scaler handles within the optimizer's step
+            return self.judge(norm)
+        except OverflowError as overflow:
+            if trainer.cuda:
+                raise
+            raise ScalerOverflow(str(overflow)) from overflow
+        except FloatingPointError as error:
+            self.read_numbers(torch.tensor(math.nan))
+            if not amp:
+                trainer.optimizer.scaler._iter += 1  # as its own skipping does; the next overflow divides by it
+            raise BadUpdate("the gradient is NaN or Inf at the smallest loss scale") from error
 
     def judge(self, gradient_norm: torch.Tensor) -> torch.Tensor:
         """Raises BadUpdate, or returns the gradient's norm, moved to the CPU.
@@ -141,7 +205,7 @@ class UpdateGuard:
     def note_good_update(self) -> None:
         self.skipped_in_a_row = 0
         if self.loss is not None:
-            self.history.add(self.loss)
+            self.history.losses.append(self.loss)
 
     def skip(self, reason: BadUpdate, samples: list) -> None:
         """Counts the update, whose gradient nobody will use; after too many in a row rolls back, or stops the run.
@@ -218,9 +282,24 @@ class UpdateGuard:
     def state_dict(self) -> dict[str, Any]:
         return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.history.losses)}
 
+    def load(self, extra_state: Optional[dict[str, Any]], starts_anew: bool) -> None:
+        """From a checkpoint; None if there is none. A run that starts from another's weights counts anew."""
+        if extra_state is not None and not starts_anew and "bad_updates" in extra_state:
+            self.load_state_dict(extra_state["bad_updates"])
+        if self.trainer.is_data_parallel_master:
+            self.checkpoints.leave_behind(self.trainer.get_num_updates())
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.skipped, self.rollbacks = state["skipped"], state["rollbacks"]
-        self.history.replace(state["losses"])
+        self.history.losses.clear()
+        self.history.losses.extend(state["losses"])
+
+
+def can_be_guarded(trainer) -> bool:
+    """False where processes see different gradients (BMUF, SlowMo, sharded weights), and on a TPU."""
+    cfg = trainer.cfg
+    local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
+    return not (local_steps or trainer.is_fsdp or trainer.tpu)
 
 
 def _option(trainer, name: str):
@@ -250,3 +329,130 @@ def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
         for value in values
     ]
     return torch.stack(on_device).cpu()
+
+
+@contextmanager
+def _aggregators_left_behind() -> Iterator[None]:
+    """Leaves fairseq's contexts of meters, which do not end themselves when an exception passes through them."""
+    active, counts = metrics._active_aggregators.copy(), metrics._active_aggregators_cnt.copy()
+    try:
+        yield
+    except (BadUpdate, ScalerOverflow):
+        for changed, before in ((metrics._active_aggregators, active), (metrics._active_aggregators_cnt, counts)):
+            changed.clear()
+            changed.update(before)
+        raise
+
+
+class GoodCheckpoints:
+    """Which of a folder's checkpoints a run can go back to.
+
+    Args:
+        folder: where the run saves, ``--save-dir``.
+        suffix: ``--checkpoint-suffix``, which tells runs in one folder apart.
+    """
+
+    def __init__(self, folder: str, suffix: str = ""):
+        self.folder, self.suffix = folder, suffix
+        self.left_behind: dict[tuple[Path, int], int] = {}
+
+    def leave_behind(self, updates: int) -> None:
+        """Ignores checkpoints of more than `updates`, which the run has abandoned; one saved again counts again."""
+        for path in checkpoints_in(self.folder, self.suffix):
+            version = _version(path)
+            self.left_behind[version] = min(updates, self.left_behind.get(version, updates))
+
+    def choose(self, first_bad: int) -> Optional[Path]:
+        """The newest whole checkpoint whose weights then made a good update; failing that, the newest whole one.
+
+        Reads all files to see that they are whole.
+
+        Args:
+            first_bad: updates made before the first bad one. A checkpoint saved there or later holds the weights that
+                gave the bad numbers.
+        """
+        found = {}
+        for path in checkpoints_in(self.folder, self.suffix):
+            try:
+                updates, has_optimizer = look_into(path)
+            except UserError as error:
+                logger.warning("not gone back to: %s", error)
+                continue
+            if has_optimizer and updates <= self.left_behind.get(_version(path), updates):
+                found[path] = updates
+        return max(found, key=lambda path: (found[path] < first_bad, found[path]), default=None)
+
+
+def _version(path: Path) -> tuple[Path, int]:
+    return path, path.stat().st_mtime_ns
+
+
+def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional[Path]:
+    """Loads weights, optimizer, schedule and the number of updates; the data continues from where it is, as in PaLM.
+
+    Chowdhery et al., 2022 (arXiv 2204.02311), section 5.1: the same weights on other batches do not spike again. Every
+    process takes the file that the first one chooses. Meters and the time spent stay.
+
+    Returns:
+        The checkpoint's path; None where there is none.
+    """
+    path = checkpoints.choose(first_bad) if trainer.is_data_parallel_master else None
+    if trainer.data_parallel_world_size > 1:
+        path = distributed_utils.broadcast_object(path, 0, trainer.data_parallel_process_group, trainer.device)
+    if path is not None:
+        time_spent = trainer._local_cumulative_training_time()
+        trainer.load_checkpoint(str(path), reset_meters=True)
+        trainer._previous_training_time = time_spent
+    return path
+
+
+def write_report(guard: UpdateGuard) -> Path:
+    """Writes ``bad_updates.json`` into the folder of checkpoints, which it returns. Every process must call it."""
+    trainer = guard.trainer
+    folder = Path(trainer.cfg.checkpoint.save_dir)
+    bad_of_processes = _of_all_processes(list(guard.bad), trainer.data_parallel_world_size)
+    if trainer.is_data_parallel_master:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / REPORT, _without_nan(_report(guard, bad_of_processes)))
+    return folder
+
+
+def _report(guard: UpdateGuard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
+    """Losses: per unit of sample size, as bits per masked token. Samples: dataset indices, by process and batch."""
+    updates = [
+        {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
+        for same_update in zip(*bad_of_processes, strict=True)
+    ]
+    return {
+        "stopped_at_update": guard.trainer.get_num_updates() + 1,
+        "reason": updates[-1]["reason"],
+        "skipped": guard.skipped,
+        "skipped_in_a_row": guard.skipped_in_a_row,
+        "rollbacks": guard.rollbacks,
+        "max_skipped_updates": guard.max_in_a_row,
+        "max_rollbacks": guard.max_rollbacks,
+        "loss_spike": guard.history.spike,
+        "bad_updates": updates,
+        "unit_of_losses": guard.unit,
+        "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.history.losses],
+        "what_to_try": WHAT_TO_TRY,
+    }
+
+
+def _of_all_processes(content: Any, processes: int) -> list:
+    if processes == 1:
+        return [content]
+    gathered = [None] * processes
+    torch.distributed.all_gather_object(gathered, content)
+    return gathered
+
+
+def _without_nan(content: Any) -> Any:
+    """JSON has no NaN and no Inf: they become strings."""
+    if isinstance(content, dict):
+        return {key: _without_nan(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_without_nan(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    return content

@@ -6,9 +6,12 @@ without a checksum still load: stock fairseq's are zip archives too, where every
 torch 1.6 have nothing to check.
 """
 
+import errno
 import hashlib
+import logging
 import os
 import re
+import resource
 import shutil
 import struct
 import zipfile
@@ -16,9 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Union
 
 import torch
+from fairseq.file_io import PathManager
+from torch.utils._pytree import tree_leaves
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file, unfinished_name
+
+logger = logging.getLogger(__name__)
 
 PIECE = 2**22  # bytes read at a time
 
@@ -33,6 +40,10 @@ _PICKLE = b"\x80"  # how files from before torch 1.6 begin
 
 class DamagedCheckpointError(UserError):
     """A file that is not, or no longer, what was once saved; another one may do."""
+
+
+class NotSavedError(UserError):
+    """A checkpoint could not be written. What was there before is unchanged."""
 
 
 def save(state: Any, path: Union[str, Path]) -> None:
@@ -138,3 +149,58 @@ def _records_are_intact(file: BinaryIO) -> bool:
         raise
     except Exception:  # zipfile may raise anything where the archive's list of records is damaged
         return False
+
+
+# What follows stands in for functions of fairseq's; replacements.py says which, and why.
+
+
+def naming_the_folder(verify_checkpoint_directory, save_dir):
+    """fairseq's check that it may write to ``--save-dir``. Raises a UserError where it may not."""
+    try:
+        verify_checkpoint_directory(save_dir)
+    except OSError as error:
+        raise UserError(f"--save-dir {save_dir}: cannot be written ({error.strerror}); give another") from error
+
+
+def saving_atomically(torch_persistent_save, obj, filename, async_write: bool = False):
+    """fairseq's ``torch_persistent_save(state, filename)``; its three tries on one file handle wrote broken files."""
+    if not PathManager.supports_rename(filename):
+        return torch_persistent_save(obj, filename, async_write)
+    try:
+        save(obj, filename)
+    except OSError as error:
+        raise NotSavedError(_why(filename, _size_of(obj), error)) from error
+
+
+def copying_atomically(fairseqs_copy, src_path: str, dst_path: str, overwrite: bool = False):
+    """``PathManager.copy``, by which fairseq gives a checkpoint further names; makes a hard link on a full disk."""
+    if not (PathManager.supports_rename(src_path) and PathManager.supports_rename(dst_path)):
+        return fairseqs_copy(src_path, dst_path, overwrite)
+    try:
+        copy(src_path, dst_path)
+    except OSError as error:
+        try:
+            link(src_path, dst_path)
+        except OSError:
+            raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
+        logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
+    return True
+
+
+def _why(path: str, needed: int, error: OSError) -> str:
+    """What happened, in words and bytes."""
+    folder = Path(path).absolute().parent
+    try:
+        room = f"{shutil.disk_usage(folder).free:,} bytes are free"
+    except OSError as problem:
+        room = f"{folder}: {problem.strerror}"
+    if error.errno == errno.EFBIG:
+        room = f"a file may have {resource.getrlimit(resource.RLIMIT_FSIZE)[0]:,} bytes (ulimit -f)"
+    said = error.strerror or str(error)
+    return f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}. What was saved before is as it was"
+
+
+def _size_of(state: Any) -> int:
+    """Bytes of all tensors in nested containers; those that share memory count once."""
+    storages = [part.untyped_storage() for part in tree_leaves(state) if isinstance(part, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -7,12 +7,11 @@ from unittest import mock
 
 import pytest
 import torch
-from fairseq.optim.fp16_optimizer import FP16Optimizer
 from helpers import ROOT
 
-from lazyformer_fairseq.fairseq_plugin.optim import gradient_sums
 from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam
-from lazyformer_fairseq.fairseq_plugin.optim.gradient_sums import EXACT_ENOUGH, adding_many_in_fp32
+from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 SHAPES = ((3, 2), (5,), (2, 2))
 
@@ -44,25 +43,29 @@ def optimizer(request, monkeypatch) -> FP16Optimizer:
 def sum_in_an_update(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]]) -> tuple[torch.Tensor, float]:
     """All gradients' sums as one vector, as the optimizer steps with them, and their norm."""
 
-    def train_step(trainer, samples):
+    with summing(optimizer, len(gradients)):
         optimizer.zero_grad()
-        for sample in samples:
+        for sample in gradients:
             loss = sum(
                 (weight * gradient).sum() for weight, gradient in zip(optimizer.fp16_params, sample, strict=True)
             )
             optimizer.backward(loss.float())
-        optimizer.multiply_grads(1 / len(samples))
+        optimizer.multiply_grads(1 / len(gradients))
         norm = optimizer.clip_grad_norm(0.0)
         optimizer._unscale_grads()
-        masters = optimizer.fp32_params
-        masters = masters.values() if isinstance(masters, dict) else masters
-        return len(samples) * torch.cat([master.grad.flatten() for master in masters]), len(samples) * float(norm)
+        return len(gradients) * masters_gradient(optimizer), len(gradients) * float(norm)
 
-    trainer = SimpleNamespace(
-        optimizer=optimizer, cfg=config(optimizer.scaler is None, optimizer.has_flat_params), is_fsdp=False, tpu=False,
-        data_parallel_world_size=1,
-    )  # fmt: skip
-    return adding_many_in_fp32(train_step, trainer, gradients)
+
+def summing(optimizer: FP16Optimizer, batches: int):
+    """As the trainer has it sum in an update of so many batches."""
+    trainer = SimpleNamespace(optimizer=optimizer, guard=object(), data_parallel_world_size=1)
+    return SafeTrainer._exact_sums(trainer, batches)
+
+
+def masters_gradient(optimizer: FP16Optimizer) -> torch.Tensor:
+    masters = optimizer.fp32_params
+    masters = masters.values() if isinstance(masters, dict) else masters
+    return torch.cat([master.grad.flatten() for master in masters])
 
 
 def draw(optimizer: FP16Optimizer, batches: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
@@ -82,7 +85,7 @@ def test_512_batches_add_up(optimizer):
         found, norm = sum_in_an_update(optimizer, gradients)
         torch.testing.assert_close(found.double(), exact(gradients), rtol=1e-5, atol=0)
         assert norm == pytest.approx(float(exact(gradients).norm()), rel=1e-5)
-    assert not hasattr(optimizer, "groups_of_sums")
+    assert optimizer.groups_of_sums is None
 
 
 def test_few_batches_add_up_as_fairseq_adds_them(optimizer):
@@ -98,22 +101,15 @@ def test_few_batches_add_up_as_fairseq_adds_them(optimizer):
 def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
     gradients = draw(optimizer, 20)
 
-    def train_step(trainer, samples):
+    with summing(optimizer, len(gradients)):
         optimizer.zero_grad()
-        for number, sample in enumerate(samples):
+        for number, sample in enumerate(gradients):
             used = slice(2 if number in (3, 7) else 1, None)
             pairs = list(zip(optimizer.fp16_params, sample, strict=True))
             optimizer.backward(sum((weight * gradient).sum() for weight, gradient in pairs[used]).float())
         optimizer.clip_grad_norm(0.0)
         optimizer._unscale_grads()
-        masters = optimizer.fp32_params
-        masters = masters.values() if isinstance(masters, dict) else masters
-        return torch.cat([master.grad.flatten() for master in masters])
-
-    trainer = SimpleNamespace(
-        optimizer=optimizer, cfg=config(False, False), is_fsdp=False, tpu=False, data_parallel_world_size=1
-    )
-    found = adding_many_in_fp32(train_step, trainer, gradients).double()
+        found = masters_gradient(optimizer).double()
     first, second, third = (
         sum(sample[place].double().flatten() for number, sample in enumerate(gradients) if number not in left_out)
         for place, left_out in ((0, range(20)), (1, (3, 7)), (2, ()))
@@ -132,17 +128,17 @@ def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
     with pytest.raises(OverflowError):
         sum_in_an_update(optimizer, gradients)
     assert optimizer.scaler.loss_scale == 2
-    assert not hasattr(optimizer, "groups_of_sums")
+    assert optimizer.groups_of_sums is None
 
 
 SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 1 --dropout 0"
 SMALL = f"{SMALL} --disable-validation --clip-norm 1.0"
 
 
-@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+@pytest.mark.parametrize("precision", ["--bf16", pytest.param("--fp16", marks=pytest.mark.slow)])
 def test_a_run_of_large_updates_goes_on_bit_for_bit(fairseq_train, data_folder, tmp_path, precision):
     options = f"{SMALL} {precision} --update-freq 9 --max-update 4"
-    with mock.patch.object(gradient_sums, "_add", wraps=gradient_sums._add) as add:
+    with mock.patch.object(FP16Optimizer, "_add", autospec=True, side_effect=FP16Optimizer._add) as add:
         expected = fairseq_train(data_folder, f"{options} --save-interval-updates 2", tmp_path / "whole")
     assert add.call_count == 4 * 9
     half = tmp_path / "whole" / "checkpoint_1_2.pt"

@@ -1,11 +1,11 @@
-"""From the options of a launch to the command that trains, which this process becomes."""
+"""From the options of a launch to the command that trains, which this process becomes; archs and YAML files by name."""
 
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Union
 
@@ -13,58 +13,44 @@ import click
 
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, smallest_memory
 from lazyformer_fairseq.devices.precision import precision_here
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.pretraining.names import PACKAGE_FOLDER, refuse_own
+from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.options import option
 
 if TYPE_CHECKING:
     from lazyformer_fairseq.measure.planning.job import Job
 
+PACKAGE_FOLDER = Path(__file__).absolute().parents[1]
+CONFIGS = next(path / "configs" for path in (PACKAGE_FOLDER, PACKAGE_FOLDER.parent) if (path / "configs").is_dir())
+OWN = {  # what a launch decides: given a second time, it would no longer be true
+    "--user-dir": "leave it out: this command brings its own",
+    "--distributed-world-size": "give --gpus and --nodes",
+    "--update-freq": "it is worked out; give the size of an update, or run fairseq-train yourself",
+    "--max-tokens": "give --batch-size, in sequences, or run fairseq-train yourself",
+}
 V100_BYTES = 16 * 10**9  # of the paper's GPUs, for a plan where none is
 Setting = Union[str, int, float, bool]
 GLOO = {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}  # several processes without GPUs
 
 
-def launch_options(command: Callable) -> Callable:
-    """The options of a launch, which :class:`Launch` takes."""
-    number, positive = click.IntRange(0), click.IntRange(1)
-    precision = partial(click.option, "precision")
-    for option in reversed(
-        [
-            click.option("--gpus", type=positive,
-                         help="Processes on this node.  [default: its GPUs, or 1 process on the CPU]"),
-            click.option("--nodes", type=positive, default=1,
-                         help="Start the command on each. All see the same DATA and --save-dir."),
-            click.option("--node-rank", type=number, default=0, help="Number of this node, from 0."),
-            click.option("--master", metavar="HOST:PORT", default="127.0.0.1:29500",
-                         help="Node 0, where there are several."),
-            click.option("--max-restarts", type=number,
-                         help="Times that all processes start again, from the last checkpoint, when one dies.  "
-                              "[default: 3; 0 where there is only one process]"),
-            precision("--fp16", flag_value="fp16", help="[default on GPUs without bf16]"),
-            precision("--bf16", flag_value="bf16", help="[default on GPUs that have it]"),
-            precision("--fp32", flag_value="fp32", help="[default on a CPU]"),
-            click.option("--fit/--no-fit", "fits", default=True,
-                         help="Take as large a batch as fits the GPUs' memory by formula, unless you give one."),
-            click.option("--dry-run", is_flag=True,
-                         help="Print the command, and on standard error what `lazyformer plan` prints; run nothing."),
-        ]
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 @dataclass(frozen=True)
 class Launch:
-    """Where and how a run trains; fields are the options of :func:`launch_options`."""
+    """Where and how a run trains."""
 
-    gpus: Optional[int]
-    nodes: int
-    node_rank: int
-    master: str
-    max_restarts: Optional[int]
-    precision: Optional[str]
-    fits: bool
-    dry_run: bool
+    gpus: Optional[int] = option(None, "Processes on this node.", low=1, shown="its GPUs, or 1 process on the CPU")
+    nodes: int = option(1, "Start the command on each. All see the same DATA and --save-dir.", low=1)
+    node_rank: int = option(0, "Number of this node, from 0.", low=0)
+    master: str = option("127.0.0.1:29500", "Node 0, where there are several.", metavar="HOST:PORT")
+    max_restarts: Optional[int] = option(
+        None, "Times that all processes start again, from the last checkpoint, when one dies.",
+        low=0, shown="3; 0 where there is only one process",
+    )  # fmt: skip
+    fp16: bool = option(False, "The precision.", shown="on GPUs without bf16")
+    bf16: bool = option(False, "The precision.", shown="on GPUs that have it")
+    fp32: bool = option(False, "The precision.", shown="on a CPU")
+    fit: bool = option(True, "Take as large a batch as fits the GPUs' memory by formula, unless you give one.")
+    dry_run: bool = option(
+        False, "Print the command, and on standard error what `lazyformer plan` prints; run nothing."
+    )
 
     def __post_init__(self):
         """Raises a UserError for what this machine cannot do."""
@@ -76,6 +62,8 @@ class Launch:
             raise UserError(f"--node-rank {self.node_rank}: --nodes {self.nodes} are numbered from 0 to {last}")
         if self.found and self.processes > self.found:
             raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most")
+        if len(given := self._given_precisions) > 1:
+            raise UserError(f"--{given[0]}, --{given[1]}: give one precision")
 
     @cached_property
     def found(self) -> int:
@@ -106,11 +94,10 @@ class Launch:
             job: makes what is trained, once it is needed.
             otherwise: where there is no GPU, where its memory is not known, and with ``--no-fit``.
         """
-        memory = smallest_memory() if self.found and self.fits else None
+        memory = smallest_memory() if self.found and self.fit else None
         if memory is None:
             return otherwise
-        from lazyformer_fairseq.measure.planning.fit import Place
-        from lazyformer_fairseq.measure.planning.launched import batch_that_fits
+        from lazyformer_fairseq.measure.planning.fit import Place, batch_that_fits
 
         try:
             size, why = batch_that_fits(job(), Place(self.world, memory, self._precision))
@@ -121,14 +108,14 @@ class Launch:
 
     def show_plan(self, job: Callable[[], "Job"]) -> None:
         """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
-        if not (self.dry_run and self.fits):
+        if not (self.dry_run and self.fit):
             return
         from lazyformer_fairseq.measure.planning.fit import Place
         from lazyformer_fairseq.measure.planning.report import as_text, given_speed, make_plan
 
         try:
             made = job()
-            precision = self._precision if self.found or self.precision else "fp16"
+            precision = self._precision if self.found or self._given_precisions else "fp16"
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
             click.echo(as_text(make_plan(made, place, made.attention_backend, given_speed())), err=True)
         except UserError as error:
@@ -164,15 +151,19 @@ class Launch:
         self._become("lazyformer_fairseq.pretraining.hydra_train", [*where, *words, *given])
 
     @property
+    def _given_precisions(self) -> list[str]:
+        return [name for name in ("fp16", "bf16", "fp32") if getattr(self, name)]
+
+    @property
     def _precision(self) -> str:
-        return self.precision or precision_here()
+        return next(iter(self._given_precisions), None) or precision_here()
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
         restarts = (3 if self.world > 1 else 0) if self.max_restarts is None else self.max_restarts
         if self.world == 1 and not restarts:
             return []
-        words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.signals.torchrun", "--nnodes", str(self.nodes)]
+        words = ["-m", "lazyformer_fairseq.fairseq_plugin.reliability.torchrun", "--nnodes", str(self.nodes)]
         words += ["--nproc-per-node", str(self.processes), "--rdzv-backend", "c10d"]
         if self.nodes == 1:  # on any port that is free
             words += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
@@ -201,3 +192,30 @@ def _in_hydras_words(value: Setting) -> str:
     if isinstance(value, str):
         return "'{}'".format(value.replace("\\", "\\\\").replace("'", "\\'"))
     return str(value)
+
+
+def refuse_own(given: tuple[str, ...]) -> None:
+    """Raises a UserError for an option of fairseq-train that a launch decides."""
+    for word in given:
+        if advice := OWN.get(word.partition("=")[0]):
+            raise UserError(f"{word.partition('=')[0]}: {advice}")
+
+
+def refuse_unknown_arch(name: str, known: Iterable[str]) -> None:
+    """Raises a UserError, with the nearest names."""
+    if name not in known:
+        raise UserError(f"{name}: no such arch{nearest(name, known)}")
+
+
+def find_config(name: str, kind: str) -> Path:
+    """A user's YAML file, else the one of that name that comes with this package, of ``configs/KIND``.
+
+    Raises:
+        UserError: there is none; with the nearest names.
+    """
+    folder = CONFIGS / kind
+    for path in (Path(name), folder / name):
+        if path.is_file():
+            return path
+    known = [path.name for path in folder.glob("*.yaml")]
+    raise UserError(f"{name}: no such file, here or in {folder}{nearest(Path(name).name, known)}")

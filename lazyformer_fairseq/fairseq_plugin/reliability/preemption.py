@@ -19,15 +19,16 @@ import signal
 import sys
 import threading
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.util import Finalize, get_temp_dir
 
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data.iterators import BufferedIterator
 from fairseq.distributed import utils as distributed_utils
 
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.saving import save_or_raise
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,9 @@ class Preemption:
             return
         self.saved = True
         with self.busy():
-            path = save_or_raise(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
+            path = checkpoint_utils.save_checkpoint(trainer.cfg.checkpoint, trainer, trainer.epoch_iterator, None)
+        if trainer.not_saved:
+            raise UserError(trainer.not_saved)
         (logger.warning if trainer.is_data_parallel_master else logger.debug)(
             "%s: %s at %d updates; before the next one the run ends with exit code %d, and the same command resumes "
             "from %s",
@@ -157,58 +160,7 @@ def end_reader(epoch_iterator) -> None:
         reader._consumer.join(timeout=10)
 
 
-# What follows wraps fairseq's functions; hooks.py says where and why.
-
-
-def listen_from_here(load_checkpoint, cfg, trainer, *args, **kwargs):
-    """For ``checkpoint_utils.load_checkpoint``: listens for signals from just before it on."""
-    trainer.preemption = Preemption(trainer)
-    trainer.preemption.listen()
-    return load_checkpoint(cfg, trainer, *args, **kwargs)
-
-
-def share_signals(aggregate_logging_outputs, self, logging_outputs, *sums, ignore=False):
-    """For ``Trainer._aggregate_logging_outputs``: one more number in its sums, so that all processes agree."""
-    preemption = getattr(self, "preemption", None)
-    if preemption is None:
-        return aggregate_logging_outputs(self, logging_outputs, *sums, ignore=ignore)
-    mine = preemption.note()
-    logging_outputs, (*sums, asked) = aggregate_logging_outputs(self, logging_outputs, *sums, mine, ignore=ignore)
-    preemption.agree(asked)
-    return logging_outputs, sums
-
-
-def end_before_update(train_step, self, *args, **kwargs):
-    """For ``Trainer.train_step``: a run that has saved ends here; an update under way is finished first."""
-    if preemption := getattr(self, "preemption", None):
-        preemption.end_if_saved()
-    with preemption.busy() if preemption else nullcontext():
-        return train_step(self, *args, **kwargs)
-
-
-def save_after_validation_batch(valid_step, self, *args, **kwargs):
-    """For ``Trainer.valid_step``: a signal during validation saves after the batch under way."""
-    output = valid_step(self, *args, **kwargs)
-    if preemption := getattr(self, "preemption", None):
-        preemption.save_if_asked()
-    return output
-
-
-def save_after_update(cumulative_training_time, self):
-    """For ``Trainer.cumulative_training_time``: a signal saves after the update, before validation."""
-    if preemption := getattr(self, "preemption", None):
-        preemption.save_if_asked()
-    return cumulative_training_time(self)
-
-
-def no_saving_meanwhile(state_dict, self):
-    """For ``Trainer.state_dict``, which reads the time too: a save must not start another."""
-    preemption = getattr(self, "preemption", None)
-    with preemption.busy() if preemption else nullcontext():
-        return state_dict(self)
-
-
-def leave_signals_to_the_run(set_worker_signal_handlers):
+def leaving_signals_to_the_run(set_worker_signal_handlers):
     """Slurm and others may signal all processes; a data worker that died of it would end the run before it has saved.
 
     It lives on for at most a minute, or until its run exits and terminates it.

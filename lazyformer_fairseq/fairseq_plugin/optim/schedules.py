@@ -1,4 +1,4 @@
-"""What the schedules have in common: the rate grows linearly over a share of all updates, and ends with the run."""
+"""Schedules ``linear_warmup`` and ``polynomial_warmup``: the rate grows over a share of all updates, then falls."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import List, Optional  # noqa: UP035
 
 from fairseq.dataclass import FairseqDataclass
-from fairseq.optim.lr_scheduler import FairseqLRScheduler
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from lazyformer_fairseq.errors import UserError
@@ -86,11 +86,62 @@ class WarmupSchedule(FairseqLRScheduler):
         self.updates_from_epochs = state_dict.get("updates_from_epochs")
 
 
-def telling_updates_per_epoch(get_train_iterator, self, epoch, *args, **kwargs):
-    """Wraps ``Trainer.get_train_iterator``: the schedule, built before the data, hears how long an epoch is."""
-    iterator = get_train_iterator(self, epoch, *args, **kwargs)
-    if hasattr(self.lr_scheduler, "set_updates_per_epoch"):
-        frequencies = self.cfg.optimization.update_freq
+def tell_updates_per_epoch(trainer, epoch: int) -> None:
+    """The schedule, built before the data, hears how long the epoch is whose iterator fairseq has made."""
+    if hasattr(trainer.lr_scheduler, "set_updates_per_epoch"):
+        frequencies = trainer.cfg.optimization.update_freq
         frequency = frequencies[min(epoch, len(frequencies)) - 1]
-        self.lr_scheduler.set_updates_per_epoch(math.ceil(len(iterator) / frequency))
-    return iterator
+        trainer.lr_scheduler.set_updates_per_epoch(math.ceil(len(trainer.epoch_iterator) / frequency))
+
+
+@dataclass
+class LinearWarmupConfig(WarmupConfig):
+    """No more than what all have."""
+
+
+@register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)
+class LinearWarmupSchedule(WarmupSchedule):
+    """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W)."""
+
+    NAME = "linear_warmup"
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        total, warmup = self.total_updates, self.warmup_updates
+        if update <= warmup:
+            return self.peak * update / warmup
+        if update > total:
+            return 0.0
+        return self.peak * (total - update + 1) / (total - warmup)
+
+
+@dataclass
+class PolynomialWarmupConfig(WarmupConfig):
+    power: float = option(
+        0.5, "after the warm-up the rate is its peak times this power of the share of updates that are left"
+    )
+
+
+@register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)
+class PolynomialWarmupSchedule(WarmupSchedule):
+    """The rate of update n (from 1) of T, a share r of them warm-up: peak (n / T) / r, then peak (1 - n / T)^power.
+
+    The decay counts from update 0, so the rate drops where the warm-up ends: with r = 0.2843 and power 0.5, as in the
+    first phase of NVIDIA's BERT, to 0.846 of its peak. The rate of the last update is 0. Both are as in NVIDIA's
+    DeepLearningExamples, PyTorch/LanguageModeling/BERT/schedulers.py, PolyWarmUpScheduler; fairseq's
+    ``polynomial_decay`` counts from the warm-up's end, and does not drop.
+    """
+
+    NAME = "polynomial_warmup"
+
+    def __init__(self, cfg: PolynomialWarmupConfig, optimizer):
+        super().__init__(cfg, optimizer)
+        if not cfg.power > 0:
+            raise UserError(f"--power {cfg.power}: must be above 0")
+
+    def rate(self, update: int) -> float:
+        """Learning rate of update number `update`, from 1."""
+        done = update / self.total_updates
+        if done < self.cfg.warmup_ratio:
+            return self.peak * done / self.cfg.warmup_ratio
+        return self.peak * max(0.0, 1 - done) ** self.cfg.power

@@ -23,7 +23,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-from lazyformer_fairseq.fairseq_plugin.reliability.signals import EXIT_CODE, FORWARDED, INTERRUPTED, SIGNALS, USER_ERROR
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import (
+    EXIT_CODE,
+    FORWARDED,
+    INTERRUPTED,
+    SIGNALS,
+    USER_ERROR,
+)
 
 
 class Agent(LocalElasticAgent):

@@ -1,38 +1,65 @@
-"""Chooses the checkpoint to start from, same on all ranks: the last, or the newest intact one if that is damaged.
+"""Names of a run's checkpoints, the one that it starts from, same on all ranks, and those that stay.
 
-fairseq starts from scratch where ``checkpoint_last.pt`` is missing, and stops where it is damaged.
+fairseq starts from scratch where ``checkpoint_last.pt`` is missing, and stops where it is damaged. Here the newest
+intact one is taken then; and what is removed is never the last intact one.
 """
 
 import copy
 import logging
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from types import ModuleType
+from typing import Any, Optional, Union
 
 from fairseq.distributed import utils as distributed_utils
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.files import DamagedCheckpointError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.loading import look_into
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints.names import LAST, checkpoints_in
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import DamagedCheckpointError
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
 from lazyformer_fairseq.storage.atomic import remove_leftovers
 
 logger = logging.getLogger(__name__)
 
+LAST = "checkpoint_last.pt"  # fairseq's default of --restore-file, relative to --save-dir
+# Of an epoch, an update (of --save-interval-updates, and of --keep-updates-list), the best, the best ones, the last.
+_NAME = re.compile(
+    r"checkpoint(\d+|_\d+_\d+|_update_\d+|_best|\.best_\S+?_(-?\d+\.\d+|nan\d|-?inf\d)|_last)"
+    r"(?P<suffix>\S*)\.pt"
+)
 AT_EVERY_START = (
     "taken at every start, after a kill too; to start from it once, give --continue-once and a new --save-dir"
 )
 
 
-def choosing(load_checkpoint, cfg, trainer, **kwargs):
-    """fairseq's ``load_checkpoint(cfg, trainer)``, from the file that :func:`choose` finds."""
+def listed_name(updates: int, suffix: str) -> str:
+    """The name of what ``--keep-updates-list`` keeps. fairseq's removal of old checkpoints does not match it."""
+    return f"checkpoint_update_{updates}{suffix}.pt"
+
+
+def suffix_of(path: Path) -> Optional[str]:
+    """fairseq's --checkpoint-suffix in a checkpoint's name; None where the name is no checkpoint's."""
+    name = _NAME.fullmatch(path.name)
+    return name and name["suffix"]
+
+
+def checkpoints_in(folder: Union[str, Path], suffix: str) -> list[Path]:
+    """All checkpoints in a folder from the run with this suffix, newest file first."""
+    ages = {}
+    for path in Path(folder).glob("checkpoint*.pt"):
+        with suppress(FileNotFoundError):  # a link to nowhere, or just removed
+            if suffix_of(path) == suffix and path.is_file():
+                ages[path] = path.stat().st_mtime_ns
+    return sorted(ages, key=ages.get, reverse=True)
+
+
+def choose_for_all(cfg: Any, trainer) -> Any:
+    """fairseq's checkpoint options, changed so that it starts from the file that :func:`choose` finds."""
     if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
-        return load_checkpoint(cfg, trainer, **kwargs)
-    chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
-    extra_state, epoch_itr = load_checkpoint(_restoring(cfg, chosen), trainer, **kwargs)
-    assert chosen is None or extra_state is not None, f"{chosen} was chosen, and fairseq took none"
-    return extra_state, epoch_itr
+        return cfg
+    return _restoring(cfg, _same_on_all_ranks(trainer, lambda: choose(cfg)))
 
 
 def choose(cfg: Any) -> Optional[Path]:
@@ -142,3 +169,31 @@ def _same_on_all_ranks(trainer, choose: Callable[[], Optional[Path]]) -> Optiona
     if problem is not None:
         raise UserError(problem)
     return chosen
+
+
+class CarefulOs:
+    """The ``os`` that fairseq's ``checkpoint_utils`` sees: its ``remove`` spares the last intact checkpoint."""
+
+    def __init__(self, module: ModuleType):
+        self._os = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._os, name)
+
+    @staticmethod
+    def remove(path) -> None:
+        path = Path(path)
+        suffix = suffix_of(path)
+        worth = _worth(path) if suffix is not None else 0
+        if worth == 0 or any(_worth(other) >= worth for other in checkpoints_in(path.parent, suffix) if other != path):
+            os.remove(path)
+        else:
+            logger.warning("%s: kept beyond its time, no other checkpoint beside it is intact", path)
+
+
+def _worth(path: Path) -> int:
+    """0: damaged; 1: weights alone, as with --no-save-optimizer-state; 2: a run resumes from it as if never stopped."""
+    try:
+        return 1 + look_into(path).has_optimizer
+    except UserError:
+        return 0

@@ -1,1 +1,0 @@
-"""Checkpoints: written whole, kept, chosen, checked before they are read."""

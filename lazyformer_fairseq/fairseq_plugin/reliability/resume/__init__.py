@@ -1,1 +1,0 @@
-"""A resumed run equals the uninterrupted one."""

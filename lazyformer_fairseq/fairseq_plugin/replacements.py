@@ -1,0 +1,326 @@
+"""The one table of what we replace in fairseq, torch and Python, why, and when; and what puts its rows in place.
+
+Each target stands there once. What happens in an update, or around a checkpoint, is no row: :mod:`.trainer` has it, in
+methods of a subclass of fairseq's Trainer, which fairseq makes for our tasks because of one row here. Imports neither
+fairseq nor torch, so that a command line can read it before it loads them.
+"""
+
+import builtins
+import functools
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Optional
+
+from lazyformer_fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+WRITTEN_FOR = "fairseq-fixed 0.12.3.1"
+PACKAGE = __name__.partition(".")[0]
+
+
+class Stage(Enum):
+    """When a replacement is put in place."""
+
+    NAME = "before our architectures take their names"
+    REGISTRATION = "with the registration; passes through unless the command names a task of ours"
+    LOADING = "when a run of ours starts, and while one of our models is loaded without a run"
+    RUN = "when a run of one of our tasks or commands starts; to the end of the process"
+    COMMAND_LINE = "when such a run is a process of its own, not a notebook's"
+
+
+class How(Enum):
+    """What becomes of ours."""
+
+    AROUND = "called in the target's place, with what stood there before the arguments"
+    INSTEAD = "takes the target's place"
+    MAKES = "called once, with what stands there; what it returns takes the target's place"
+    SUBCLASS = "made in place of the target, a class, where its `serves` says so of the arguments"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A row.
+
+    Attributes:
+        stage: when it is put in place.
+        target: ``module:name`` or ``module:Class.name``.
+        ours: ``module:name`` in this folder; the parameters that it names are the target's.
+        why: what fairseq does otherwise.
+        how: what becomes of ours.
+        copies: modules that, where they are loaded, have imported the target by its name.
+    """
+
+    stage: Stage
+    target: str
+    ours: str
+    why: str
+    how: How = How.AROUND
+    copies: tuple[str, ...] = ()
+
+
+# Modules of fairseq that call eval() on settings. Those of a model come from its checkpoint, which also names
+# the fairseq model: with fconv_lm, fairseq ran whatever stood in decoder_layers.
+EVALUATING_MODULES = tuple(f"fairseq.{name}" for name in """
+    criterions.ctc data.audio.raw_audio_dataset data.codedataset models.fconv models.fconv_lm
+    models.fconv_self_att models.hubert.hubert models.lightconv_lm models.speech_to_text.s2t_wav_transformer
+    models.transformer_lm models.wav2vec.wav2vec models.wav2vec.wav2vec2 optim.adafactor optim.adam optim.adamax
+    optim.cpu_adam optim.fused_lamb utils
+""".split())  # fmt: skip
+# Where fairseq's training is: by its name, or started as `python -m fairseq_cli.train`, there and in its children.
+TRAINING = ("fairseq_cli.train", "fairseq_cli.hydra_train", "__main__", "__mp_main__")
+NAME, REGISTRATION, LOADING, RUN, COMMAND_LINE = Stage
+AROUND, INSTEAD, MAKES, SUBCLASS = How
+
+# fmt: off
+REPLACEMENTS = (
+    Replacement(NAME, "fairseq.models:ARCH_MODEL_NAME_REGISTRY", "models.presets:without_bert_base",
+                "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours", MAKES),
+    # Which command is one of ours.
+    Replacement(REGISTRATION, "fairseq.options:parse_args_and_arch", "reliability.our_runs:starting_when_parsed",
+                "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU"),
+    Replacement(REGISTRATION, "fairseq.utils:import_user_module", "reliability.our_runs:importing_one_plugin",
+                "another copy of this package, given as --user-dir, ends in a traceback that names one of the two"),
+    Replacement(
+        REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "reliability.our_runs:starting_with_defaults",
+        "a run starts: hydra, and each process that fairseq starts, call this first after they import us",
+        copies=TRAINING),
+    Replacement(REGISTRATION, "fairseq.trainer:Trainer", "trainer:SafeTrainer",
+                "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
+                SUBCLASS),
+    Replacement(REGISTRATION, "fairseq.distributed.utils:call_main", "reliability.processes:forwarding_signals",
+                "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost"),
+    # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
+    Replacement(
+        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "models.safetensors_files:loading_checkpoints",
+        "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle"),
+    Replacement(
+        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoint_loading:checking_archive_first",
+        "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
+    Replacement(LOADING, "os:environ", "reliability.checkpoint_loading:forbid_unsafe_loads",
+                "a variable of the environment switches torch's protection off", MAKES),
+    *(Replacement(
+        LOADING, f"{module}:eval", "reliability.checkpoint_loading:read_setting",
+        "settings of a checkpoint are run; a module's name comes before Python's", INSTEAD)
+      for module in EVALUATING_MODULES),
+    # Processes and precision on machines that fairseq does not expect.
+    Replacement(
+        RUN, "fairseq.distributed.utils:infer_init_method", "reliability.processes:training_on_cpu_under_torchrun",
+        "fairseq divides the number of processes by that of the GPUs, 0 perhaps"),
+    Replacement(
+        RUN, "fairseq.distributed.utils:_broadcast_object_slow", "reliability.processes:broadcast_object",
+        "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume"),
+    Replacement(RUN, "fairseq.distributed.utils:all_gather_list", "reliability.processes:gathering_without_gpu",
+                "what is no tensor is gathered through GPU memory, even where there is no GPU"),
+    Replacement(
+        RUN, "fairseq.trainer:_catalog_shared_params", "trainer:seeing_no_shared_parameter_where_there_is_none",
+        "all linear maps without a bias are taken to share one, the parameter None, and a line is logged for each"),
+    *(Replacement(
+        RUN, f"fairseq.optim:{name}", f"optim.half_precision:{name}",
+        "of weights in fp16 or bf16 the rounded ones alone are saved, and gradients are added in half precision",
+        INSTEAD)
+      for name in ("FP16Optimizer", "MemoryEfficientFP16Optimizer")),
+    # fairseq writes one name by a rename, copies the others in place, checks nothing, and stops at a full disk.
+    Replacement(RUN, "fairseq.checkpoint_utils:load_checkpoint", "trainer:loading_the_intact_one",
+                "where checkpoint_last.pt is damaged the run stops, where it is missing it starts anew"),
+    Replacement(RUN, "fairseq.checkpoint_utils:save_checkpoint", "trainer:saving_if_there_is_room",
+                "a full disk ends the run; the first process alone is asked what its task carries"),
+    Replacement(
+        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoint_files:naming_the_folder",
+        "a folder that cannot be written to ends in a traceback"),
+    Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoint_files:saving_atomically",
+                "the first name: three tries on one file handle write broken files"),
+    Replacement(RUN, "fairseq.file_io:PathManager.copy", "reliability.checkpoint_files:copying_atomically",
+                "the names that it is copied to"),
+    Replacement(
+        RUN, "fairseq.checkpoint_utils:os", "reliability.checkpoint_choice:CarefulOs",
+        "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one",
+        MAKES),
+    # Tasks and fairseq_cli.train look both iterators up there.
+    Replacement(RUN, "fairseq.data.iterators:EpochBatchIterator", "reliability.data_order:ExactEpochBatchIterator",
+                "its place in an epoch means nothing to another number of processes or batch size", INSTEAD),
+    Replacement(RUN, "fairseq.data.iterators:GroupedIterator", "reliability.data_order:ExactGroupedIterator",
+                "an epoch that is resumed between two updates loses its last one", INSTEAD),
+    Replacement(RUN, "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
+                "reliability.preemption:leaving_signals_to_the_run",
+                "a data worker that dies of a signal ends the run before it has saved"),
+    Replacement(COMMAND_LINE, "sys:excepthook", "reliability.command_line:printing_user_errors",
+                "a user's mistake, and Ctrl-C, are a line and no traceback", MAKES),
+    Replacement(
+        COMMAND_LINE, "warnings:filters", "reliability.command_line:without_warnings_nobody_can_act_on",
+        "hydra and torch are called in ways that they deprecate: each run would start with a page of warnings", MAKES),
+)
+# fmt: on
+
+_ABSENT = object()
+_before: dict[Replacement, Any] = {}  # what stood where ours is in place now
+
+
+def install(*stages: Stage) -> list[Replacement]:
+    """Puts the rows of some stages in place, in the table's order; skips those already there.
+
+    Warns of rows that do not fit: stock tasks can do without them. :func:`start_run` refuses.
+
+    Returns:
+        Those that were not in place before.
+    """
+    misfits = _misfits(*stages)
+    if misfits:
+        logger.warning(_in_words(misfits))
+    fresh = [row for row in REPLACEMENTS if row.stage in stages and row not in _before and row not in misfits]
+    for row in fresh:
+        _put(row)
+    return fresh
+
+
+def start_run(command_line: bool = False) -> None:
+    """Puts in place every row that a run of ours needs.
+
+    Args:
+        command_line: the process is fairseq's or ours from its start, so that warnings and errors are ours to print.
+
+    Raises:
+        UserError: names every row that does not fit; a run that only some of them protect is not safe.
+    """
+    stages = set(Stage) if command_line else set(Stage) - {Stage.COMMAND_LINE}
+    _refuse_misfits(*stages)
+    install(*stages)
+
+
+@contextmanager
+def loading_safely() -> Iterator[None]:
+    """Keeps files from running code while the block runs, in a process that may never start a run.
+
+    Raises:
+        UserError: as :func:`start_run`.
+    """
+    _refuse_misfits(Stage.LOADING)
+    fresh = install(Stage.LOADING)
+    try:
+        yield
+    finally:
+        if not any(row.stage is Stage.RUN for row in _before):  # a run that was started meanwhile keeps them
+            for row in reversed(fresh):
+                _remove(row)
+
+
+def _refuse_misfits(*stages: Stage) -> None:
+    if misfits := _misfits(*stages):
+        raise UserError(_in_words(misfits))
+
+
+def _misfits(*stages: Stage) -> dict[Replacement, str]:
+    """The rows not yet in place that do not fit, and why."""
+    missing = (row for row in REPLACEMENTS if row.stage in stages and row not in _before)
+    return {row: misfit for row in missing if (misfit := find_misfit(row))}
+
+
+def _in_words(misfits: dict[Replacement, str]) -> str:
+    listed = "\n  ".join(misfits.values())
+    return f"the plugin is written for {WRITTEN_FOR}; install that, these do not fit\n  {listed}"
+
+
+def find_misfit(row: Replacement) -> Optional[str]:
+    """What is wrong with a row's target, in words; None where it is as ours expects it."""
+    try:
+        _, name, standing = _find(row.target)
+    except (ImportError, AttributeError) as error:
+        return f"{row.target} is not there ({error})"
+    if standing is _ABSENT:  # a module may shadow a name of Python's
+        return None if hasattr(builtins, name) else f"{row.target} is not there"
+    if row.how is How.MAKES or inspect.isbuiltin(standing):
+        return None
+    ours = _ours(row)
+    if not inspect.isclass(ours):
+        return _other_parameters(row.target, standing, ours, 1 if row.how is How.AROUND else 0)
+    methods = [method for method in vars(ours).values() if getattr(method, "__override__", False)]
+    return "\n  ".join(filter(None, (_misfit_of_method(row.target, standing, method) for method in methods))) or None
+
+
+def _misfit_of_method(target: str, base: type, ours: Any) -> Optional[str]:
+    """The same for a method that says ``@override``."""
+    function = getattr(ours, "__func__", ours)
+    theirs = inspect.getattr_static(base, function.__name__, None)
+    if theirs is None:
+        return f"{target}.{function.__name__} is not there"
+    return _other_parameters(f"{target}.{function.__name__}", theirs, function)
+
+
+def _other_parameters(target: str, standing: Any, ours: Callable, skip: int = 0) -> Optional[str]:
+    theirs, takes_all = _parameters(getattr(standing, "__func__", standing))
+    names, passes_all_on = _parameters(ours)
+    names = names[skip:]
+    if takes_all or names == (theirs[: len(names)] if passes_all_on else theirs):
+        return None
+    return f"{target} takes ({', '.join(theirs)}), not ({', '.join(names)})"
+
+
+def _parameters(function: Callable) -> tuple[list[str], bool]:
+    """Names of a function's parameters, and whether it takes any others too, as one does that passes all on."""
+    parameters = inspect.signature(function).parameters.values()
+    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    names = [parameter.name for parameter in parameters if parameter.kind not in any_others]
+    return names, any_others <= {parameter.kind for parameter in parameters}
+
+
+def _find(target: str) -> tuple[Any, str, Any]:
+    """For ``module:path``: the object that has the name, the name, and what stands there, a static method as one."""
+    module, _, path = target.partition(":")
+    *parents, name = path.split(".")
+    owner = functools.reduce(getattr, parents, importlib.import_module(module))
+    return owner, name, inspect.getattr_static(owner, name, _ABSENT)
+
+
+def _ours(row: Replacement) -> Callable:
+    module, _, name = row.ours.partition(":")
+    return getattr(importlib.import_module(f"{PACKAGE}.fairseq_plugin.{module}"), name)
+
+
+def _put(row: Replacement) -> None:
+    owner, name, standing = _find(row.target)
+    ours = _ours(row)
+    _before[row] = standing
+    if row.how is How.SUBCLASS:
+        standing.__new__ = _making(standing, ours)
+        return
+    if row.how is How.MAKES:
+        ours = ours(standing)
+    elif row.how is How.AROUND:
+        ours = _around(getattr(standing, "__func__", standing), ours)
+    kind = type(standing) if isinstance(standing, (staticmethod, classmethod)) else None
+    setattr(owner, name, kind(ours) if kind else ours)
+    for copy in filter(None, map(sys.modules.get, row.copies)):
+        if vars(copy).get(name) is standing:
+            setattr(copy, name, ours)
+
+
+def _around(standing: Callable, wrapper: Callable) -> Callable:
+    @functools.wraps(standing)
+    def wrapped(*args, **kwargs):
+        return wrapper(standing, *args, **kwargs)
+
+    return wrapped
+
+
+def _making(base: type, subclass: Any) -> Callable:
+    """A ``__new__`` of `base`; Python then calls the ``__init__`` of what it returns."""
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(subclass if cls is base and subclass.serves(*args, **kwargs) else cls)
+
+    return new
+
+
+def _remove(row: Replacement) -> None:
+    owner, name, _ = _find(row.target)
+    standing = _before.pop(row)
+    if standing is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, standing)

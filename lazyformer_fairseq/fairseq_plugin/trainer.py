@@ -1,0 +1,309 @@
+"""fairseq's trainer for our tasks: what keeps a run safe, in the order in which it happens.
+
+fairseq makes a :class:`SafeTrainer` wherever its own Trainer is asked for with a task of ours (``replacements.py``):
+in fairseq-train, fairseq-hydra-train, their processes, and in a script. Stock tasks keep fairseq's.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+
+from fairseq import checkpoint_utils
+from fairseq import trainer as fairseq_trainer
+from fairseq.logging import metrics
+from fairseq.models.ema import EMA
+from typing_extensions import override
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import tell_updates_per_epoch
+from lazyformer_fairseq.fairseq_plugin.reliability.bad_updates import UpdateGuard, can_be_guarded
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import choose_for_all, listed_name
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import NotSavedError
+from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
+from lazyformer_fairseq.fairseq_plugin.reliability.our_runs import is_task_of_ours
+from lazyformer_fairseq.fairseq_plugin.reliability.out_of_memory import in_training, in_validation, refused_in_words
+from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption
+from lazyformer_fairseq.fairseq_plugin.replacements import start_run
+
+logger = logging.getLogger(__name__)
+
+_FAIRSEQS_WORDS = "does not match; please reset the optimizer (--reset-optimizer). "
+
+
+class SafeTrainer(fairseq_trainer.Trainer):
+    """See the module. Every method that says ``@override`` does what fairseq's does, and what its docstring says.
+
+    Attributes:
+        preemption: takes signals, once training has loaded its checkpoint.
+        takes_signals: whether it is to; a driver of several trainings takes them itself.
+        guard: judges updates; None where processes see different gradients.
+        epoch_iterator: the one in use, for whoever saves between epochs.
+        not_saved: why the last save failed, or None.
+    """
+
+    takes_signals = True
+    epoch_iterator: Any = None
+    not_saved: Optional[str] = None
+
+    @staticmethod
+    def serves(cfg: Any = None, task: Any = None, *others: Any, **named: Any) -> bool:
+        """Whether a run with these arguments of fairseq's Trainer is one of ours."""
+        return is_task_of_ours(type(task))
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Starts a run, too: of a script that parses nothing."""
+        start_run()
+        super().__init__(*args, **kwargs)
+        self.preemption = Preemption(self)
+        self.guard = UpdateGuard(self) if can_be_guarded(self) else None
+
+    @override
+    def get_train_iterator(self, epoch, *args, **kwargs):
+        """Tells the schedule, which is built before the data, how long an epoch is."""
+        self.epoch_iterator = super().get_train_iterator(epoch, *args, **kwargs)
+        tell_updates_per_epoch(self, epoch)
+        return self.epoch_iterator
+
+    # An update.
+
+    @override
+    def train_step(self, samples, raise_oom=False):
+        """Ends a run that a signal asked to; skips the update if it is a bad one; saves it if it is a listed one."""
+        self.preemption.end_if_saved()
+        before = self.get_num_updates()
+        with self.preemption.busy():
+            update = partial(self._update, samples)
+            output = update() if self.guard is None else self.guard.watch(update, samples)
+            if self.get_num_updates() == before + 1:
+                self._save_if_listed()
+        return output
+
+    def _update(self, samples: list) -> Optional[dict]:
+        """fairseq's, with exact sums of many batches. Where memory ends, so does the run, with what to change."""
+        with refused_in_words(partial(in_training, self, samples)), self._exact_sums(len(samples)):
+            return super().train_step(samples, True)  # raise_oom
+
+    def _exact_sums(self, batches: int) -> Any:
+        if batches <= EXACT_ENOUGH or self.guard is None or type(self.optimizer) is not FP16Optimizer:
+            return nullcontext()
+        groups = [self.data_parallel_process_group] if self.data_parallel_world_size > 1 else []
+        return self.optimizer.summing_in_fp32(groups)
+
+    @override
+    def _aggregate_logging_outputs(self, logging_outputs, *extra_stats_to_sum, ignore=False):
+        """Adds one number to the sums over processes, so that all agree when to stop. The guard hears the sums."""
+        sums = (*extra_stats_to_sum, self.preemption.note())
+        logging_outputs, (*sums, asked) = super()._aggregate_logging_outputs(logging_outputs, *sums, ignore=ignore)
+        self.preemption.agree(asked)
+        if self.guard is not None:
+            self.guard.hear_all_processes(logging_outputs, sums[0])
+        return logging_outputs, sums
+
+    @override
+    def clip_grad_norm(self, clip_norm):
+        """The last call before the optimizer steps: the guard judges the update."""
+        clip = partial(super().clip_grad_norm, clip_norm)
+        return clip() if self.guard is None else self.guard.watch_clipping(clip)
+
+    @override
+    def cumulative_training_time(self):
+        """Called after an update is logged, before validation: the place to save at, if a signal asked for it."""
+        self.preemption.save_if_asked()
+        return super().cumulative_training_time()
+
+    @override
+    def valid_step(self, sample, raise_oom=False):
+        """Saves after a batch of validation, which may be long, if a signal asked for it."""
+        with refused_in_words(partial(in_validation, self, sample)):
+            output = super().valid_step(sample, raise_oom)
+        self.preemption.save_if_asked()
+        return output
+
+    @override
+    def _reduce_and_log_stats(self, *args, **kwargs):
+        """Forgets contexts of meters that have ended.
+
+        fairseq opens one under a new random name in each update, counts contexts by name and keeps the names: some 200
+        bytes an update, and a dictionary that it copies in each validation.
+        """
+        output = super()._reduce_and_log_stats(*args, **kwargs)
+        counts = metrics._active_aggregators_cnt
+        for name in [name for name, count in counts.items() if not count]:
+            del counts[name]
+        return output
+
+    @override
+    def _build_ema(self):
+        """Averages what is floating-point alone; of other things, such as ``dictionary_sha256``, takes the newest."""
+        if self.cfg.ema.store_ema:
+            integers = {name for name, value in self._model.state_dict().items() if not value.is_floating_point()}
+            self._ema = EMA(self._model, self.cfg.ema, self.device, integers)
+            logger.info("Exponential Moving Average Shadow Model is initialized.")
+
+    # Checkpoints.
+
+    @override
+    def state_dict(self):
+        """It asks for the time, which must not start another save."""
+        with self.preemption.busy():
+            return super().state_dict()
+
+    @override
+    def save_checkpoint(self, filename, extra_state):
+        """Also saves what was skipped so far."""
+        if self.guard is not None:
+            extra_state = {**extra_state, "bad_updates": self.guard.state_dict()}
+        return super().save_checkpoint(filename, extra_state)
+
+    @override
+    def load_checkpoint(
+        self,
+        filename,
+        reset_optimizer=False,
+        reset_lr_scheduler=False,
+        optimizer_overrides=None,
+        reset_meters=False,
+    ):
+        """Also loads what was skipped so far and what the task carries; keeps what fairseq forgets of an epoch.
+
+        Raises:
+            UserError: the checkpoint is of another optimizer or criterion.
+        """
+        with _other_optimizer_named(filename), _the_clock_running():
+            extra_state = super().load_checkpoint(
+                filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters
+            )
+        if self.guard is not None:
+            self.guard.load(extra_state, reset_optimizer)
+        if extra_state is None:
+            return None
+        if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task
+            self.task.take_from_checkpoint(extra_state)
+        if not extra_state["train_iterator"]["iterations_in_epoch"]:
+            self._go_on_between_epochs(extra_state, not reset_meters, not (reset_optimizer or reset_lr_scheduler))
+        return extra_state
+
+    def _go_on_between_epochs(self, extra_state: dict, with_meters: bool, with_schedule: bool) -> None:
+        """Of an epoch that was over when its checkpoint was written, keeps what fairseq forgets.
+
+        The schedule would have received its validation next. The log's averages over the last updates continue from
+        epoch to epoch; only those of the whole epoch start anew.
+        """
+        if with_meters:
+            meters = extra_state.get("metrics", {})
+            metrics.load_state_dict({name: meters[name] for name in ("train_inner",) if name in meters})
+        if with_schedule:
+            self.lr_step(extra_state["train_iterator"]["epoch"] - 1, extra_state.get("val_loss"))
+
+    def _save_if_listed(self) -> None:
+        """For ``--keep-updates-list``: saves what fairseq's ``save_checkpoint`` does, as ``checkpoint_update_N.pt``."""
+        cfg, task, updates = self.cfg.checkpoint, self.task, self.get_num_updates()
+        if updates not in listed_updates(getattr(task.cfg, "keep_updates_list", None)) or cfg.no_save:
+            return
+        if hasattr(task, "gather_memory"):
+            task.gather_memory()
+        self.consolidate_optimizer()
+        extra_state = {"train_iterator": self.epoch_iterator.state_dict(), "val_loss": None}
+        if hasattr(task, "get_checkpoint_dict"):
+            extra_state |= task.get_checkpoint_dict()
+        if hasattr(checkpoint_utils.save_checkpoint, "best"):
+            extra_state["best"] = checkpoint_utils.save_checkpoint.best
+        path = Path(cfg.save_dir) / listed_name(updates, self.checkpoint_suffix)
+        try:
+            self.save_checkpoint(str(path), extra_state)
+        except NotSavedError as error:
+            logger.warning("%s\nThe run trains on; --keep-updates-list has lost update %d", error, updates)
+
+    def is_at_its_end(self, epoch_itr: Any) -> bool:
+        """Whether there is no next save."""
+        limits = self.cfg.optimization
+        return (
+            0 < (limits.max_update or 0) <= self.get_num_updates()
+            or 0 < (limits.max_epoch or 0) < epoch_itr.next_epoch_idx
+            or 0 < limits.stop_time_hours < self.cumulative_training_time() / 3600
+            or 0 < self.cfg.checkpoint.patience <= _validations_without_progress()
+        )
+
+
+def _validations_without_progress() -> int:
+    """As fairseq has just counted them, for ``--patience``; started by ``python -m`` its training is ``__main__``."""
+    trainings = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
+    return max(getattr(getattr(training, "should_stop_early", None), "num_runs", 0) for training in trainings)
+
+
+@contextmanager
+def _other_optimizer_named(filename: str) -> Iterator[None]:
+    """Raises a UserError in place of fairseq's AssertionError."""
+    try:
+        yield
+    except AssertionError as error:
+        what, found, names = str(error).partition(_FAIRSEQS_WORDS)
+        if not found:
+            raise
+        there, _, here = names.partition(" vs ")
+        raise UserError(
+            f"{filename}: was trained with the {what.strip().lower()} {there}, not {here}: give the options that it "
+            "was trained with, another --save-dir, or --reset-optimizer to go on with fresh moments"
+        ) from None
+
+
+@contextmanager
+def _the_clock_running() -> Iterator[None]:
+    """Keeps ``wall`` in the log the time since this process began to train; fairseq loads it stopped, at 0."""
+    before = metrics.get_meter("default", "wall")
+    yield
+    loaded = metrics.get_meter("default", "wall")
+    if before is not None and loaded is not None:
+        loaded.start_time = before.start_time
+
+
+# Functions that stand in for fairseq's; replacements.py says which.
+
+
+def loading_the_intact_one(load_checkpoint, cfg, trainer, **kwargs):
+    """For ``checkpoint_utils.load_checkpoint``, which training alone calls, once, before the first update.
+
+    Signals are heard from here on.
+    """
+    if isinstance(trainer, SafeTrainer):
+        if trainer.takes_signals:
+            trainer.preemption.listen()
+        cfg = choose_for_all(cfg, trainer)
+    return load_checkpoint(cfg, trainer, **kwargs)
+
+
+def saving_if_there_is_room(save_checkpoint, cfg, trainer, epoch_itr, val_loss):
+    """For ``checkpoint_utils.save_checkpoint``, which all processes call, though only the first one writes.
+
+    What a task carries from batch to batch (see ``tasks/stream_language_modeling.py``) is gathered while all are here.
+    Where a file cannot be written it warns and returns None, and the next save tries again.
+
+    Raises:
+        UserError: it cannot be written, and there is no next save.
+    """
+    if not isinstance(trainer, SafeTrainer):
+        return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+    if hasattr(trainer.task, "gather_memory") and not cfg.no_save:
+        trainer.task.gather_memory()
+    trainer.not_saved = None
+    try:
+        return save_checkpoint(cfg, trainer, epoch_itr, val_loss)
+    except NotSavedError as error:
+        trainer.not_saved = str(error)
+        if trainer.is_at_its_end(epoch_itr):
+            raise UserError(f"{error}\nThe run is at its end; make room and run it again") from error
+        logger.warning("%s\nThe run trains on; the next save tries again", error)
+        return None
+
+
+def seeing_no_shared_parameter_where_there_is_none(catalog_shared_params, module, memo=None, prefix=""):
+    """For ``_catalog_shared_params(module)``, which calls itself for each submodule."""
+    shared = catalog_shared_params(module, memo, prefix)
+    if memo is not None:
+        return shared
+    return [names for names in shared if fairseq_trainer._get_module_by_path(module, names[0]) is not None]

@@ -1,0 +1,279 @@
+"""Both optimizers as fairseq sees them: a run goes on as if nothing had been, on apex, on torch, in half precision."""
+
+import copy
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import apex_stand_in
+import pytest
+import torch
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.optim import fused_adam
+from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import AdamLikeOptimizer, FusedAdam
+from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb, NvLamb
+
+ADAM, LAMB = FusedAdam.NAME, NvLamb.NAME
+OWN = {
+    ADAM: (FusedAdam, dict(adam_betas="(0.9, 0.98)", adam_eps=1e-3)),
+    LAMB: (
+        NvLamb,
+        dict(
+            lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0, no_ratio_without_decay=False,
+            no_bias_correction=False,
+        ),
+    ),
+}  # fmt: skip
+KINDS = {
+    (ADAM, "apex"): apex_stand_in.FusedAdam, (ADAM, "torch"): torch.optim.AdamW,
+    (LAMB, "apex"): apex_stand_in.FusedLAMB, (LAMB, "torch"): Lamb,
+}  # fmt: skip
+BOTH = pytest.mark.parametrize("name", [ADAM, LAMB])
+WAYS = pytest.mark.parametrize(("first", "second"), [(a, b) for a in ("apex", "torch") for b in ("apex", "torch")])
+EXEMPT = {"no_decay_bias_and_norm": True}
+
+
+def config(name: str, **changes) -> SimpleNamespace:
+    shared = dict(_name=name, lr=[0.1], weight_decay=0.5, no_decay_bias_and_norm=False)
+    return SimpleNamespace(**{**shared, **OWN[name][1], **changes})
+
+
+def build(name: str, library: str, parameters: list[torch.nn.Parameter], **changes) -> AdamLikeOptimizer:
+    with pytest.MonkeyPatch.context() as patch:
+        if library == "apex":
+            apex_stand_in.install(patch)
+        optimizer = OWN[name][0](config(name, **changes), parameters)
+    assert isinstance(optimizer.optimizer, KINDS[name, library])
+    return optimizer
+
+
+def make_parameters() -> list[torch.nn.Parameter]:
+    torch.manual_seed(1)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (3,), (2, 2))]
+
+
+def set_gradients(parameters: list[torch.nn.Parameter], update: int, scale: float = 1.0) -> None:
+    for number, parameter in enumerate(parameters):
+        gradient = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(10 * update + number))
+        parameter.grad = (gradient * scale).to(parameter.dtype)
+
+
+def train(optimizer, parameters, updates, vector: torch.nn.Parameter = None) -> None:
+    """With `vector`, the optimizer has all weights joined in it, as fairseq's FP16Optimizer has them on a GPU."""
+    for update in updates:
+        set_gradients(parameters, update)
+        if vector is not None:
+            vector.grad = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        optimizer.step()
+
+
+def assert_close(found, expected, **bounds) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **bounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(ADAM, {}), (ADAM, EXEMPT), (LAMB, {}), (LAMB, EXEMPT), (LAMB, {**EXEMPT, "no_ratio_without_decay": True})],
+)
+@WAYS
+def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first, second):
+    expected, parameters = make_parameters(), make_parameters()
+    train(build(name, "torch", expected, **options), expected, range(6))
+    before, after = build(name, first, parameters, **options), build(name, second, parameters, **options)
+    train(before, parameters, range(3))
+    saved = before.state_dict()
+    unchanged = copy.deepcopy(saved)
+    after.load_state_dict(saved)
+    assert str(saved) == str(unchanged)  # a checkpoint in memory is the caller's
+    train(after, parameters, range(3, 6))
+    assert_close(parameters, expected)
+    assert [group["weight_decay"] for group in after.param_groups] == ([0.5, 0.0] if options else [0.5])
+
+
+@WAYS
+def test_the_layout_is_the_librarys_own(first, second):
+    """All keys, and what they hold: whatever the library reads of a state it finds."""
+    parameters = make_parameters()
+    before, after, own = (build(ADAM, library, parameters) for library in (first, second, second))
+    train(before, parameters, range(3))
+    after.load_state_dict(before.state_dict())
+    train(own, parameters, range(3))
+    found, expected = after.state_dict(), own.state_dict()
+    assert [group.keys() for group in found["param_groups"]] == [group.keys() for group in expected["param_groups"]]
+    assert found["param_groups"][0].get("step") == expected["param_groups"][0].get("step")
+    for number, moments in expected["state"].items():
+        assert {name: (type(value), value.dtype, value.shape) for name, value in moments.items()} == {
+            name: (type(value), value.dtype, value.shape) for name, value in found["state"][number].items()
+        }
+        assert moments.get("step") == found["state"][number].get("step")
+
+
+@WAYS
+def test_a_state_from_before_the_first_update_loads(first, second):
+    parameters = make_parameters()
+    after = build(ADAM, second, parameters)
+    after.load_state_dict(build(ADAM, first, parameters).state_dict())
+    given = [parameter.detach().clone() for parameter in parameters]
+    train(after, parameters, range(1))
+    assert not any(torch.equal(*pair) for pair in zip(given, parameters, strict=True))
+
+
+def test_weights_that_had_fewer_updates_than_others_are_named_where_apex_counts_for_all(caplog):
+    parameters = make_parameters()
+    before = build(ADAM, "torch", parameters)
+    train(before, parameters, range(2))
+    parameters[2].grad = None
+    before.step()
+    after = build(ADAM, "apex", parameters)
+    after.load_state_dict(before.state_dict())
+    assert after.param_groups[0]["step"] == 3
+    assert "some weights had 2 updates and some 3" in caplog.text
+
+
+@BOTH
+@pytest.mark.parametrize("library", ["apex", "torch"])
+def test_a_state_of_other_groups_or_weights_or_of_the_other_optimizer_is_refused_in_words(name, library):
+    """In half precision fairseq sees one name for both optimizers: its wrapper's."""
+    parameters = make_parameters()
+    for exempts in (False, True):
+        before = build(name, library, parameters, no_decay_bias_and_norm=exempts)
+        train(before, parameters, range(1))
+        with pytest.raises(UserError, match=f"trained with{'' if exempts else 'out'} --no-decay-bias-and-norm"):
+            build(name, "torch", parameters, no_decay_bias_and_norm=not exempts).load_state_dict(before.state_dict())
+    before = build(name, "torch", parameters)
+    train(before, parameters, range(1))
+    with pytest.raises(UserError, match="of other weights than the model's"):
+        build(name, "torch", [torch.nn.Parameter(torch.zeros(14))]).load_state_dict(before.state_dict())
+    other = build(LAMB if name == ADAM else ADAM, library, make_parameters())
+    with pytest.raises(UserError, match=f"not trained with --optimizer {name}: .*--reset-optimizer"):
+        build(name, library, make_parameters()).load_state_dict(other.state_dict())
+
+
+@BOTH
+def test_overrides_are_set_where_there_is_decay(name):
+    parameters = make_parameters()
+    optimizer, again = (build(name, "torch", parameters, **EXEMPT) for _ in range(2))
+    train(optimizer, parameters, range(1))
+    again.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.25})
+    assert [group["weight_decay"] for group in again.param_groups] == [0.25, 0.0]
+
+
+@BOTH
+@pytest.mark.parametrize("betas", ["(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"])
+def test_impossible_betas_are_user_errors(name, betas):
+    option = f"{'adam' if name == ADAM else 'lamb'}_betas"
+    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
+        OWN[name][0](config(name, **{option: betas}), make_parameters())
+
+
+@pytest.mark.parametrize("betas", ["(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]])
+def test_betas_may_be_a_pair_or_text(betas):
+    assert build(ADAM, "torch", make_parameters(), adam_betas=betas).param_groups[0]["betas"] == (0.9, 0.98)
+
+
+@BOTH
+def test_apex_is_used_on_a_gpu_where_it_can_be_imported_and_was_built_with_its_kernels(name, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    apexs = "FusedAdam" if name == ADAM else "FusedLAMB"
+
+    def without_kernels(*arguments, **options):
+        raise RuntimeError(f"apex.optimizers.{apexs} requires cuda extensions")
+
+    def kind() -> type:
+        return type(OWN[name][0](config(name), make_parameters()).optimizer)
+
+    apex_stand_in.install(monkeypatch)
+    assert kind() is KINDS[name, "apex"]
+    monkeypatch.setitem(sys.modules, "apex.optimizers", SimpleNamespace(**{apexs: without_kernels}))
+    assert kind() is KINDS[name, "torch"]
+    monkeypatch.setitem(sys.modules, "apex.optimizers", None)  # cannot be imported
+    assert kind() is KINDS[name, "torch"]
+    monkeypatch.undo()  # on a processor, --cpu
+    assert kind() is KINDS[name, "torch"] and not fused_adam.are_on_gpu([{"params": make_parameters()}])
+    apex, *others = caplog.messages
+    assert apex == f"optimizer: apex.optimizers.{apexs}" and "requires cuda extensions" in others[0]
+    words = "torch.optim.AdamW(fused=True)" if name == ADAM else "LAMB by the kernels of torch's fused Adam"
+    assert others[1] == others[-1] == f"optimizer: {words}"
+
+
+def in_half_precision(name: str, library: str, weights, flat: bool = False) -> FP16Optimizer:
+    """fairseq's mixed precision, as on a GPU: it joins the weights to one vector unless it is told not to."""
+    scaling = dict(fp16_scale_window=8, fp16_init_scale=4, fp16_scale_tolerance=0.0, threshold_loss_scale=None)
+    common = dict(bf16=weights[0].dtype == torch.bfloat16, fp16_no_flatten_grads=not flat, min_loss_scale=1e-4)
+    cfg = SimpleNamespace(
+        optimizer=config(name), common=SimpleNamespace(**scaling, **common),
+        optimization=SimpleNamespace(update_freq=[1]),
+    )  # fmt: skip
+    with (
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "current_device", lambda: None),  # the key of the vector, p.device.index
+        mock.patch("fairseq.optim.build_optimizer", lambda cfg, params: build(name, library, _apart(params))),
+    ):
+        return FP16Optimizer.build_optimizer(cfg, weights)
+
+
+def _apart(params) -> list[torch.nn.Parameter]:
+    return [weight for each in params for weight in (each.values() if isinstance(each, dict) else [each])]
+
+
+def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
+    for update in updates:
+        optimizer.zero_grad()
+        set_gradients(weights, update, 1.0 if optimizer.scaler is None else optimizer.scaler.loss_scale)
+        optimizer._needs_sync = True
+        optimizer.clip_grad_norm(1.0)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@WAYS
+def test_mixed_precision_resumes_with_its_loss_scale(first, second, flat):
+    expected, weights = ([torch.nn.Parameter(p.data.half()) for p in make_parameters()] for _ in range(2))
+    train_in_half(in_half_precision(ADAM, "torch", expected, flat), expected, range(10))
+    before, after = (in_half_precision(ADAM, library, weights, flat) for library in (first, second))
+    train_in_half(before, weights, range(5))
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    train_in_half(after, weights, range(5, 10))
+    assert_close(weights, expected, atol=1e-3, rtol=1e-3)
+    assert after.scaler.loss_scale == 8  # grew in the eighth update, three after the break
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_lamb_has_a_ratio_for_each_tensor_in_half_precision_and_resumes_to_the_bit(dtype):
+    expected, weights, single = ([torch.nn.Parameter(p.data.to(dtype)) for p in make_parameters()] for _ in range(3))
+    without_break = in_half_precision(LAMB, "torch", expected, flat=True)  # which it refuses
+    train_in_half(without_break, expected, range(10))
+    before, after = (in_half_precision(LAMB, "torch", weights, flat=True) for _ in range(2))
+    train_in_half(before, weights, range(5))
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    train_in_half(after, weights, range(5, 10))
+    assert all(torch.equal(*pair) for pair in zip(after.fp32_params, without_break.fp32_params, strict=True))
+
+    masters = [torch.nn.Parameter(weight.data.float()) for weight in single]
+    plain = build(LAMB, "torch", masters)
+    for update in range(10):
+        set_gradients(masters, update)
+        plain.clip_grad_norm(1.0)
+        plain.step()
+    assert_close(after.fp32_params, masters, rtol=2e-2, atol=2e-2)
+
+
+@WAYS
+def test_weights_in_one_vector_resume_apart_and_the_other_way(first, second):
+    expected, parameters, start = make_parameters(), make_parameters(), make_parameters()
+    train(build(ADAM, "torch", expected), expected, range(9))
+    apart = build(ADAM, first, start)
+    train(apart, start, range(3))
+    vector = torch.nn.Parameter(torch.cat([parameter.data.flatten() for parameter in start]))
+    joined = build(ADAM, second, [vector])
+    joined.load_state_dict(copy.deepcopy(apart.state_dict()))
+    train(joined, parameters, range(3, 6), vector)
+    for parameter, part in zip(parameters, vector.data.split([each.numel() for each in parameters]), strict=True):
+        parameter.data.copy_(part.view_as(parameter))
+    again = build(ADAM, first, parameters)
+    again.load_state_dict(copy.deepcopy(joined.state_dict()))
+    train(again, parameters, range(6, 9))
+    assert_close(parameters, expected)

@@ -1,0 +1,111 @@
+"""Both schedules: the rate of each update, by updates and by epochs, from its start and resumed."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam, FusedAdamConfig
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import (
+    LinearWarmupSchedule,
+    PolynomialWarmupSchedule,
+    WarmupSchedule,
+)
+
+BOTH = pytest.mark.parametrize("kind", [LinearWarmupSchedule, PolynomialWarmupSchedule])
+
+
+def schedule_of(kind: type, lr: float = 0.5, **given) -> WarmupSchedule:
+    adam = SimpleNamespace(**{**vars(FusedAdamConfig()), "lr": [lr]})
+    optimizer = FusedAdam(adam, [torch.nn.Parameter(torch.zeros(2, 2))])
+    options = {"max_update": 0, "max_epoch": 0, "warmup_ratio": 0.1, "power": 0.5, **given}
+    return kind(OmegaConf.create({"lr": [lr], **options}), optimizer)
+
+
+def rates(schedule: WarmupSchedule, updates: int) -> list[float]:
+    return [schedule.step_update(done) for done in range(updates)]
+
+
+def test_the_rate_grows_linearly_and_falls_linearly_to_zero():
+    found = rates(schedule_of(LinearWarmupSchedule, max_update=20), 20)
+    assert found[:3] == pytest.approx([0.25, 0.5, 0.5])  # updates 1 and 2 are the warm-up of 10%
+    steps = [before - after for before, after in pairwise(found[2:])]
+    assert steps == pytest.approx([0.5 / 18] * len(steps))
+    assert found[-1] == pytest.approx(0.5 / 18)
+    assert schedule_of(LinearWarmupSchedule, max_update=20).step_update(20) == 0
+
+
+@BOTH
+def test_epochs_give_the_same_rates_as_updates_and_a_resumed_run_keeps_them(kind):
+    schedule = schedule_of(kind, max_epoch=4)
+    assert schedule.total_updates is None
+    schedule.set_updates_per_epoch(5)
+    assert rates(schedule, 20) == pytest.approx(rates(schedule_of(kind, max_update=20), 20))
+    resumed = schedule_of(kind, max_epoch=4)
+    resumed.load_state_dict(schedule.state_dict())
+    resumed.set_updates_per_epoch(99)
+    assert rates(resumed, 20) == rates(schedule, 20)
+
+
+@pytest.mark.parametrize(("max_update", "total"), [(1000, 20), (10, 10)])
+def test_the_smaller_of_epochs_and_updates_counts(max_update, total):
+    schedule = schedule_of(LinearWarmupSchedule, max_epoch=4, max_update=max_update)
+    schedule.set_updates_per_epoch(5)
+    assert schedule.total_updates == total
+
+
+def test_a_single_update_is_at_the_peak_and_the_rate_stays_zero_after_the_end():
+    assert rates(schedule_of(LinearWarmupSchedule, max_update=1), 3) == [0.5, 0, 0]
+
+
+@pytest.mark.parametrize("warmup_ratio", [0, 1])
+def test_no_warmup_and_nothing_but_warmup(warmup_ratio):
+    found = rates(schedule_of(LinearWarmupSchedule, max_update=10, warmup_ratio=warmup_ratio), 10)
+    assert found == pytest.approx([0.05 * (n + 1 if warmup_ratio else 10 - n) for n in range(10)])
+
+
+def nvidias_rates(peak: float, warmup: float, total: int, degree: float) -> list[float]:
+    """PolyWarmUpScheduler (DeepLearningExamples, PyTorch/LanguageModeling/BERT/schedulers.py).
+
+    It is stepped before the optimizer, so that its count is 1 in the first update.
+    """
+    shares = [count / total for count in range(1, total + 1)]
+    return [peak * share / warmup if share < warmup else peak * (1 - share) ** degree for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("peak", "warmup_ratio", "total", "drop"), [(6e-3, 0.2843, 7038, 0.846), (4e-3, 0.128, 1563, 0.934)]
+)
+def test_both_phases_of_nvidias_bert(peak, warmup_ratio, total, drop):
+    found = rates(schedule_of(PolynomialWarmupSchedule, peak, max_update=total, warmup_ratio=warmup_ratio), total)
+    assert found == pytest.approx(nvidias_rates(peak, warmup_ratio, total, 0.5))
+    highest = found.index(max(found))
+    assert found[highest] == pytest.approx(peak, rel=2e-3)
+    assert found[highest + 1] == pytest.approx(drop * peak, rel=1e-3)
+    assert found[-1] == 0
+
+
+@pytest.mark.parametrize(("warmup_ratio", "power"), [(0, 0.5), (0.5, 1), (1, 2), (0.3, 3)])
+def test_other_shares_and_powers(warmup_ratio, power):
+    schedule = schedule_of(PolynomialWarmupSchedule, 6e-3, max_update=10, warmup_ratio=warmup_ratio, power=power)
+    assert rates(schedule, 12) == pytest.approx([*nvidias_rates(6e-3, warmup_ratio, 10, power), 0, 0])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "--lr-scheduler (linear|polynomial)_warmup needs --max-update or --max-epoch"),
+        ({"max_update": 5, "warmup_ratio": 1.5}, "--warmup-ratio 1.5"),
+        ({"max_update": 5, "warmup_ratio": -1}, "--warmup-ratio -1"),
+        ({"max_update": 5, "power": 0.0}, "--power 0.0: must be above 0"),
+    ],
+)
+def test_impossible_schedules_are_user_errors(kind, options, words):
+    if kind is LinearWarmupSchedule and "power" in options:
+        pytest.skip("has no power")
+    with pytest.raises(UserError, match=words):
+        schedule_of(kind, **options)

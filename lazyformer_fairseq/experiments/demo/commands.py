@@ -14,13 +14,7 @@ A_PATH = click.Path(path_type=Path)
 
 @click.command(cls=Command)
 @takes(DemoSettings)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("results/demo"),
-    help="Folder of the results.",
-    show_default=True,
-)
+@click.option("--output", type=A_PATH, default=Path("results/demo"), help="Folder of the results.", show_default=True)
 def demo(settings: DemoSettings, output: Path) -> None:
     """Pre-train a tiny BERT and a tiny LazyFormer side by side, fine-tune both, print a table, draw a picture.
 

@@ -1,6 +1,5 @@
 """The command ``lazyformer reproduce``."""
 
-import sys
 from pathlib import Path
 from typing import Optional
 
@@ -8,6 +7,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath, divided
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.folder import stoppable
 from lazyformer_fairseq.extras import refuse_without_extra
 
 
@@ -58,7 +58,7 @@ def reproduce(
     from lazyformer_fairseq.devices.nvidia_smi import count_gpus
     from lazyformer_fairseq.devices.precision import precision_here
     from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
-    from lazyformer_fairseq.experiments.reproduce.steps import STOPPED, Places, Stopped, plan_table, run_steps, steps
+    from lazyformer_fairseq.experiments.reproduce.steps import Places, plan_table, run_steps, steps
 
     size = TINY if tiny else PAPER
     inputs = find_inputs(raw, glue, tasks, size, Places(out).made)
@@ -76,11 +76,8 @@ def reproduce(
         return
     failures: list[str] = []
     if not report:
-        try:
+        with stoppable():
             failures = run_steps(all_steps, out, sizes_as_json(size, inputs))
-        except Stopped:
-            click.echo("stopped; rerun to resume", err=True)
-            sys.exit(STOPPED)
     from lazyformer_fairseq.experiments.reproduce.report import write_report
 
     if report or len(failures) < len(all_steps):

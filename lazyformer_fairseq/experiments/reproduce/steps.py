@@ -43,7 +43,6 @@ from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 CLI = "lazyformer_fairseq.cli"
 TAIL = 20_000  # bytes of a log
 UPDATES = re.compile(rb"num_updates[= ](\d+)")
-STOPPED = 130
 BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
 FURTHER_CHECKPOINTS = 5  # the last three, best and last
 DISK_OF_CORPUS = 3  # times the text, while it is made
@@ -195,10 +194,6 @@ def _finetuning(arch: str, size: Size, inputs: Inputs, places: Places) -> Step:
 # --- Running them
 
 
-class Stopped(Exception):
-    """A signal ended the run."""
-
-
 def record_of(out: Path, step: Step) -> Optional[dict[str, Any]]:
     """The record of a step that is done and whose result is still there."""
     path = out / "steps" / f"{step.name}.json"
@@ -213,7 +208,7 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
 
     Raises:
         UserError: OUT holds another reproduction, or another process is at work in it.
-        Stopped: Ctrl-C or SIGTERM; the step under way has saved what it could.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the step under way has saved what it could.
     """
     failures: dict[str, str] = {}
     with run_lock(out):
@@ -272,11 +267,11 @@ def _run(command: list[str], *output_and_watch: Any) -> int:
     """Exit code of a process, as :func:`.child_process.run_to_its_end` runs it.
 
     Raises:
-        Stopped: after the process has ended, where there was a signal.
+        KeyboardInterrupt: after the process has ended, where there was a signal.
     """
     ended = run_to_its_end(command, *output_and_watch)
     if ended.was_stopped:
-        raise Stopped
+        raise KeyboardInterrupt
     return ended.code
 
 

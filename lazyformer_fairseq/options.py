@@ -149,7 +149,7 @@ def _click_option(one: dataclasses.Field, hint: Any) -> Callable:
     flag, default = flag_of(one), None if one.default is MISSING else one.default
     how: dict[str, Any] = {"cls": OptionInSection, "section": said.section, "help": said.help, "default": default}
     how["required"] = one.default is MISSING and one.default_factory is MISSING
-    how["show_default"] = said.shown or default not in (None, (), "", False)
+    how["show_default"] = said.shown or not (default is False or default in (None, (), ""))
     if kind is bool:
         is_pair = "/" in flag or (default is False and not is_optional)
         names = flag if is_pair else f"{flag}/--no-{flag.removeprefix('--')}"

@@ -11,11 +11,12 @@ from lazyformer_fairseq.arguments import (
     GroupOfCommands,
     divided,
     named_patterns,
-    numbers,
     precision_option,
 )
 from lazyformer_fairseq.devices.precision import precision_on
+from lazyformer_fairseq.experiments.diagnostics.settings import TaskRunSettings
 from lazyformer_fairseq.extras import refuse_without_extra
+from lazyformer_fairseq.options import takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -113,24 +114,7 @@ def pairs(corpus: str, out: Path, vocab_size: int, tokenizer: Optional[Path], **
 @click.argument("out", type=A_PATH)
 @click.option("--pattern", "patterns", multiple=True, required=True, callback=named_patterns, metavar="NAME=PATTERN",
               help="A model; may be given several times.")  # fmt: skip
-@click.option("--self-pretrain", type=click.IntRange(0), default=0, metavar="UPDATES",
-              help="Also train each model to fill masks in the task's own training inputs first.")  # fmt: skip
-@click.option("--updates", type=click.IntRange(1), default=2000, help="On the task, of every model.")
-@click.option("--seeds", multiple=True, type=str, callback=numbers(int), default=(1, 2, 3), metavar="N,N,...",
-              help="Each trains every model.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), default=32, help="Inputs of an update.")
-@click.option("--embed-dim", type=click.IntRange(1), default=128, help="Embedding dimension.")
-@click.option("--ffn-embed-dim", type=click.IntRange(1), default=256, help="Width of the feed-forward sublayers.")
-@click.option("--heads", type=click.IntRange(1), default=4, help="Attention heads.")
-@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Not on attention.")
-@click.option(
-    "--lr", "rate", type=click.FloatRange(0, 1, min_open=True), default=5e-4, help="Highest rate on the task."
-)
-@click.option("--self-pretrain-lr", "self_pretrain_rate", type=click.FloatRange(0, 1, min_open=True), default=1e-3,
-              help="Highest rate of self-pretraining.")  # fmt: skip
-@click.option("--mask-prob", type=click.FloatRange(0, 1, min_open=True), default=0.15, help="Share of symbols to find.")
-@click.option("--warmup-ratio", type=click.FloatRange(0, 1), default=0.1, help="Share of the updates until that rate.")
-@click.option("--post-norm", is_flag=True, help="LayerNorms stand behind sublayers.  [default: before them]")
+@takes(TaskRunSettings, into="")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
 @precision_option
 def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], **given: Any) -> None:
@@ -147,7 +131,6 @@ def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], 
         --pattern 'all=(sf)x4' --pattern 'window=(s[window=64,global=1] f)x4'
     """
     from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
-    from lazyformer_fairseq.experiments.diagnostics.comparison import TaskRunSettings
     from lazyformer_fairseq.experiments.diagnostics.comparison import run as compare
     from lazyformer_fairseq.experiments.folder import stoppable
     from lazyformer_fairseq.measure.costs.machine import device_named

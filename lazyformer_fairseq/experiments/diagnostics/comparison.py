@@ -3,106 +3,26 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.diagnostics.settings import SCRATCH, SELF_PRETRAINED, TaskRunSettings
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, record
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train
 from lazyformer_fairseq.fairseq_plugin.tasks import fine_tuning
-from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import write_page
 from lazyformer_fairseq.report.tables import Table, write_csv
 from lazyformer_fairseq.storage.json_files import write_json
 
-SCRATCH, SELF_PRETRAINED = "from scratch", "self-pretrained"
 MASKS = "self-pretraining"  # folder of what precedes the second
-VALIDATION_ROWS = 64  # of a batch
 NOTE = (
     "Accuracy is on the test split after the last update: the median over seeds, and the lowest and highest. The rules "
     "need no model. A diagnostic, not a leaderboard: it says whether a pattern learns this at these sizes at all."
 )
-
-
-@dataclass(frozen=True)
-class TaskRunSettings:
-    """All that decides the result; kept in its folder, so that results of other settings never mix in.
-
-    One option of `lazyformer tasks run` each, whose help describes them.
-
-    Attributes:
-        data_sha256: of the prepared data's settings.
-        max_positions: of the models: as many as the longest input has tokens.
-        self_pretrain: updates of masked language modelling before the task's; 0 trains from scratch alone.
-    """
-
-    data: str
-    data_sha256: str
-    max_positions: int
-    patterns: Mapping[str, str]
-    seeds: Sequence[int] = (1, 2, 3)
-    updates: int = 2000
-    self_pretrain: int = 0
-    batch_size: int = 32
-    embed_dim: int = 128
-    ffn_embed_dim: int = 256
-    heads: int = 4
-    dropout: float = 0.0
-    rate: float = 5e-4
-    self_pretrain_rate: float = 1e-3
-    mask_prob: float = 0.15
-    warmup_ratio: float = 0.1
-    post_norm: bool = False
-    device: str = "cpu"
-    precision: str = "fp32"
-
-    def __post_init__(self):
-        if not self.patterns:
-            raise UserError("--pattern: give at least one")
-        for pattern in self.patterns.values():
-            expand(pattern)  # raises a UserError where it cannot be read
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (SCRATCH, SELF_PRETRAINED) if self.self_pretrain else (SCRATCH,)
-
-    def self_pretraining_command(self, pattern: str, seed: int) -> list[str]:
-        """Arguments of the fairseq-train that fills masks in the task's training inputs."""
-        return [
-            *(self.data, "--task", "inputs_masked_lm", "--criterion", "masked_lm_accuracy"),
-            *("--tokens-per-sample", str(self.max_positions), "--mask-prob", str(self.mask_prob)),
-            *self._common(pattern, seed, self.self_pretrain, self.self_pretrain_rate),
-        ]
-
-    def fine_tuning_command(self, pattern: str, seed: int, checkpoint: Path | None) -> list[str]:
-        """Arguments of the fairseq-train that learns the labels, from a checkpoint or from random weights."""
-        return [
-            *(self.data, "--task", "glue", "--criterion", "glue", "--pooler-dropout", str(self.dropout)),
-            *([] if checkpoint is None else ["--finetune-from-model", str(checkpoint)]),
-            *self._common(pattern, seed, self.updates, self.rate),
-        ]
-
-    def _common(self, pattern: str, seed: int, updates: int, rate: float) -> list[str]:
-        """Pre-norm by default, which from random weights needs fewer updates to learn anything."""
-        return [
-            *("--user-dir", str(USER_DIR), "--arch", "lazyformer", "--sublayer-pattern", pattern),
-            *("--encoder-embed-dim", str(self.embed_dim), "--encoder-ffn-embed-dim", str(self.ffn_embed_dim)),
-            *("--encoder-attention-heads", str(self.heads), "--max-positions", str(self.max_positions)),
-            *("--relative-position-buckets", "32", "--dropout", str(self.dropout), "--attention-dropout", "0"),
-            *([] if self.post_norm else ["--encoder-normalize-before"]),
-            *("--optimizer", "fused_adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
-            *("--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", str(rate)),
-            *("--max-update", str(updates), "--batch-size", str(self.batch_size), "--seed", str(seed)),
-            *("--batch-size-valid", str(VALIDATION_ROWS), "--num-workers", "0", "--no-epoch-checkpoints"),
-            *(["--cpu"] if self.device == "cpu" else []),
-            *([] if self.precision == "fp32" else [f"--{self.precision}"]),
-        ]
 
 
 class MaskFilling(Training):

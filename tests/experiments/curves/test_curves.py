@@ -11,8 +11,7 @@ from training_logs import BERT, CAUSAL, LAZY, STAMPED, write_run, writing
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.history import read_history
-from lazyformer_fairseq.experiments.curves.read_log import events
+from lazyformer_fairseq.experiments.curves.history import events, read_history
 
 
 def curves(*words: object):

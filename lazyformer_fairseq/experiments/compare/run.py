@@ -1,15 +1,13 @@
 """`lazyformer compare`: trains models that differ in their pattern alone, or in what is theirs, and measures them."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
 
 import numpy as np
-import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -20,7 +18,7 @@ from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept, record
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, train
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, torch_threads, train
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
@@ -55,7 +53,7 @@ def compare(
         print(widths_in_words(compared, specs))
     how = (_count_workers(settings, workers), settings.device, settings.threads)
     begun = f"*/*/{CHECKPOINT}"
-    with experiment(folder, settings, "a comparison", begun, [LENGTHS]), _threads(settings.threads):
+    with experiment(folder, settings, "a comparison", begun, [LENGTHS]), torch_threads(settings.threads):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
@@ -78,16 +76,6 @@ def _count_workers(settings: CompareSettings, given: Optional[int]) -> int:
     if settings.in_turn:
         return 0
     return given or (len(visible_gpus()) if settings.device == "cuda" else 1)
-
-
-@contextmanager
-def _threads(number: Optional[int]) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Optional
 
-import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
@@ -25,7 +24,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, torch_threads, train_in_turn
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.report.figures import picture
@@ -54,7 +53,8 @@ def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    with experiment(folder, settings, "a demo", "data"), _quiet_on_one_thread():
+    # A second thread gains nothing at this size, and waits where another process runs.
+    with experiment(folder, settings, "a demo", "data"), _without_log(), torch_threads(1):
         data, task = folder / "data", folder / "acceptability"
         clock = Clock(settings.minutes, folder / "clock.json", spent)
         try:
@@ -105,16 +105,14 @@ def seconds_of_this_process() -> float:
 
 
 @contextmanager
-def _quiet_on_one_thread() -> Iterator[None]:
-    """Without the log of fairseq; a second thread gains nothing at this size, and waits where another process runs."""
-    logged, threads = logging.root.manager.disable, torch.get_num_threads()
+def _without_log() -> Iterator[None]:
+    """Of fairseq."""
+    before = logging.root.manager.disable
     logging.disable(logging.INFO)
-    torch.set_num_threads(1)
     try:
         yield
     finally:
-        logging.disable(logged)
-        torch.set_num_threads(threads)
+        logging.disable(before)
 
 
 def prepare(settings: DemoSettings, data: Path, task: Path) -> None:

@@ -74,27 +74,12 @@ class Step:
     starts_anew: bool = False
 
 
-@dataclass(frozen=True)
 class Places:
-    """Folders in OUT."""
+    """Folders in OUT: `made` for Python's prose, `data` of the corpus, results of `glue`, and the `report`."""
 
-    out: Path
-
-    @property
-    def made(self) -> Path:
-        return self.out / "raw"
-
-    @property
-    def data(self) -> Path:
-        return self.out / "data"
-
-    @property
-    def glue(self) -> Path:
-        return self.out / "glue"
-
-    @property
-    def report(self) -> Path:
-        return self.out / "report"
+    def __init__(self, out: Path):
+        self.out = out
+        self.made, self.data, self.glue, self.report = (out / name for name in ("raw", "data", "glue", "report"))
 
     def pretraining(self, arch: str) -> Path:
         return self.out / "pretraining" / arch

@@ -15,7 +15,7 @@ from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, p
 LABELS = {
     "updates": "updates",
     "tokens": "tokens of training",
-    "flops": "FLOPs of training, by formula",
+    "flops": "FLOPs of training",
     "seconds": "seconds of its own training",
 }
 BEGINNING = 0.2  # of a training: what is worse than the curves were then is left out, or it would flatten the rest

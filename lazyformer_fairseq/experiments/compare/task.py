@@ -61,7 +61,7 @@ class ComparedTask(ABC):
 
     @abstractmethod
     def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
-        """By formula; a backward pass costs twice a forward pass."""
+        """Counted on the model; a backward pass costs twice a forward pass."""
 
     @abstractmethod
     def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:

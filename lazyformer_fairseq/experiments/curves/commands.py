@@ -23,7 +23,7 @@ def curves(runs: tuple[str, ...], against: tuple[str, ...], output: Path, traini
     A RUN is a folder of checkpoints, where our runs write train.log, or a log of fairseq-train in either format. Logs
     of one NAME are one run that was resumed: what it did twice counts once. A folder with phase1, phase2, ... is a run
     of these phases, joined, with a thin line where one ends. Hours are those that led to the weights,
-    with validation and saving; FLOPs are by formula (three forward passes).
+    with validation and saving; FLOPs are counted on its model (three forward passes).
 
     \b
     lazyformer curves checkpoints/bert_base checkpoints/lazyformer_m2x6_s --against updates,hours

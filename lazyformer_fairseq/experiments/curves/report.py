@@ -22,7 +22,7 @@ LABELS = {
     "updates": "updates",
     "tokens": "tokens of training",
     "hours": "hours of training",
-    "flops": "FLOPs of training, by formula",
+    "flops": "FLOPs of training",
 }
 TRAINING = "train"  # among the splits
 Runs = Mapping[str, History]  # by name

@@ -1,8 +1,11 @@
-"""Random inputs of an attention whose bias by distance learns."""
+"""Random inputs of an attention whose bias by distance learns; a lazy block's kernels as plain functions."""
+
+from types import SimpleNamespace
 
 import torch
 
 from lazyformer_fairseq.modules.attention import attend
+from lazyformer_fairseq.modules.attention.lazy_block import Implementation
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
@@ -32,3 +35,14 @@ class BiasedAttention:
         self.scores._written.clear()
         output, reusable = attend(self.q, self.k, self.v, self.scores, dropout, 1, back_end)
         return self.with_gradients(output, reusable.attend(self.v, dropout))
+
+
+def as_plain_functions(implementation: Implementation) -> SimpleNamespace:
+    """In place of operators: torch's counter of FLOPs then sees each product."""
+
+    def plain(name: str):
+        function = getattr(implementation, name)
+        return lambda *given: function(*given[:-1], given[-1].scores())
+
+    names = ("attend_forward", "reuse_forward", "value_gradient", "block_gradient")
+    return SimpleNamespace(**{name: plain(name) for name in names})

@@ -17,9 +17,14 @@ from tqdm import tqdm
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
-from lazyformer_fairseq.modules.attention.choice import Workload, back_ends_of, choose_with_reason
+from lazyformer_fairseq.modules.attention.choice import (
+    NOTHING_LEARNED,
+    Block,
+    Workload,
+    back_ends_of,
+    choose_with_reason,
+)
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, count_share
-from lazyformer_fairseq.modules.attention.measured import NOTHING_LEARNED, Block
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES

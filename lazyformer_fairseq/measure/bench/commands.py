@@ -150,22 +150,22 @@ def backends(
     """
     from lazyformer_fairseq.measure.bench import back_ends
     from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions, device_named
-    from lazyformer_fairseq.modules.attention import measured
+    from lazyformer_fairseq.modules.attention import choice
     from lazyformer_fairseq.modules.processor import device_kind
 
     device = device_named(device)
-    kind, path = device_kind(device), output or measured.user_file()
+    kind, path = device_kind(device), output or choice.user_file()
     dtype = str(PRECISIONS[precision or precision_on(device)]).removeprefix("torch.")
     blocks = back_ends.blocks_to_measure(precision=dtype, **sizes)
     if show:
-        table = measured.table_of(kind)
+        table = choice.table_of(kind)
         click.echo(f"{kind}: {f'as {table.where} has it' if table else 'not measured yet'}\n")
         click.echo(back_ends.choices(blocks, device))
         return
-    measured.read_table(path, kind)  # report a damaged file before measuring for minutes
+    choice.read_table(path, kind)  # report a damaged file before measuring for minutes
     with stopped_plainly():
         rows = back_ends.measure_back_ends(blocks, device, rounds, minutes)
-    measured.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
+    choice.add_rows(path, kind, {**describe_machine(device), **describe_versions()}, rows)
     click.echo(f"{back_ends.table(rows, device)}\n\nwritten to {path}")
     if len(rows) < len(blocks):
         click.echo(f"stopped after {len(rows)} of {len(blocks)} blocks", err=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.measure.costs.latency import Timing, measure
-from lazyformer_fairseq.modules.attention.eager import StoredDistribution
+from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory

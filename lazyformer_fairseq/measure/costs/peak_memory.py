@@ -11,7 +11,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.modules.attention.blocks import kept_memory
+from lazyformer_fairseq.modules.attention import pieces
 
 
 def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
@@ -27,7 +27,7 @@ def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
         thing()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    kept_memory.give_back()  # else reused memory would not count
+    pieces.give_back()  # else reused memory would not count
     gc.collect()  # else garbage from before may be freed during the call, and count as less than nothing
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         thing()

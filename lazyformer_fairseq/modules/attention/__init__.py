@@ -1,4 +1,4 @@
-"""How attention is computed: back ends with one interface, ``--attention-backend``. One row each in :data:`BACK_ENDS`.
+"""How attention is computed: back ends with one interface, ``--attention-backend``; :data:`BACK_ENDS` has them.
 
 | name | the ``s`` keeps | an ``l`` computes | memory |
 |---|---|---|---|
@@ -12,96 +12,23 @@
 All compute the same thing. An ``s`` that no ``l`` reads is a block of one layer.
 """
 
-from collections.abc import Callable, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Set
 
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention import counted, eager, flex, fused, materialize, recompute
-from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.tiles import attend as tiles
-from lazyformer_fairseq.modules.attention.tiles import kernels
-from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory
+from lazyformer_fairseq.modules.attention import counted
+from lazyformer_fairseq.modules.attention.block_back_ends import Fused, Materialize, Tiles
+from lazyformer_fairseq.modules.attention.flex import Flex
+from lazyformer_fairseq.modules.attention.scores import BackEnd, ReusableAttention, Scores
+from lazyformer_fairseq.modules.attention.torch_back_ends import Eager, Recompute
 
-
-class ReusableAttention(Protocol):
-    """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
-
-    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
-        """P V, (B, N, T, D), after dropout on P with a mask of its own."""
-
-
-class BackEnd(NamedTuple):
-    """A row.
-
-    Attributes:
-        attend: as :func:`attend`, without the name.
-        has_dropout: whether it can apply dropout to the distribution; where it must but cannot, ``eager`` replaces it.
-        keeps_distribution: whether it needs memory T x K.
-        lacks: features of scores that it never computes.
-        supports: (type of the device, features of the scores, head size) -> whether ``auto`` may choose it there.
-        count_memory, count_reuse_memory: of an ``s`` and of an ``l``, besides queries, keys, values and output.
-        runs_on: type of the device -> whether it may be named there, and is measured.
-    """
-
-    attend: Callable[..., tuple[Tensor, ReusableAttention]]
-    count_memory: Callable[[AttentionSize], Memory]
-    count_reuse_memory: Callable[[AttentionSize], Memory]
-    has_dropout: bool
-    keeps_distribution: bool
-    lacks: frozenset[str] = frozenset()
-    supports: Callable[[str, Set[str], int], bool] = lambda device, features, head_size: True
-    runs_on: Callable[[str], bool] = lambda device: True
-
-
-BACK_ENDS = {
-    "eager": BackEnd(
-        eager.attend, eager.count_memory, eager.count_reuse_memory, has_dropout=True, keeps_distribution=True
-    ),
-    "materialize": BackEnd(
-        materialize.attend,
-        materialize.count_memory,
-        materialize.count_reuse_memory,
-        has_dropout=False,
-        keeps_distribution=True,
-        lacks=blockwise.LACKS,
-    ),
-    "recompute": BackEnd(
-        recompute.attend,
-        recompute.count_memory,
-        recompute.count_reuse_memory,
-        has_dropout=True,
-        keeps_distribution=False,
-        lacks=frozenset({"entmax", "synthetic"}),
-    ),
-    "fused": BackEnd(
-        fused.attend,
-        fused.count_memory,
-        fused.count_reuse_memory,
-        has_dropout=False,
-        keeps_distribution=False,
-        lacks=blockwise.LACKS,
-        supports=fused.supports,
-        runs_on=fused.runs_on,
-    ),
-    "tiles": BackEnd(
-        tiles.attend,
-        tiles.count_memory,
-        tiles.count_reuse_memory,
-        has_dropout=True,
-        keeps_distribution=False,
-        lacks=kernels.LACKS,
-    ),
-    "flex": BackEnd(
-        flex.attend,
-        flex.count_memory,
-        flex.count_reuse_memory,
-        has_dropout=False,
-        keeps_distribution=False,
-        lacks=flex.LACKS,
-        supports=flex.supports,
-    ),
+BACK_ENDS: dict[str, BackEnd] = {
+    "eager": Eager(),
+    "materialize": Materialize(),
+    "recompute": Recompute(),
+    "fused": Fused(),
+    "tiles": Tiles(),
+    "flex": Flex(),
 }
 
 

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import fused
-from lazyformer_fairseq.modules.attention.mask_blocks import Numbers, blocks_of, longest_reach
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention import block_back_ends
+from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of, longest_reach
+from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
-# Features of scores that it cannot compute.
-LACKS = frozenset({"entmax", "learned", "synthetic"})
 BLOCK = 128  # queries and keys of a block; what torch takes by default
 HEAD_SIZES = (16, 32, 64, 128)  # torch 2.6 has powers of two alone
 _KEPT = 64  # plans: one for each length of text and kind of mask
@@ -38,8 +36,9 @@ class FlexAttention:
         # The compiler traces what is behind a cache; unasked it warns.
         plan_of = _plan.__wrapped__ if torch.compiler.is_compiling() else _plan
         self.plan = plan = plan_of(
-            scores.mask, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal, q_BNTD.device
-        )
+            scores.mask, q_BNTD.shape[1:3], k_BNKD.size(-2), scores.extra, scores.is_causal,
+            scores.seen_BK is not None, q_BNTD.device,
+        )  # fmt: skip
         self.block_mask = scores.once(("flex", scores.mask), lambda: _block_mask(plan, scores, q_BNTD, k_BNKD))
         self.addition = _addition(plan, scores, q_BNTD, k_BNKD.size(-2))
 
@@ -70,28 +69,31 @@ class FlexAttention:
         return _compiled((features, parts, self.q_BNTD.dtype, torch.is_grad_enabled()))
 
 
-def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
-) -> tuple[Tensor, FlexAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`, without dropout."""
-    attention = FlexAttention(q_BNTD, k_BNKD, scores)
-    return attention.attend(v_BNKD, dropout), attention
+class Flex(BackEnd):
+    lacks = frozenset({"entmax", "learned", "synthetic"})
 
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+    ) -> tuple[Tensor, FlexAttention]:
+        attention = FlexAttention(q_BNTD, k_BNKD, scores)
+        return attention.attend(v_BNKD, dropout), attention
 
-def supports(device: str, features: Set[str], head_size: int) -> bool:
-    """Whether it can train here: on a GPU that Triton knows, with heads of a size that all releases of torch have."""
-    return device == "cuda" and head_size in HEAD_SIZES and fused.has_triton() and fused.runs_on(device)
+    def supports(self, device: str, features: Set[str], head_size: int) -> bool:
+        """Whether it can train there: on a GPU that Triton knows, with heads of a size that all releases have."""
+        return (
+            device == "cuda"
+            and head_size in HEAD_SIZES
+            and block_back_ends.runs_triton(device)
+            and block_back_ends.has_triton()
+        )
 
+    def count_memory(self, size: AttentionSize) -> Memory:
+        """One kernel, which keeps a number of each row. Each consumer differentiates queries and keys too."""
+        return self.count_reuse_memory(size)._replace(pending=size.consumers and size.queries + size.values)
 
-def count_memory(size: AttentionSize) -> Memory:
-    """Of an ``s``, besides queries, keys, values and output: one kernel, which keeps a number of each row."""
-    # Each consumer differentiates queries and keys too.
-    return count_reuse_memory(size)._replace(pending=size.consumers and size.queries + size.values)
-
-
-def count_reuse_memory(size: AttentionSize) -> Memory:
-    """Of an ``l``, besides values and output: an attention of its own."""
-    return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
+    def count_reuse_memory(self, size: AttentionSize) -> Memory:
+        """An attention of its own."""
+        return Memory(size.rows * SINGLE, backward=size.queries + 2 * size.values)
 
 
 def _is_compiled(device: torch.device) -> bool:
@@ -129,7 +131,7 @@ class _Plan(NamedTuple):
 
     Attributes:
         numbers: the mask's.
-        shown, whole: of blocks, see :class:`.mask_blocks.Blocks`.
+        shown, whole: of blocks, see :class:`.masks.Blocks`.
         offset: (), how far places of keys are before those of queries with the same number.
         latest: (), how far ahead of the query a key may be at most.
         tokens: (), keys that are tokens.
@@ -147,10 +149,10 @@ class _Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=_KEPT)
 @torch.inference_mode(False)  # what validation has made, training may use
-def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, device: torch.device) -> _Plan:
+def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_more: bool, device: torch.device) -> _Plan:
     heads, time = heads_and_time
     tokens = keys - extra
-    reach = longest_reach(mask)
+    reach = None if sees_more else longest_reach(mask)
 
     def number(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int32, device=device)
@@ -243,14 +245,14 @@ def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Cal
         distances = scores.distances_NKD[:, tokens - 1 - plan.reach : tokens]
         by_distance = torch.matmul(scores.position_queries_BNTD, distances.mT).to(exact)
         found.append(_positions(by_distance, plan))
-    return _one_after_the_other(*found) if len(found) > 1 else next(iter(found), None)
+    if len(found) < 2:
+        return found[0] if found else None
+    first, second = found
 
-
-def _one_after_the_other(first: Callable[..., Tensor], second: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    def both(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return second(first(score, b, h, q, k), b, h, q, k)
 
-    return add
+    return both
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:

@@ -109,13 +109,8 @@ def _shortened(part: Part, reach: int) -> Band:
 def count_pairs(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> int:
     """Pairs of query and key that a mask shows, over all heads; padding apart."""
     places = torch.arange(keys)
-    total = 0
-    for queries in places[keys - time :].split(max(1, 2**22 // keys)):
-        in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), keys, dtype=torch.bool)
-        for heads, parts in mask.groups:
-            masks = [part.shows(queries, places) for part in parts]
-            total += heads * int((torch.stack(masks).any(0) & in_time).sum())
-    return total
+    some = places[keys - time :].split(max(1, 2**22 // keys))
+    return sum(_count_shown(mask, queries, places, is_causal) for queries in some)
 
 
 @functools.lru_cache(maxsize=1024)  # every forward pass asks
@@ -131,26 +126,224 @@ def count_share(mask: AttentionMask, time: int, keys: int, is_causal: bool) -> f
     else:
         steps = torch.arange(1, _SAMPLED + 1, dtype=torch.double, device="cpu")
         queries = keys - time + (steps * (math.sqrt(5) / 2 - 0.5) % 1 * time).long()
-    in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), keys, dtype=torch.bool)
-    shown = sum(
+    pairs = sum(heads for heads, _ in mask.groups) * len(queries) * keys
+    return float(f"{max(1, _count_shown(mask, queries, places, is_causal)) / pairs:.3g}")
+
+
+def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal: bool) -> int:
+    """Pairs of some queries and all keys, from their places."""
+    in_time = places <= queries[:, None] if is_causal else torch.ones(len(queries), len(places), dtype=torch.bool)
+    return sum(
         heads * int((torch.stack([part.shows(queries, places) for part in parts]).any(0) & in_time).sum())
         for heads, parts in mask.groups
     )
-    pairs = sum(heads for heads, _ in mask.groups) * in_time.numel()
-    return float(f"{max(1, shown) / pairs:.3g}")
 
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
     """The mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
-    return AttentionMask(tuple(_groups(iter(numbers)))) if numbers else None
+    return AttentionMask(tuple(_read_groups(iter(numbers)))) if numbers else None
 
 
-def _groups(numbers: Iterator[int]) -> Iterator[tuple[int, tuple[Part, ...]]]:
+def _read_groups(numbers: Iterator[int]) -> Iterator[tuple[int, tuple[Part, ...]]]:
     for heads in numbers:
-        yield heads, tuple(_part(numbers) for _ in range(next(numbers)))
+        yield heads, tuple(_read_part(numbers) for _ in range(next(numbers)))
 
 
-def _part(numbers: Iterator[int]) -> Part:
+def _read_part(numbers: Iterator[int]) -> Part:
     kind = _TYPES[next(numbers)]
     fields = (next(numbers) for _ in kind._fields)
     return kind(*(None if field == _NO_LIMIT else field for field in fields))
+
+
+# For kernels of a GPU: which blocks of queries and keys a mask shows, by arithmetic, and its parts as numbers. A block
+# is so many neighbouring queries against so many keys. Nothing is as large as T x K, and nothing waits for a GPU.
+
+_ENDLESS = 2**30  # in place of no limit; sums of two stay within 32 bits
+
+
+class Numbers(NamedTuple):
+    """A mask's parts by head, int32. Heads with fewer parts have some that show nothing.
+
+    Attributes:
+        bands_NX4: of each band (least, most, dilation, block): how far a key may be ahead of the query, in positions,
+            in steps of how many, and within which blocks of positions.
+        columns_NX3: of each :class:`Columns` (first, period, last).
+    """
+
+    bands_NX4: Tensor
+    columns_NX3: Tensor
+
+    @classmethod
+    def of(cls, mask: Optional[AttentionMask], heads: int, device: torch.device) -> "Numbers":
+        """For so many heads; without a mask they see all."""
+        bands = [[_numbers_of(part) for part in parts if isinstance(part, Band)] for parts in _by_head(mask, heads)]
+        columns = [
+            [(part.first, max(1, part.period), part.last) for part in parts if isinstance(part, Columns)]
+            for parts in _by_head(mask, heads)
+        ]
+        return cls(_table(bands, (1, 0, 1, _ENDLESS), device), _table(columns, (0, 1, 0), device))
+
+
+class Blocks(NamedTuple):
+    """By block of queries and of keys, (1, R, C) or (N, R, C) where heads differ; padding apart.
+
+    Attributes:
+        shown: whether some query of it sees some key of it; exact.
+        whole: where all queries see all keys. Blocks that reach beyond the last query or key, and some that several
+            parts of a mask make whole together, are not marked.
+    """
+
+    shown: Tensor
+    whole: Tensor
+
+
+class _Spans(NamedTuple):
+    """First and last places of blocks: of queries (R, 1), of keys (1, C), and the places that a block has at most."""
+
+    first_query: Tensor
+    last_query: Tensor
+    first_key: Tensor
+    last_key: Tensor
+
+
+def blocks_of(
+    mask: Optional[AttentionMask],
+    time: int,
+    keys: int,
+    extra: int,
+    is_causal: bool,
+    size: tuple[int, int],
+    device: torch.device,
+) -> Blocks:
+    """The blocks of an attention over T queries and K keys.
+
+    Args:
+        mask: None for all keys.
+        time: T.
+        keys: K, with the `extra` ones behind the tokens, which every query sees.
+        is_causal: whether the future is hidden.
+        size: queries and keys of a block.
+    """
+    tokens = keys - extra
+    rows, columns = (
+        torch.arange(-(-number // width), device=device) * width
+        for number, width in zip((time, keys), size, strict=True)
+    )
+    is_whole_block = (rows + size[0] <= time)[:, None] & (columns + size[1] <= keys)
+    first_query = rows[:, None] + tokens - time
+    spans = _Spans(
+        first_query,
+        (first_query + size[0] - 1).clamp(max=tokens - 1),
+        columns[None],
+        (columns + size[1] - 1).clamp(max=tokens - 1)[None],
+    )
+    are_tokens = (columns < tokens)[None]
+    by_group = []
+    for heads, parts in _groups(mask):
+        of_parts = [_of_band(part, spans, is_causal) if isinstance(part, Band) else _of_columns(part, spans, is_causal)
+                    for part in parts]  # fmt: skip
+        shown, whole = (torch.stack(found).any(0) & are_tokens for found in zip(*of_parts, strict=True))
+        if extra:
+            ends_in_extra = columns + size[1] > tokens
+            whole = (whole & ~ends_in_extra) | ~are_tokens
+            shown = shown | ends_in_extra
+        by_group.append(torch.stack([shown, whole & is_whole_block]).unsqueeze(1).expand(-1, heads, -1, -1))
+    return Blocks(*torch.cat(by_group, 1))
+
+
+def listed(shown: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+    """From blocks (..., R, C): lists of columns, (..., R, C), and counts (..., R, 2), both int32.
+
+    A list begins with those of whole blocks, and goes on with those of others that are shown; counts are of the first
+    and of both.
+    """
+    whole = whole & shown
+    order = (shown.to(torch.int8) + whole.to(torch.int8)).argsort(dim=-1, descending=True, stable=True)
+    return order.to(torch.int32), torch.stack([whole.sum(-1), shown.sum(-1)], -1).to(torch.int32)
+
+
+def longest_reach(mask: Optional[AttentionMask]) -> Optional[int]:
+    """How many positions back a causal model's queries see at most; None for no limit."""
+    reaches = [_reach(part) for _, parts in _groups(mask) for part in parts]
+    return None if None in reaches else max(reaches)
+
+
+def _reach(part: Part) -> Optional[int]:
+    if isinstance(part, Columns):
+        return None
+    if part.before is None:
+        return part.block - 1 if part.block else None
+    reach = part.before * part.dilation
+    return min(reach, part.block - 1) if part.block else reach
+
+
+def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
+    """(heads, parts); one head stands for all where they see alike."""
+    if mask is None:
+        return ((1, (Band(None, None),)),)
+    return mask.groups if len(mask.groups) > 1 else ((1, mask.groups[0][1]),)
+
+
+def _by_head(mask: Optional[AttentionMask], heads: int) -> Iterator[tuple[Part, ...]]:
+    for number, parts in _groups(mask):
+        yield from [parts] * (heads if mask is None or len(mask.groups) == 1 else number)
+
+
+def _limits(band: Band) -> tuple[int, int]:
+    """(least, most): how far ahead of the query a key may be."""
+    least = -_ENDLESS if band.before is None else -band.before * band.dilation
+    return least, _ENDLESS if band.after is None else band.after * band.dilation
+
+
+def _numbers_of(band: Band) -> tuple[int, int, int, int]:
+    return (*_limits(band), band.dilation, band.block or _ENDLESS)
+
+
+def _table(by_head: Sequence[list[tuple[int, ...]]], nothing: tuple[int, ...], device: torch.device) -> Tensor:
+    most = max(map(len, by_head))
+    padded = [[*rows, *[nothing] * (most - len(rows))] for rows in by_head]
+    return torch.tensor(padded, dtype=torch.int32).reshape(len(by_head), most, len(nothing)).to(device)
+
+
+def _of_band(band: Band, spans: _Spans, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """(shown, whole)."""
+    least, most = _limits(band)
+    most = min(0, most) if is_causal else most
+    q1, q2, k1, k2 = spans
+    whole = (k1 - q2 >= least) & (k2 - q1 <= most)
+    if band.dilation > 1:
+        whole = whole & (q1 == q2) & (k1 == k2) & ((k1 - q1) % band.dilation == 0)
+    if not band.block:
+        return _meet(spans, least, most, band.dilation), whole
+    size = band.block
+    low, high = torch.maximum(q1 // size, k1 // size), torch.minimum(q2 // size, k2 // size)
+    shown = torch.zeros_like(whole)
+    # Blocks of positions that both have: the first, the last, and one between, which is wholly in both.
+    for block in (low, torch.minimum(low + 1, high), high):
+        begin, end = block * size, (block + 1) * size - 1
+        inside = _Spans(*(place.clamp(begin, end) for place in torch.broadcast_tensors(*spans)))
+        shown = shown | _meet(inside, least, most, band.dilation)
+    whole = whole & (q1 // size == q2 // size) & (k1 // size == k2 // size)
+    return shown & (low <= high), whole & (q1 // size == k1 // size)
+
+
+def _meet(spans: _Spans, least: int, most: int, step: int) -> Tensor:
+    """Whether some key is ahead of some query by a multiple of `step` between `least` and `most`."""
+    low = (spans.first_key - spans.last_query).clamp(min=least)
+    high = (spans.last_key - spans.first_query).clamp(max=most)
+    return torch.div(high, step, rounding_mode="floor") * step >= low
+
+
+def _of_columns(columns: Columns, spans: _Spans, is_causal: bool) -> tuple[Tensor, Tensor]:
+    """(shown, whole)."""
+    q1, q2, k1, k2 = spans
+    latest = torch.minimum(k2, q2) if is_causal else k2.expand_as(q1 + k1)
+    shown, whole = (k1 < columns.first) & (k1 <= latest), k2 < columns.first
+    if columns.period and columns.last:
+        place = k1 % columns.period
+        following = k1 + (columns.period - columns.last - place).clamp(min=0)
+        shown = shown | (following <= latest)
+        whole = whole | (following == k1) & (place + k2 - k1 < columns.period)
+        if columns.last >= columns.period:
+            whole = torch.ones_like(whole)
+    return shown, whole & (k2 <= q1) if is_causal else whole.expand_as(shown)

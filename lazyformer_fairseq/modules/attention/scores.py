@@ -1,19 +1,23 @@
-"""What shapes a distribution besides queries and keys, in one object.
+"""What shapes a distribution besides queries and keys, in one object, and the interface of what computes it.
 
 Bias, padding, causality, relative positions, mask, keys that are no tokens, and what turns scores into weights.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention.dropout import Dropout
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, mask_of
+from lazyformer_fairseq.modules.attention.weights import Dropout
+from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory
 
+# The tensors that have gradients, in the order of a back end's gradients, and those that have none.
+_LEARNED = ("table_KN", "position_queries_BNTD", "distances_NKD", "exponent_N", "learned_BNTK")
+_FIXED = ("bucket_by_distance", "lengths_B", "hidden_BK", "seen_BK")
 # Parts of which :meth:`Scores.dense` writes what sublayers share.
 _SHARED = {"table_KN", "bucket_by_distance", "lengths_B", "hidden_BK", "is_causal", "seen_BK"}
 
@@ -122,7 +126,7 @@ class Scores:
     @property
     def learned(self) -> tuple[Optional[Tensor], ...]:
         """The parts that have gradients; a back end returns these in this order."""
-        return self.table_KN, self.position_queries_BNTD, self.distances_NKD, self.exponent_N, self.learned_BNTK
+        return tuple(getattr(self, name) for name in _LEARNED)
 
     @property
     def is_learning(self) -> bool:
@@ -130,11 +134,11 @@ class Scores:
         return torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in self.learned)
 
     def flat(self) -> "FlatScores":
-        """For torch operators, whose arguments are tensors and numbers."""
+        """For autograd and torch's operators, whose arguments are tensors and numbers."""
         parts, seeds = self.dropout or (0, None)
-        fixed = (self.bucket_by_distance, self.lengths_B, self.hidden_BK, self.seen_BK, seeds)
+        tensors = [*self.learned, *(getattr(self, name) for name in _FIXED), seeds]
         mask = [] if self.mask is None else self.mask.flat()
-        return FlatScores([*self.learned, *fixed], [self.far, int(self.is_causal), self.extra, parts, *mask])
+        return FlatScores(tensors, [self.far, int(self.is_causal), self.extra, parts, *mask])
 
     def is_padding(self, keys: int) -> Optional[Tensor]:
         """(B, K): True at keys that are padding; None where none is. `keys` are those of tokens, without `extra`."""
@@ -208,32 +212,75 @@ def _laid_out(added: Optional[Tensor], layout: Optional[Callable[[Tensor], Tenso
 
 
 class FlatScores(NamedTuple):
-    """A :class:`Scores` as two lists."""
+    """A :class:`Scores` as two lists; the last tensor is the seeds of dropout."""
 
     tensors: Sequence[Optional[Tensor]]
     numbers: Sequence[int]
 
     def scores(self) -> Scores:
         """The object it came from."""
-        table, position_queries, distances, exponent, learned, *fixed = self.tensors
-        bucket_by_distance, lengths, hidden, seen, seeds = fixed
         far, is_causal, extra, parts, *mask = self.numbers
+        *tensors, seeds = self.tensors
         return Scores(
-            table,
-            bucket_by_distance,
-            far,
-            lengths,
-            bool(is_causal),
-            hidden,
-            position_queries,
-            distances,
-            mask_of(mask),
-            seen,
-            extra,
-            exponent,
-            learned,
+            **dict(zip((*_LEARNED, *_FIXED), tensors, strict=True)),
+            far=far,
+            is_causal=bool(is_causal),
+            extra=extra,
+            mask=mask_of(mask),
             dropout=None if seeds is None else Dropout(parts, seeds),
         )
+
+    @property
+    def has_dropout(self) -> bool:
+        return self.tensors[-1] is not None
+
+    def of_layers(self, layers: Sequence[int]) -> "FlatScores":
+        """The same with dropout of some of the layers."""
+        *others, seeds = self.tensors
+        return self if seeds is None else FlatScores([*others, seeds[list(layers)]], self.numbers)
+
+
+class ReusableAttention(Protocol):
+    """What an ``s`` hands to the ``l`` above it: its distribution, in whatever form."""
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """P V, (B, N, T, D), after dropout on P with a mask of its own."""
+
+
+class BackEnd:
+    """A way to compute attention; one object of each stands in :data:`~lazyformer_fairseq.modules.attention.BACK_ENDS`.
+
+    Attributes:
+        has_dropout: whether it can apply dropout to the distribution; where it must but cannot, ``eager`` replaces it.
+        keeps_distribution: whether it needs memory T x K.
+        lacks: features of scores that it never computes.
+    """
+
+    has_dropout = False
+    keeps_distribution = False
+    lacks: frozenset[str] = frozenset()
+
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+    ) -> tuple[Tensor, ReusableAttention]:
+        """As :func:`lazyformer_fairseq.modules.attention.attend`."""
+        raise NotImplementedError
+
+    def supports(self, device: str, features: Set[str], head_size: int) -> bool:
+        """Whether ``auto`` may choose it on this type of device, for these features of the scores."""
+        return True
+
+    def runs_on(self, device: str) -> bool:
+        """Whether it may be named on this type of device, and is measured there."""
+        return True
+
+    def count_memory(self, size: AttentionSize) -> Memory:
+        """Of an ``s``, besides queries, keys, values and output."""
+        raise NotImplementedError
+
+    def count_reuse_memory(self, size: AttentionSize) -> Memory:
+        """Of an ``l``, besides values and output."""
+        raise NotImplementedError
 
 
 def is_padded_on_right(padding_mask_BK: Tensor) -> bool:

@@ -6,11 +6,10 @@ from typing import Any, ClassVar, NamedTuple, Optional
 
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.attention import ReusableAttention
+from lazyformer_fairseq.modules.attention import ReusableAttention, tile_geometry
 from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.tiles import geometry
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
@@ -177,7 +176,7 @@ class AttentionVariant(nn.Module):
             return size
         head = size.width // size.heads
         shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
-        shown = geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask).flat(), size.device)
+        shown = tile_geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask).flat(), size.device)
         return size._replace(in_tiles=shown.by_key)
 
     @classmethod

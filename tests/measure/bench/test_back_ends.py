@@ -9,9 +9,8 @@ from click.testing import CliRunner
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.bench import back_ends
-from lazyformer_fairseq.modules.attention import measured
-from lazyformer_fairseq.modules.attention.choice import back_ends_of
-from lazyformer_fairseq.modules.attention.measured import Block, add_rows, read_table, table_of, user_file
+from lazyformer_fairseq.modules.attention import choice
+from lazyformer_fairseq.modules.attention.choice import Block, add_rows, back_ends_of, read_table, table_of, user_file
 from lazyformer_fairseq.modules.processor import device_kind
 
 
@@ -19,7 +18,7 @@ from lazyformer_fairseq.modules.processor import device_kind
 def own_file(tmp_path, monkeypatch):
     """Where the command writes if it is not told; nothing is known of any device."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped.json")
+    monkeypatch.setattr(choice, "SHIPPED", tmp_path / "shipped.json")
     table_of.cache_clear()
     yield user_file()
     table_of.cache_clear()

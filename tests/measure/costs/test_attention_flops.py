@@ -1,9 +1,8 @@
 """FLOPs of each back end, forward and backward, against torch's own counter."""
 
-import functools
-
 import pytest
 import torch
+from attention_with_bias import as_plain_functions
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
@@ -18,9 +17,7 @@ from lazyformer_fairseq.measure.costs.flops import (
     layers_of_block,
     makers_of_blocks,
 )
-from lazyformer_fairseq.modules.attention import fused, materialize
-from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
-from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention.block_back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
@@ -77,10 +74,8 @@ def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
         return counted(lambda: decoder(tokens, memory)[0].sum().backward())
 
     by_formula = count()
-    shared = (blockwise.reuse_forward, blockwise.value_gradient, blockwise.block_gradient)
-    forward = functools.partial(blockwise.attend_forward, store=back_end == "materialize")
-    module = {"fused": fused, "materialize": materialize}[back_end]
-    monkeypatch.setattr(module, "_KERNELS", BlockKernels(forward, *shared))
+    name = {"fused": "blockwise", "materialize": "materialize"}[back_end]
+    monkeypatch.setitem(KERNELS, name, as_plain_functions(KERNELS[name].implementation))
     assert by_formula == count()
 
 

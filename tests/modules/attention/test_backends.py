@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
-from lazyformer_fairseq.modules.attention import attend
-from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention import attend, blockwise
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias

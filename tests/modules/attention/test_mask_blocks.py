@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.modules.attention.mask_blocks import Numbers, blocks_of, longest_reach
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Numbers, blocks_of, longest_reach
 
 limits = st.one_of(st.none(), st.integers(0, 9))
 bands = st.tuples(limits, limits, st.sampled_from([1, 1, 2, 3, 7]), st.sampled_from([0, 0, 1, 3, 8, 20])).map(

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import measured
-from lazyformer_fairseq.modules.attention.choice import BACKENDS
-from lazyformer_fairseq.modules.attention.measured import SHIPPED, Block, Table, add_rows, read_table, table_of
+from lazyformer_fairseq.modules.attention import choice
+from lazyformer_fairseq.modules.attention.choice import BACKENDS, SHIPPED, Block, Table, add_rows, read_table, table_of
 
 BLOCK = Block(True, "nothing", True, "float32", 2, 8, 128, 12, 64)
 
@@ -16,9 +15,9 @@ BLOCK = Block(True, "nothing", True, "float32", 2, 8, 128, 12, 64)
 def files(tmp_path, monkeypatch):
     """The user's file and the shipped one; neither is there yet."""
     monkeypatch.setenv("LAZYFORMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measured, "SHIPPED", tmp_path / "shipped.json")
+    monkeypatch.setattr(choice, "SHIPPED", tmp_path / "shipped.json")
     table_of.cache_clear()
-    yield measured.user_file(), tmp_path / "shipped.json"
+    yield choice.user_file(), tmp_path / "shipped.json"
     table_of.cache_clear()
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention import blockwise
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
-from lazyformer_fairseq.modules.attention.eager import StoredDistribution
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
+from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SublayerOptions

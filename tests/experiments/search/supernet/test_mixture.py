@@ -6,7 +6,7 @@ from torch import nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.supernet.mixture import Choices, Supernet, supernet_pattern
-from lazyformer_fairseq.modules.attention.eager import StoredDistribution
+from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory

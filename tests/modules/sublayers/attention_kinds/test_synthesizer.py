@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthesizers import HEADS, LENGTH, SIZE, SUMS, TERMS, WIDTH, by_model, gradients, network
 
-from lazyformer_fairseq.modules.attention.blocks import blockwise
+from lazyformer_fairseq.modules.attention import blockwise
 from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of
 
 

@@ -27,11 +27,11 @@ def test_kernels_in_the_interpreter():
     """Before Triton 3.7 the interpreter cannot read a number with the numpy that we require."""
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
         pytest.skip(f"the interpreter of Triton {triton.__version__} does not know this numpy")
-    assert " passed" in run_alone("kernels_in_interpreter.py", TRITON_INTERPRET="1")
+    assert " passed" in run_alone("triton_in_interpreter.py", TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
 def test_kernels_compile_for_gpus():
     if not (Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas").exists():
         pytest.skip("this Triton has no compiler for NVIDIA's GPUs")
-    assert " passed" in run_alone("kernels_in_compiler.py", TRITON_INTERPRET="0")
+    assert " passed" in run_alone("triton_in_compiler.py", TRITON_INTERPRET="0")

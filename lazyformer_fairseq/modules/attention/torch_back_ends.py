@@ -1,6 +1,8 @@
-"""Back end ``recompute``: every attention is torch's fused one over the Q and K of its ``s``. It never keeps P.
+"""Back ends of torch's own attention: ``eager``, the reference, and ``recompute``.
 
-torch's kernels differ in what they take of a bias that learns, a dense matrix to them:
+``eager``: torch writes scores and distribution to memory and differentiates each step. ``recompute``: every attention
+is torch's fused one over the Q and K of its ``s``, which never keeps P. torch's kernels differ in what they take of a
+bias that learns, a dense matrix to them:
 
 | device | kernel | gradient of the bias | dropout |
 |---|---|---|---|
@@ -12,20 +14,84 @@ Source: can_use_mem_efficient_attention and its neighbours in torch's
 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lazyformer_fairseq.modules.attention import fused
-from lazyformer_fairseq.modules.attention.blocks import blockwise
-from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention import blockwise
+from lazyformer_fairseq.modules.attention.block_back_ends import Fused
+from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
+from lazyformer_fairseq.modules.attention.weights import distribution
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # The memory-efficient kernel writes a gradient of the bias for each sequence, and torch sums them afterwards: so many
 # numbers at a time, unless one sequence alone has more. 128 MiB in half precision.
 PIECE_NUMBERS = 2**26
 ALIGNMENT = 8  # numbers: where that kernel wants the rows of a bias to begin
+_FUSED = Fused()
+
+
+class StoredDistribution(NamedTuple):
+    """A distribution in memory, from before dropout."""
+
+    probabilities: Tensor  # (B, N, T, K)
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """P V (B, N, T, D); each call draws its own dropout mask."""
+        return torch.matmul(F.dropout(self.probabilities, dropout), v_BNKD)
+
+
+class Eager(BackEnd):
+    has_dropout = True
+    keeps_distribution = True
+
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+    ) -> tuple[Tensor, StoredDistribution]:
+        added = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD)
+        scale = math.sqrt(max(1, q_BNTD.size(-1)))  # queries without numbers: all products are 0
+        scores_BNTK = torch.matmul(q_BNTD / scale, k_BNKD.transpose(-2, -1))
+        if added is not None:
+            scores_BNTK = scores_BNTK + added
+        # Of a row that sees nothing, softmax makes NaN; torch's fused attention and this one, zeros.
+        has_blind_rows = scores.mask is not None
+        stored = StoredDistribution(distribution(scores_BNTK, scores.exponent_N, v_BNKD.dtype, has_blind_rows))
+        return stored.attend(v_BNKD, dropout), stored
+
+    def count_memory(self, size: AttentionSize) -> Memory:
+        stored, single = size.pairs * size.number, size.pairs * size.single
+        is_half = size.number < size.single
+        has_positions = "positions" in size.features
+        kept = single + _dropped(size) + (stored if is_half and not size.dropout else 0)
+        if has_positions:  # torch multiplies with a copy of the distances for each sequence
+            kept += size.batch * (size.keys + 1) * size.width * size.number
+        forward = stored * (1 + has_positions) + (single if is_half else 0)
+        forward += stored if is_half and size.dropout else 0
+        # softmax's gradient needs P, dP and dS at once; the product's and dropout's own are gone by then.
+        backward = single if size.dropout else 2 * single - (stored if is_half else 0)
+        if "mask" in size.features and not is_half:  # rows that see nothing are looked for
+            backward += single
+        if "entmax" in size.features:
+            forward, backward = forward + 3 * single, backward + 3 * single
+        if size.features & {"bias", "learned"}:  # written once for all sequences
+            added = size.heads * size.time * size.keys * size.number
+            forward, backward = forward + added, backward + added
+        pending = stored if size.consumers else 0
+        return Memory(kept, forward, backward - pending, pending)  # its own dP adds to that of its consumers
+
+    def count_reuse_memory(self, size: AttentionSize) -> Memory:
+        """Dropout of its own, and dP."""
+        stored = size.pairs * size.number
+        return Memory(_dropped(size), stored if size.dropout else 0, stored * (1 + size.dropout) - _dropped(size) // 2)
+
+
+def _dropped(size: AttentionSize) -> int:
+    """A dropout mask, and the distribution behind it."""
+    return size.pairs * (size.mask + size.number) if size.dropout else 0
 
 
 class RecomputedAttention:
@@ -48,7 +114,7 @@ class RecomputedAttention:
         is_on_gpu = v_BNKD.device.type == "cuda"
         can_fuse = self.scores.features.isdisjoint(blockwise.LACKS) and not (dropout or is_on_gpu)
         if self._added is None and self._learns and can_fuse:
-            return fused.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout, consumers=0)[0]
+            return _FUSED.attend(self.q_BNTD, self.k_BNKD, v_BNKD, self.scores, dropout)[0]
         added = self._dense() if self._added is None else self._added
         if self._learns and added is not None and is_on_gpu:
             return attention_with_learned_bias(self.q_BNTD, self.k_BNKD, v_BNKD, added, dropout)
@@ -59,33 +125,33 @@ class RecomputedAttention:
         return self.scores.dense(self.q_BNTD.size(-2), self.k_BNKD.size(-2), self.q_BNTD, layout)
 
 
-def attend(
-    q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
-) -> tuple[Tensor, RecomputedAttention]:
-    """As :func:`lazyformer_fairseq.modules.attention.attend`."""
-    attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
-    return attention.attend(v_BNKD, dropout), attention
+class Recompute(BackEnd):
+    has_dropout = True
+    lacks = frozenset({"entmax", "synthetic"})
 
+    def attend(
+        self, q_BNTD: Tensor, k_BNKD: Tensor, v_BNKD: Tensor, scores: Scores, dropout: float, consumers: int = 0
+    ) -> tuple[Tensor, RecomputedAttention]:
+        attention = RecomputedAttention(q_BNTD, k_BNKD, scores)
+        return attention.attend(v_BNKD, dropout), attention
 
-def count_memory(size: AttentionSize) -> Memory:
-    """Of an ``s``, besides queries, keys, values and output."""
-    own = _count_attention(size)
-    # Each consumer differentiates queries and keys too.
-    return own._replace(pending=size.consumers and size.queries + size.values)
+    def count_memory(self, size: AttentionSize) -> Memory:
+        own = _count_attention(size)
+        # Each consumer differentiates queries and keys too.
+        return own._replace(pending=size.consumers and size.queries + size.values)
 
-
-def count_reuse_memory(size: AttentionSize) -> Memory:
-    """Of an ``l``, besides values and output: an attention of its own."""
-    own = _count_attention(size._replace(consumers=0))
-    by_steps = own.kept > size.pairs * size.number
-    return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
+    def count_reuse_memory(self, size: AttentionSize) -> Memory:
+        """An attention of its own."""
+        own = _count_attention(size._replace(consumers=0))
+        by_steps = own.kept > size.pairs * size.number
+        return own._replace(kept=own.kept + (size.queries + size.values if by_steps else 0))
 
 
 def _count_attention(size: AttentionSize) -> Memory:
     has_positions, learns = "positions" in size.features, not size.features.isdisjoint({"bias", "learned"})
     is_on_gpu = size.device == "cuda"
     if learns and not (has_positions or size.dropout or is_on_gpu) and size.features.isdisjoint(blockwise.LACKS):
-        return fused.count_memory(size)
+        return _FUSED.count_memory(size)
     has_mask = "mask" in size.features
     if not is_on_gpu and (size.dropout or has_positions or learns or has_mask):
         return _count_by_steps(size)

@@ -1,4 +1,6 @@
-"""The backward kernels: gradients of an ``s`` and of the ``l`` that read its row log-sum-exp.
+"""The Triton kernels: attention of an ``s`` and of an ``l`` that reads its row log-sum-exp, and their gradients.
+
+The online softmax is Milakov and Gimelshein's (2018), the walk over tiles FlashAttention's (Dao et al., 2022).
 
 An ``l`` computes its values' gradient, and an ``s`` all the rest of its block in one pass: with m values V_i on one
 distribution P and the outputs' gradients dO_i, dS = P o (sum_i dO_i V_i^T - delta) with
@@ -9,7 +11,8 @@ that sum over queries want them so.
 import triton
 import triton.language as tl
 
-from lazyformer_fairseq.modules.attention.triton.shared import (
+from lazyformer_fairseq.modules.attention.triton_tiles import (
+    LN_2,
     LOG2_E,
     NOT_SPECIALIZED,
     bias_of,
@@ -29,6 +32,82 @@ from lazyformer_fairseq.modules.attention.triton.shared import (
 )
 
 
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def forward_kernel(
+    q, k, v, bias, lengths, mask, seen, o, lse,
+    q_strides, k_strides, v_strides, o_strides, scale, time, heads, reach, time_class,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, REUSES: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES.
+
+    With a mask it walks over the tiles of keys that are listed for it: first those that all queries see, then those
+    with a mask. A query that sees no key has an output of zeros and an `lse` of infinity. `time_class` is for the
+    choice of tiles alone.
+    """
+    first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
+    length = length_of(lengths, b, time)
+    bias, below, above = bias_of(bias, n, reach)
+    k_head, v_head = head_of(k, k_strides, b, n), head_of(v, v_strides, b, n)
+    q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
+    lse += tl.cast(b * heads + n, tl.int64) * time + queries
+
+    if REUSES:
+        row_max = tl.load(lse, mask=queries < time, other=0.0) * LOG2_E
+    else:
+        row_max = tl.full([BLOCK_Q], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_Q], tl.float32)
+    output = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+
+    full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
+    low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
+    listed, whole, shown = listed_tiles(mask, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
+    for near in tl.static_range(2):
+        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
+            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
+            first_key = tile * BLOCK_K
+            k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
+            products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
+            if near or mask is not None:
+                keys = first_key + tl.arange(0, BLOCK_K)
+                distance = keys[None, :] - queries[:, None]
+                is_key = keys[None, :] < length
+                if near and mask is not None:
+                    is_key &= is_shown(queries[:, None], keys[None, :], mask, seen, b, n, time, BANDS, COLUMNS)
+                scores = near_scores(products, distance, is_key, scale, bias, reach)
+                far_bias = 0.0
+                factor = 1.0
+            else:
+                scores = products
+                far_bias = tl.where(tile < low, below, above)
+                factor = scale * LOG2_E
+            if not REUSES:
+                new_max = tl.maximum(row_max, tl.max(scores, 1) * factor + far_bias)
+                if mask is not None:  # before a row has seen a key
+                    shrink = tl.where(row_max == new_max, 1.0, tl.exp2(row_max - new_max))
+                else:
+                    shrink = tl.exp2(row_max - new_max)
+                output *= shrink[:, None]
+                row_max = new_max
+            if mask is not None:
+                base = tl.where(row_max == float("-inf"), 0.0, row_max)
+                probabilities = tl.exp2(scores - base[:, None])
+            else:
+                probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
+            if not REUSES:
+                row_sum = row_sum * shrink + tl.sum(probabilities, 1)
+            v_rows = load_rows(v_head, first_key, v_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
+            output = tl.dot(probabilities.to(v_rows.dtype), v_rows, output, input_precision="ieee")
+
+    if not REUSES:
+        if mask is not None:
+            row_max = tl.where(row_sum == 0, float("inf"), row_max)
+            row_sum = tl.where(row_sum == 0, 1.0, row_sum)
+        output /= row_sum[:, None]
+        tl.store(lse, (row_max + tl.log2(row_sum)) * LN_2, mask=queries < time)
+    store_rows(o, o_strides, b, n, first_query, output, time, HEAD, BLOCK_Q, BLOCK_D)
+
+
 @triton.jit
 def load_row(per_query, queries, time, beyond, NEAR: tl.constexpr):
     """One number for each query; `beyond` where there is no query."""
@@ -46,25 +125,9 @@ def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexp
 
 @triton.jit
 def transposed_probabilities(
-    k_rows,
-    q_rows,
-    keys,
-    queries,
-    lse,
-    length,
-    time,
-    scale,
-    bias,
-    reach,
-    far_bias,
-    mask,
-    seen,
-    b,
-    n,
-    BANDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    NEAR: tl.constexpr,
-):
+    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, mask, seen, b, n,
+    BANDS: tl.constexpr, COLUMNS: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
     """P^T (keys, queries) in float32, zeros at keys of padding or that the mask hides, and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
@@ -81,31 +144,11 @@ def transposed_probabilities(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def value_gradient_kernel(
-    q,
-    k,
-    d_output,
-    lse,
-    bias,
-    lengths,
-    mask,
-    seen,
-    dv,
-    q_strides,
-    k_strides,
-    d_output_strides,
-    dv_strides,
-    scale,
-    time,
-    heads,
-    reach,
-    time_class,
-    HEAD: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BANDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q, k, d_output, lse, bias, lengths, mask, seen, dv,
+    q_strides, k_strides, d_output_strides, dv_strides, scale, time, heads, reach, time_class,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """One tile of keys: dV = P^T dO."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
     length = length_of(lengths, b, time)
@@ -126,25 +169,9 @@ def value_gradient_kernel(
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows,
-                q_rows,
-                keys,
-                queries,
-                lse,
-                length,
-                time,
-                scale,
-                bias,
-                reach,
-                far_bias,
-                mask,
-                seen,
-                b,
-                n,
-                BANDS,
-                COLUMNS,
-                near,
-            )
+                k_rows, q_rows, keys, queries, lse, length, time,
+                scale, bias, reach, far_bias, mask, seen, b, n, BANDS, COLUMNS, near,
+            )  # fmt: skip
             rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
 
@@ -153,43 +180,12 @@ def value_gradient_kernel(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
 def key_side_kernel(
-    q,
-    k,
-    values,
-    d_outputs,
-    lse,
-    delta,
-    bias,
-    lengths,
-    mask,
-    seen,
-    dq,
-    dk,
-    dv,
-    band,
-    far_sums,
-    far_slots,
-    q_strides,
-    k_strides,
-    values_strides,
-    d_outputs_strides,
-    dq_strides,
-    dk_strides,
-    dv_strides,
-    scale,
-    time,
-    heads,
-    reach,
-    time_class,
-    HEAD: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    M: tl.constexpr,
-    ADDS_DQ: tl.constexpr,
-    BANDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q, k, values, d_outputs, lse, delta, bias, lengths, mask, seen, dq, dk, dv, band, far_sums, far_slots,
+    q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, dk_strides, dv_strides,
+    scale, time, heads, reach, time_class,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, ADDS_DQ: tl.constexpr,
+    BANDS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """One tile of keys: dK, dV of the block's first value, and the tile's share of dQ and of the bias's gradient.
 
     `dq` is in float32 and starts as zeros; programs add to it in any order. `band` (B, N, T, 2 reach + 1), zeros at
@@ -228,25 +224,9 @@ def key_side_kernel(
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows,
-                q_rows,
-                keys,
-                queries,
-                lse,
-                length,
-                time,
-                scale,
-                bias,
-                reach,
-                far_bias,
-                mask,
-                seen,
-                b,
-                n,
-                BANDS,
-                COLUMNS,
-                near,
-            )
+                k_rows, q_rows, keys, queries, lse, length, time,
+                scale, bias, reach, far_bias, mask, seen, b, n, BANDS, COLUMNS, near,
+            )  # fmt: skip
             dp = tl.zeros([BLOCK_K, BLOCK_Q], tl.float32)
             for i in tl.static_range(M):
                 rows = load_rows(
@@ -286,35 +266,11 @@ def key_side_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def query_side_kernel(
-    q,
-    k,
-    values,
-    d_outputs,
-    lse,
-    delta,
-    bias,
-    lengths,
-    mask,
-    seen,
-    dq,
-    q_strides,
-    k_strides,
-    values_strides,
-    d_outputs_strides,
-    dq_strides,
-    scale,
-    time,
-    heads,
-    reach,
-    time_class,
-    HEAD: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    M: tl.constexpr,
-    BANDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q, k, values, d_outputs, lse, delta, bias, lengths, mask, seen, dq,
+    q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, scale, time, heads, reach, time_class,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """One tile of queries: dQ, always summed in the same order. Computes dS once more."""
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)

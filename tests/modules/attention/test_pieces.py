@@ -5,72 +5,72 @@ from functools import partial
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.attention.blocks import kept_memory
+from lazyformer_fairseq.modules.attention import pieces
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    kept_memory.give_back()
+    pieces.give_back()
     yield
-    kept_memory.give_back()
+    pieces.give_back()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_memory_is_used_again_when_nothing_refers_to_it(dtype):
     like = torch.empty(0, dtype=dtype)
-    first, second = kept_memory.empty((2, 3, 4), like), kept_memory.empty((2, 3, 4), like)
+    first, second = pieces.empty((2, 3, 4), like), pieces.empty((2, 3, 4), like)
     assert first.shape == (2, 3, 4) and first.dtype == dtype and first.is_contiguous()
     addresses = {first.data_ptr(), second.data_ptr()}
     assert len(addresses) == 2
     part_of_it = first[1:]
     del first
     gc.collect()
-    third = kept_memory.empty((2, 3, 4), like)
+    third = pieces.empty((2, 3, 4), like)
     assert third.data_ptr() not in addresses  # a view still refers to the first
     del part_of_it
-    fourth = kept_memory.empty((4, 3, 2), like)
+    fourth = pieces.empty((4, 3, 2), like)
     assert fourth.data_ptr() in addresses
 
 
 def test_a_graph_that_is_kept_keeps_it():
     leaf = torch.ones(4, requires_grad=True)
-    factor = kept_memory.empty((4,), leaf.detach()).fill_(3.0)
+    factor = pieces.empty((4,), leaf.detach()).fill_(3.0)
     product = leaf * factor
     del factor
-    other = kept_memory.empty((4,), leaf.detach()).fill_(7.0)
+    other = pieces.empty((4,), leaf.detach()).fill_(7.0)
     product.sum().backward()
     assert leaf.grad.tolist() == [3.0] * 4 and other.tolist() == [7.0] * 4
 
 
 def test_another_size_gives_back_what_is_free():
     like = torch.empty(0)
-    del_me = kept_memory.empty((1000,), like)
+    del_me = pieces.empty((1000,), like)
     del del_me
-    assert len(kept_memory._free) == 1
-    kept_memory.empty((1001,), like)
-    assert [memory.nbytes for memory in kept_memory._free] == [4004]
-    assert kept_memory.empty((0, 3), like).shape == (0, 3)
+    assert len(pieces._free) == 1
+    pieces.empty((1001,), like)
+    assert [memory.nbytes for memory in pieces._free] == [4004]
+    assert pieces.empty((0, 3), like).shape == (0, 3)
 
 
 def test_scratch_memory_is_the_same_for_each_request_of_a_name_and_grows():
     like = torch.empty(0, dtype=torch.float64)
-    first = kept_memory.scratch("one", (3, 4), like)
+    first = pieces.scratch("one", (3, 4), like)
     assert first.shape == (3, 4) and first.dtype == torch.float64
-    assert kept_memory.scratch("one", (2, 2), like.float()).data_ptr() == first.data_ptr()
-    assert kept_memory.scratch("other", (3, 4), like).data_ptr() != first.data_ptr()
-    assert kept_memory.scratch("one", (30, 4), like).shape == (30, 4)
-    assert kept_memory.scratch("one", (0, 4), like).shape == (0, 4)
+    assert pieces.scratch("one", (2, 2), like.float()).data_ptr() == first.data_ptr()
+    assert pieces.scratch("other", (3, 4), like).data_ptr() != first.data_ptr()
+    assert pieces.scratch("one", (30, 4), like).shape == (30, 4)
+    assert pieces.scratch("one", (0, 4), like).shape == (0, 4)
 
 
 def test_threads_have_scratch_memory_of_their_own():
     like = torch.empty(0)
-    mine = kept_memory.scratch("one", (8,), like)
+    mine = pieces.scratch("one", (8,), like)
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(kept_memory.scratch, "one", (8,), like).result()
+        theirs = pool.submit(pieces.scratch, "one", (8,), like).result()
     assert theirs.data_ptr() != mine.data_ptr()
 
 
-@pytest.mark.parametrize("request_memory", [kept_memory.empty, partial(kept_memory.scratch, "one")])
+@pytest.mark.parametrize("request_memory", [pieces.empty, partial(pieces.scratch, "one")])
 def test_memory_of_inference_serves_training(request_memory):
     like = torch.empty(0)
     with torch.inference_mode():

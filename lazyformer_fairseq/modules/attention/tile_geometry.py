@@ -19,7 +19,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.block_kernels import Counted
+from lazyformer_fairseq.modules.attention.lazy_block import Counted
 from lazyformer_fairseq.modules.attention.masks import Band, Columns
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 

@@ -1,4 +1,4 @@
-"""The Triton kernels against a dense reference in float64; ``test_kernels.py`` runs this in the interpreter."""
+"""The Triton kernels against a dense reference in float64; ``test_triton.py`` runs this in the interpreter."""
 
 import math
 from typing import Optional
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
+from lazyformer_fairseq.modules.attention import triton_kernels
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
-from lazyformer_fairseq.modules.attention.triton.launch import Tiles
+from lazyformer_fairseq.modules.attention.triton_kernels import Tiles
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.position_bias import relative_position_bucket
 

@@ -4,17 +4,16 @@ import functools
 
 import pytest
 import torch
+from attention_with_bias import as_plain_functions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
-from lazyformer_fairseq.modules.attention import attend
-from lazyformer_fairseq.modules.attention.block_kernels import BlockKernels
+from lazyformer_fairseq.modules.attention import attend, tile_geometry
+from lazyformer_fairseq.modules.attention.block_back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.tiles import attend as tiles
-from lazyformer_fairseq.modules.attention.tiles import geometry, kernels
 
 limits = st.one_of(st.none(), st.integers(0, 7))
 bands = st.tuples(limits, limits, st.sampled_from([1, 1, 2, 3, 5]), st.sampled_from([0, 0, 3, 8, 40])).map(Band._make)
@@ -72,10 +71,10 @@ class Case:
 
 def use_sizes(patch: pytest.MonkeyPatch, tile: int, elements: int) -> None:
     """Other sizes of tiles and stretches, which plans remember."""
-    patch.setattr(geometry, "TILE", tile)
-    patch.setattr(geometry, "STRETCH_ELEMENTS", elements)
+    patch.setattr(tile_geometry, "TILE", tile)
+    patch.setattr(tile_geometry, "STRETCH_ELEMENTS", elements)
     for name in ("_stretches", "_count"):
-        patch.setattr(geometry, name, functools.lru_cache(getattr(geometry, name).__wrapped__))
+        patch.setattr(tile_geometry, name, functools.lru_cache(getattr(tile_geometry, name).__wrapped__))
 
 
 parts = st.sets(st.sampled_from(["bias", "positions", "right", "anywhere", "given", "entmax"]), max_size=3)
@@ -137,13 +136,8 @@ def test_flops_are_those_of_its_steps_one_by_one(mask, parts, consumers, monkeyp
         return counter.get_total_flops()
 
     by_formula = count()
-    functions = (kernels.reuse_forward, kernels.value_gradient, kernels.block_gradient)
-    for name, store in (("_KEEPING", True), ("_RECOMPUTING", False)):
-
-        def forward(*args, store=store):
-            return kernels.attend_forward(*args, store=store)
-
-        monkeypatch.setattr(tiles, name, BlockKernels(forward, *functions))
+    for name in ("stored_tiles", "tiles"):
+        monkeypatch.setitem(KERNELS, name, as_plain_functions(KERNELS[name].implementation))
     one_by_one = count()
     if mask == WINDOW or not parts:
         assert by_formula == one_by_one
@@ -156,7 +150,7 @@ def test_flops_are_those_of_its_steps_one_by_one(mask, parts, consumers, monkeyp
 def test_time_and_memory_of_a_window_are_linear(mask, consumers):
     """FLOPs in place of time: they wait for no clock."""
     scores = Scores(mask=mask)
-    flops = [geometry.count((1, 2, time, 8), (1, 2, time, 8), scores.flat()).by_key for time in (1024, 2048)]
+    flops = [tile_geometry.count((1, 2, time, 8), (1, 2, time, 8), scores.flat()).by_key for time in (1024, 2048)]
     assert flops[1] == 2 * flops[0]
     taken = {}
     for time in (2048, 4096):

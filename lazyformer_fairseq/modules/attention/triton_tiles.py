@@ -1,15 +1,23 @@
-"""What the Triton kernels share: which tiles a program visits, how it loads them, how it makes probabilities.
+"""What the Triton kernels read besides queries, keys and values: tiles to visit, a bias, the lists of a mask.
 
 A program keeps one tile of queries (or keys) and walks over tiles of keys (or queries). Distances are key - query.
 All tiles that lie wholly `reach` or more away from the kept one share one bias and need no mask: they are *far*, and
 the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
-of 2 reach + 1 entries, and mask padding.
+of 2 reach + 1 entries (:class:`NearBias`), and mask padding.
 
-With a mask a program walks over the tiles that are listed for it (:mod:`.mask`), and looks every bias up.
+With a mask a program walks over the tiles that are listed for it (:func:`mask_arguments`), and looks every bias up.
 """
 
+import functools
+from typing import Any, NamedTuple, Optional
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from lazyformer_fairseq.modules.attention.masks import AttentionMask, Blocks, Numbers, blocks_of, listed
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -130,7 +138,7 @@ def nth_tile(j, low, high, full, mask, listed, whole, NEAR: tl.constexpr):
 
 @triton.jit
 def is_shown(queries, keys, mask, seen, b, n, time, BANDS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Whether a query sees a key, from places that broadcast against each other; see :class:`.mask_blocks.Numbers`."""
+    """Whether a query sees a key, from places that broadcast against each other; see :class:`.masks.Numbers`."""
     ahead = keys - queries
     shown = ahead < -time  # never
     bands = mask[2] + n * BANDS * 4
@@ -174,3 +182,122 @@ def bias_of(bias, n, reach):
 def length_of(lengths, b, time):
     """How many keys of a row of the batch are not padding."""
     return time if lengths is None else tl.load(lengths + b).to(tl.int32)
+
+
+class NearBias(NamedTuple):
+    """Bias by distance up to `reach`; from there on, on either side, all distances share a bucket.
+
+    Attributes:
+        rows: (N, 2 reach + 1), in powers of two: entry reach + (key - query). None without a bias. In float16 where q
+            is in half precision: Triton would send wider numbers through shared memory, a tile at a time.
+        reach: `far`, or less where sequences are shorter.
+        buckets: (2 reach + 1,), those of the distances from -reach to reach.
+    """
+
+    rows: Optional[Tensor]
+    reach: int
+    buckets: Optional[Tensor]
+
+    @classmethod
+    def of(cls, scores: Scores, q_BNTD: Tensor) -> "NearBias":
+        """For these queries."""
+        table_KN, bucket_by_distance = scores.table_KN, scores.bucket_by_distance
+        if table_KN is None or bucket_by_distance is None:
+            return cls(None, 0, None)
+        heads, time = q_BNTD.shape[1:3]
+        reach = min(scores.far, time - 1)
+        width = 2 * reach + 1
+        dtype = torch.float32 if q_BNTD.dtype == torch.float32 else torch.float16
+        rows = table_KN.new_empty(heads, width, dtype=dtype)
+        grid = (triton.cdiv(width, 256), heads)
+        with torch.cuda.device_of(q_BNTD):
+            _write_rows[grid](rows, table_KN, *table_KN.stride(), bucket_by_distance, time, reach, BLOCK=256)
+        return cls(rows, reach, bucket_by_distance[time - 1 - reach : time + reach])
+
+    def band_like(self, q: Tensor) -> Optional[Tensor]:
+        """Zeros (B, N, T, 2 reach + 1) for gradients of scores by query and distance; None without a bias."""
+        return None if self.rows is None else q.new_zeros(*q.shape[:3], 2 * self.reach + 1)
+
+    def table_gradient(self, band: Tensor, far_sums: Tensor, table_KN: Tensor) -> Tensor:
+        """d table (K, N), summed in the same order every time.
+
+        Args:
+            band: gradients of the scores at distances nearer than `reach`, (B, N, T, 2 reach + 1).
+            far_sums: (B, N, any number, 2): partial sums at distances <= -reach, and >= reach.
+            table_KN: the table.
+        """
+        by_distance = band.sum((0, 2), dtype=torch.float32).double()
+        below, above = far_sums.double().sum((0, 2)).unbind(-1)
+        by_distance[:, 0] += below
+        by_distance[:, -1] += above
+        # Not index_add_: on a GPU it adds in any order.
+        in_bucket = self.buckets == torch.arange(table_KN.size(0), device=table_KN.device)[:, None, None]
+        return by_distance.where(in_bucket, 0).sum(-1).to(table_KN.dtype)
+
+
+@triton.jit(do_not_specialize=["time", "reach"])
+def _write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, time, reach, BLOCK: tl.constexpr):
+    """`rows` of a NearBias: one program for BLOCK distances of a head."""
+    n = tl.program_id(1)
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = entry <= 2 * reach
+    bucket = tl.load(bucket_by_distance + time - 1 - reach + entry, mask=exists, other=0)
+    bias = tl.load(table + bucket * bucket_stride + n * head_stride).to(tl.float32) * LOG2_E
+    tl.store(rows + n * (2 * reach + 1) + entry, bias.to(rows.dtype.element_ty), mask=exists)
+
+
+NO_MASK = dict(mask=None, seen=None, BANDS=0, COLUMNS=0)
+_KEPT = 64  # lists: of each length of text, kind of mask and kind of kernel
+
+
+def mask_arguments(scores: Scores, q: Tensor, size: tuple[int, int], keeps_keys: bool) -> dict[str, Any]:
+    """Of a kernel whose tiles have so many queries and keys, of which a program keeps the keys, or the queries.
+
+    `mask` is (tiles, counts, bands, columns): tiles (S, N, kept tiles, others) in int32, in each row first those that
+    all see, then those with a mask; counts (S, N, kept tiles, 2): of the first, and of both. S is B with keys that all
+    queries see, 1 without.
+    """
+    if scores.mask is None:
+        return NO_MASK
+    heads, time = q.shape[1:3]
+    key = scores.mask, heads, time, size, q.device
+    if scores.seen_BK is None:
+        tiles, counts = _lists(*key, keeps_keys)
+    else:
+        tiles, counts = _listed(_blocks(*key), keeps_keys, _by_tile(scores.seen_BK, size[1]))
+    bands, columns = numbers = _numbers(scores.mask, heads, q.device)
+    seen = None if scores.seen_BK is None else scores.seen_BK.to(torch.uint8).contiguous()
+    return dict(mask=(tiles, counts, *numbers), seen=seen, BANDS=bands.size(1), COLUMNS=columns.size(1))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _numbers(mask: AttentionMask, heads: int, device: torch.device) -> Numbers:
+    return Numbers.of(mask, heads, device)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _blocks(mask: AttentionMask, heads: int, time: int, size: tuple[int, int], device: torch.device) -> Blocks:
+    found = blocks_of(mask, time, time, 0, False, size, device)
+    return Blocks(*(part.expand(heads, -1, -1) for part in found))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _lists(
+    mask: AttentionMask, heads: int, time: int, size: tuple[int, int], device: torch.device, keeps_keys: bool
+) -> tuple[Tensor, Tensor]:
+    return _listed(_blocks(mask, heads, time, size, device), keeps_keys)
+
+
+def _listed(blocks: Blocks, keeps_keys: bool, seen_BC: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    shown, whole = blocks.shown[None], blocks.whole[None]
+    if seen_BC is not None:
+        shown = shown | seen_BC[:, None, None]
+    if keeps_keys:
+        shown, whole = shown.mT, whole.mT
+    tiles, counts = listed(shown, whole)
+    return tiles.contiguous(), counts.contiguous()
+
+
+def _by_tile(flags_BK: Tensor, keys: int) -> Tensor:
+    """(B, C): whether a tile of keys has one."""
+    return torch.nn.functional.pad(flags_BK, (0, -flags_BK.size(1) % keys)).unflatten(1, (-1, keys)).any(-1)

@@ -7,11 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
-from lazyformer_fairseq.modules.attention import attend
-from lazyformer_fairseq.modules.attention.dropout import Dropout, Masks
+from lazyformer_fairseq.modules.attention import attend, tile_geometry, tiles
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.tiles import geometry, kernels
+from lazyformer_fairseq.modules.attention.weights import Dropout, Masks
 
 RATE = 0.25
 WINDOW = AttentionMask(((2, (Band(6, 6), Columns(2))),))
@@ -21,10 +20,10 @@ STRIDED = AttentionMask(((1, (Band(7, 0), Band(None, 0, dilation=8))), (1, (Band
 @pytest.fixture
 def in_small_pieces(monkeypatch):
     """Several stretches, and several pieces of each."""
-    monkeypatch.setattr(geometry, "TILE", 8)
-    monkeypatch.setattr(geometry, "STRETCH_ELEMENTS", 1000)
+    monkeypatch.setattr(tile_geometry, "TILE", 8)
+    monkeypatch.setattr(tile_geometry, "STRETCH_ELEMENTS", 1000)
     for name in ("_stretches", "_count"):
-        monkeypatch.setattr(geometry, name, functools.lru_cache(getattr(geometry, name).__wrapped__))
+        monkeypatch.setattr(tile_geometry, name, functools.lru_cache(getattr(tile_geometry, name).__wrapped__))
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -35,11 +34,11 @@ def masks_of(q, k, scores, layers: int) -> list[torch.Tensor]:
     """What each layer lets through, (B, N, T, K), zeros and scales: its output for one-hot values, over P."""
     one_hot = torch.eye(k.size(-2), dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     bare = scores.with_own(dropout=None)
-    distribution = kernels.attend_forward(q, k, one_hot, bare, store=False)[0]
+    distribution = tiles.COMPUTING.attend_forward(q, k, one_hot, bare)[0]
     found = []
     for layer in range(layers):
         own = scores.with_own(dropout=scores.dropout.of([layer]))
-        found.append(kernels.attend_forward(q, k, one_hot, own, store=False)[0] / distribution.clamp(min=1e-30))
+        found.append(tiles.COMPUTING.attend_forward(q, k, one_hot, own)[0] / distribution.clamp(min=1e-30))
     return found
 
 

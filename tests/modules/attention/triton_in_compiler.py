@@ -1,6 +1,6 @@
 """Compiles the Triton kernels, with all their tiles, for GPUs that need not be there; reads what they take up.
 
-``test_kernels.py`` runs this. On its own: ``pytest -s`` prints a line for each kernel.
+``test_triton.py`` runs this. On its own: ``pytest -s`` prints a line for each kernel.
 """
 
 import itertools
@@ -15,11 +15,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from lazyformer_fairseq.modules.attention import triton_kernels, triton_tiles
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton import kernels as triton_kernels
-from lazyformer_fairseq.modules.attention.triton import launch as triton_launch
-from lazyformer_fairseq.modules.attention.triton import near_bias as triton_near_bias
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 A100, H100 = 80, 90
@@ -69,13 +67,13 @@ def compiled(monkeypatch, tmp_path) -> list[Compiled]:
 
         return mock.MagicMock(__getitem__=lambda self, grid: launch)
 
-    monkeypatch.setattr(triton_launch, "_tuned", compile_all)
-    write_rows = triton_near_bias._write_rows
+    monkeypatch.setattr(triton_kernels, "_tuned", compile_all)
+    write_rows = triton_tiles._write_rows
 
     def compile_it(*arguments: Any, **sizes: Any) -> None:
         write_rows.warmup(*arguments, **sizes, grid=(1,))
 
-    monkeypatch.setattr(triton_near_bias, "_write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
+    monkeypatch.setattr(triton_tiles, "_write_rows", mock.MagicMock(__getitem__=lambda self, grid: compile_it))
     return found
 
 

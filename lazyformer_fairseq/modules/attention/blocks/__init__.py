@@ -1,1 +1,0 @@
-"""Attention of a lazy block on a processor, piece by piece, in torch."""

@@ -1,0 +1,262 @@
+"""How a lazy block gathers its gradients: each ``l`` differentiates its values, the ``s`` all the rest, once.
+
+The gradient of the distribution P is dP = sum of dO_i V_i^T over the layers that share P, and the gradient before
+softmax is dS = P * (dP - sum of rowsum(dO_i * O_i)); with dropout dP is the sum of what each layer's mask lets through
+of dO_i V_i^T, and the rest stays. An ``l`` need not compute its part of it: it hands dO_i, V_i and
+the row sums to its ``s``, whose backward pass comes last. autograd carries them there: the ``s`` gives each consumer a
+triple of *handles*, zeros that take no memory and that nothing reads, and the consumer calls those three tensors the
+handles' gradients. So we record nothing on the side, and graphs may be kept, run twice or compiled.
+
+Scores are flattened here, once for a block, and travel so through autograd and torch's operators; an operator
+(:class:`BlockKernels`) makes one object of them again.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
+
+from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
+from lazyformer_fairseq.modules.attention.weights import Dropout
+
+
+class Counted(NamedTuple):
+    """How many scores an implementation computes, of all sequences and heads: by key, and by distance."""
+
+    by_key: int
+    by_distance: int
+
+
+class Implementation:
+    """The base of those that compute lazy blocks.
+
+    A subclass has four functions. In all of them q is (B, N, T, E), k (B, N, K, E) and values (B, N, K, D); E may
+    differ from D, and is 0 where learned scores alone make the distribution P. `saved` is what it keeps of P.
+
+    - ``attend_forward(q, k, v, scores)`` -> (P V, saved).
+    - ``reuse_forward(q, k, v, saved, scores)`` -> P V.
+    - ``value_gradient(q, k, d_output, saved, scores)`` -> P^T dO.
+    - ``block_gradient(q, k, values, d_outputs, delta, saved, scores)`` -> [dQ, dK, dV of the first values, and the
+      gradients of ``scores.learned``, (0,) where a part is missing]. `delta` (B, N, T) is the sum of
+      rowsum(dO_i * O_i).
+
+    Attributes:
+        keeps_distribution: whether `saved` has it.
+    """
+
+    keeps_distribution = False
+
+    def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
+        """An empty tensor like `saved`."""
+        raise NotImplementedError
+
+    def count_scores(self, q: Sequence[int], k: Sequence[int], scores: FlatScores) -> Counted:
+        """How many scores are computed, from the shapes of q, k and all tensors of scores: all of them."""
+        distances = scores.tensors[2]
+        queries = math.prod(q[:3])
+        return Counted(queries * k[2], 0 if distances is None else queries * distances[1])
+
+
+class BlockKernels:
+    """An implementation's functions as operators ``lazyformer::NAME_attend_forward`` and so on.
+
+    torch.compile takes them as they are. They take flat scores, and compute in the precision of what they get.
+    """
+
+    def __init__(self, name: str, implementation: Implementation):
+        self.implementation = implementation
+
+        def like_attend_forward(q: Tensor, k: Tensor, v: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
+            return empty_rows(q, v), implementation.saved_like(q, k, FlatScores(*flat).scores())
+
+        def operator(function: str, schema: str, fake: Callable) -> Callable:
+            return self._operator(f"{name}_{function}", getattr(implementation, function), function, schema, fake)
+
+        self.attend_forward = operator(
+            "attend_forward", "Tensor q, Tensor k, Tensor v -> (Tensor, Tensor)", like_attend_forward
+        )
+        self.reuse_forward = operator(
+            "reuse_forward",
+            "Tensor q, Tensor k, Tensor v, Tensor saved -> Tensor",
+            lambda q, k, v, *_: empty_rows(q, v),
+        )
+        self.value_gradient = operator(
+            "value_gradient",
+            "Tensor q, Tensor k, Tensor d_output, Tensor saved -> Tensor",
+            lambda q, k, d_output, *_: empty_rows(k, d_output),
+        )
+        self.block_gradient = operator(
+            "block_gradient",
+            "Tensor q, Tensor k, Tensor[] values, Tensor[] d_outputs, Tensor delta, Tensor saved -> Tensor[]",
+            _like_block_gradient,
+        )
+
+    def _operator(self, name: str, compute: Callable, function: str, schema: str, fake: Callable) -> Callable:
+        def in_given_precision(*args: Any) -> Any:
+            *others, tensors, numbers = args
+            with torch.autocast(args[0].device.type, enabled=False):
+                return compute(*others, FlatScores(tensors, numbers).scores())
+
+        arguments, result = schema.split(" -> ")
+        made = torch.library.custom_op(
+            f"lazyformer::{name}",
+            in_given_precision,
+            mutates_args=(),
+            schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
+        )
+        made.register_fake(fake)
+        register_flop_formula(getattr(torch.ops.lazyformer, name))(partial(self._count_flops, function))
+        return lambda *args: made(*args[:-1], *args[-1])
+
+    def _count_flops(self, function: str, q, k, *others, out_shape=None) -> int:
+        """For torch's FlopCounterMode, which hands shapes: products of scores with keys, values and distances."""
+        *others, tensors, numbers = others
+        is_block = function == "block_gradient"
+        by_key, by_value, by_distance = (2, 1 + len(others[0]), 2) if is_block else (0, 1, 0)
+        if function == "attend_forward" or not self.implementation.keeps_distribution:  # it computes P
+            by_key, by_distance = by_key + 1, by_distance + 1
+        values = others[0][0] if is_block else others[0]
+        counted = self.implementation.count_scores(q, k, FlatScores(tensors, numbers))
+        distance_size = 0 if tensors[2] is None else tensors[2][2]
+        of_keys = counted.by_key * (by_key * q[3] + by_value * values[3])
+        return 2 * (of_keys + counted.by_distance * by_distance * distance_size)
+
+
+def _like_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):
+    *parts, dense = FlatScores(tensors, numbers).scores().learned
+    learned = {number: torch.empty_like(part) for number, part in enumerate(parts) if part is not None}
+    if dense is not None:
+        learned[4] = dense.new_empty(dense.shape)
+    return [empty_heads(q), empty_heads(k), empty_heads(values[0]), *learned_gradients(learned, q)]
+
+
+class SharedAttention(NamedTuple):
+    """What the ``s`` of a block hands to its consumers; `q_BNTD`, `k_BNKD` and `scores` are without a gradient.
+
+    Attributes:
+        saved: what the implementation keeps of P.
+        handles: a triple for each consumer, with the consumer's number from 1 on.
+    """
+
+    kernels: BlockKernels
+    q_BNTD: Tensor
+    k_BNKD: Tensor
+    saved: Tensor
+    scores: FlatScores
+    handles: Iterator[tuple[int, tuple[Tensor, Tensor, Tensor]]]
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """P V (B, N, T, D). Call it at most once per announced consumer."""
+        consumer, handles = next(self.handles)
+        assert bool(dropout) == self.scores.has_dropout, "a block drops out as its s does"
+        tensors, numbers = self.scores.of_layers([consumer])
+        fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
+        return _Reuse.apply(*fixed, v_BNKD, *handles, *tensors)
+
+
+def attend(
+    kernels: BlockKernels,
+    q_BNTD: Tensor,
+    k_BNKD: Tensor,
+    v_BNKD: Tensor,
+    scores: Scores,
+    consumers: int,
+    dropout: float,
+) -> tuple[Tensor, SharedAttention]:
+    """As :func:`lazyformer_fairseq.modules.attention.attend`, by the given kernels."""
+    if dropout:
+        scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + consumers))
+    tensors, numbers = scores.flat()
+    output, saved, *handles = _Attend.apply(kernels, consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
+    triples = enumerate((tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)), start=1)
+    constant = FlatScores([None if part is None else part.detach() for part in tensors], numbers)
+    return output, SharedAttention(kernels, q_BNTD.detach(), k_BNKD.detach(), saved, constant, triples)
+
+
+class _Attend(torch.autograd.Function):
+    """The ``s``: (P V, saved, handles)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: BlockKernels, consumers: int, numbers: list[int], q: Tensor, k: Tensor, v: Tensor, *tensors
+    ) -> tuple[Tensor, ...]:
+        output, saved = kernels.attend_forward(q, k, v, FlatScores(tensors, numbers))
+        ctx.kernels = kernels
+        ctx.numbers = numbers
+        ctx.save_for_backward(q, k, v, output, saved, *tensors)
+        ctx.mark_non_differentiable(saved)
+        ctx.set_materialize_grads(False)
+        handles = [handle for _ in range(consumers) for handle in _handles(output, v)]
+        return output, saved, *handles
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Optional[Tensor], _: None, *of_consumers: Optional[Tensor]):
+        q, k, v, output, saved, *tensors = ctx.saved_tensors
+        d_output = torch.zeros_like(output) if d_output is None else d_output
+        read = [d for d in of_consumers if d is not None]
+        values, d_outputs = [v, *read[1::3]], [d_output, *read[0::3]]
+        consumers = [number for number, d in enumerate(of_consumers[0::3], start=1) if d is not None]
+        scores = FlatScores(tensors, ctx.numbers).of_layers([0, *consumers])
+        delta = torch.stack([_row_sums(d_output, output), *read[2::3]]).sum(0)
+        d_q, d_k, d_v, *d_learned = ctx.kernels.block_gradient(q, k, values, d_outputs, delta, saved, scores)
+        needed = ctx.needs_input_grad[6 : 6 + len(d_learned)]
+        d_learned = [d if is_needed else None for d, is_needed in zip(d_learned, needed, strict=True)]
+        return None, None, None, d_q, d_k, d_v, *d_learned, *[None] * (len(tensors) - len(d_learned))
+
+
+class _Reuse(torch.autograd.Function):
+    """An ``l``: P V."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: BlockKernels, numbers: list[int], *given: Optional[Tensor]) -> Tensor:
+        q, k, saved, v, _, _, _, *tensors = given  # between them the handles
+        output = kernels.reuse_forward(q, k, v, saved, FlatScores(tensors, numbers))
+        ctx.kernels = kernels
+        ctx.numbers = numbers
+        ctx.save_for_backward(q, k, saved, v, output, *tensors)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor):
+        q, k, saved, v, output, *tensors = ctx.saved_tensors
+        d_v = ctx.kernels.value_gradient(q, k, d_output, saved, FlatScores(tensors, ctx.numbers))
+        return *[None] * 5, d_v, d_output, v, _row_sums(d_output, output), *[None] * len(tensors)
+
+
+def _handles(output: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros of the shapes of dO, V and the row sums; each takes one number of memory."""
+    sums_dtype = torch.promote_types(v.dtype, torch.float32)
+    return (
+        v.new_zeros(()).expand(output.shape),
+        v.new_zeros(()).expand(v.shape),
+        v.new_zeros((), dtype=sums_dtype).expand(output.shape[:-1]),
+    )
+
+
+def _row_sums(d_output: Tensor, output: Tensor) -> Tensor:
+    """rowsum(dO * O), (B, N, T), in single precision or better from the product on: half would overflow."""
+    zero = output.new_zeros((1,) * output.dim(), dtype=torch.promote_types(output.dtype, torch.float32))
+    return torch.addcmul(zero, d_output, output).sum(-1)  # converts as it goes: no copies in single precision
+
+
+def empty_heads(like: Tensor) -> Tensor:
+    """(B, N, T, D) whose heads lie side by side in memory, so that merging them is a view."""
+    batch, heads, time, size = like.shape
+    return like.new_empty(batch, time, heads, size).transpose(1, 2)
+
+
+def empty_rows(rows: Tensor, like: Tensor) -> Tensor:
+    """As :func:`empty_heads`, as many rows as `rows` has, and as wide as `like`."""
+    return empty_heads(like.new_empty(()).expand(*rows.shape[:-1], like.size(-1)))
+
+
+def learned_gradients(found: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
+    """Gradients by their number in ``scores.learned`` -> all of them, (0,) where a part is missing."""
+    return [found.get(number, like.new_empty(0)) for number in range(5)]

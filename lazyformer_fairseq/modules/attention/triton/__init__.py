@@ -1,1 +1,0 @@
-"""Attention of a lazy block on a GPU: Triton kernels."""

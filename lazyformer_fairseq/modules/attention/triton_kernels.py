@@ -1,0 +1,255 @@
+"""Back end ``fused`` on a GPU: attention of a lazy block in Triton, which writes nothing n x n to memory.
+
+The four functions of an :class:`~lazyformer_fairseq.modules.attention.lazy_block.Implementation`; what an ``s`` saves
+is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
+head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 consumers m + 4. Any T and
+D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a mask programs meet the
+tiles alone that it shows.
+
+A GPU tries the tiles once for each kind of input and keeps the fastest. Lists are short and hold what fits:
+``tests/modules/attention/triton_in_compiler.py`` has the compiler say how many registers and how much shared
+memory each takes. A GPU passes over tiles too large for it; the first of each list fits an A100.
+"""
+
+import functools
+import math
+import os
+from typing import Any, NamedTuple, Union
+
+import torch
+import triton
+from torch import Tensor
+
+from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned_gradients
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.triton_passes import (
+    forward_kernel,
+    key_side_kernel,
+    query_side_kernel,
+    value_gradient_kernel,
+)
+from lazyformer_fairseq.modules.attention.triton_tiles import NearBias, mask_arguments
+
+
+class Tiles(NamedTuple):
+    """Queries and keys of a tile, the warps that share it, and how many tiles load from memory at once."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    @property
+    def config(self) -> triton.Config:
+        """The same as Triton's config."""
+        sizes = {"BLOCK_Q": self.queries, "BLOCK_K": self.keys}
+        return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
+
+
+FEWEST_KEYS = 32  # of all tiles here
+MOST_LAYERS = 6  # whose values fit side by side
+_ANYWHERE = (Tiles(32, 32, 8, 1),)  # in the interpreter, in single precision
+# {kernel: {largest D, as a power of two: {largest m: tiles}}}
+_TILES = {
+    "attend": {
+        64: {1: (Tiles(128, 64, 8, 3), Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3))},
+        128: {1: (Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 8, 2))},
+    },
+    "reuse": {
+        64: {1: (Tiles(128, 64, 4, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+        128: {1: (Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+    },
+    "value_gradient": {
+        64: {1: (Tiles(64, 128, 8, 3), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))},
+        128: {1: (Tiles(64, 128, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 3))},
+    },
+    "key_side": {
+        64: {
+            3: (Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 64, 8, 2)),
+            6: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)),
+        },
+        128: {
+            2: (Tiles(32, 64, 8, 2), Tiles(64, 64, 8, 2)),
+            6: (Tiles(32, 32, 4, 2),),
+        },
+    },
+    "query_side": {  # of deterministic runs, which take the first: no trial
+        64: {3: (Tiles(128, 64, 8, 2),), 6: (Tiles(64, 32, 4, 2),)},
+        128: {1: (Tiles(64, 64, 8, 2),), 6: (Tiles(64, 32, 4, 1),)},
+    },
+}
+
+
+def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
+    """Tiles to choose from, most promising first.
+
+    Args:
+        kernel: a key of the table above.
+        q: queries (B, N, T, D), for D and the precision.
+        layers: m, of a kernel that goes over all values of a block.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1" or q.element_size() > 2:
+        return _ANYWHERE
+    by_layers = _TILES[kernel][64 if q.size(-1) <= 64 else 128]
+    return next(tiles for most, tiles in by_layers.items() if layers <= most)
+
+
+def tiles_for_a_mask(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
+    """The one choice with a mask, whose lists are of tiles of one size; a small one, as its mask takes registers."""
+    smallest = min(tiles_for(kernel, q, layers), key=lambda tiles: tiles.queries * tiles.keys)
+    return (smallest._replace(queries=min(64, smallest.queries)),)
+
+
+def launch(
+    kernel: triton.JITFunction,
+    kept: str,
+    q: Tensor,
+    strided: dict[str, Union[Tensor, tuple[Tensor, ...]]],
+    tiles: tuple[Tiles, ...],
+    set_to_zero: tuple[str, ...] = (),
+    **others: Any,
+) -> None:
+    """Runs a kernel, one program for each tile of each head.
+
+    Args:
+        kernel: which.
+        kept: the tile that a program keeps while it walks over the others: BLOCK_Q or BLOCK_K.
+        q: its queries (B, N, T, D), for the sizes.
+        strided: arguments that come with an argument NAME_strides: (B, N, T, D), or several of them.
+        tiles: to choose from; the first if torch must use deterministic algorithms.
+        set_to_zero: arguments that programs add to; every trial of tiles starts with zeros in them.
+        others: the kernel's other arguments.
+    """
+    batch, heads, time, size = q.shape
+    if torch.are_deterministic_algorithms_enabled():
+        tiles = tiles[:1]
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        _tuned(kernel, tiles, set_to_zero)[lambda sizes: (triton.cdiv(time, sizes[kept]) * batch * heads,)](
+            **strided,
+            **{f"{name}_strides": _strides(tensor) for name, tensor in strided.items()},
+            **others,
+            scale=1 / math.sqrt(size),
+            time=time,
+            heads=heads,
+            time_class=time.bit_length(),
+            HEAD=size,
+            BLOCK_D=max(16, triton.next_power_of_2(size)),
+        )
+
+
+@functools.cache
+def _tuned(kernel: triton.JITFunction, tiles: tuple[Tiles, ...], set_to_zero: tuple[str, ...]) -> Any:
+    """The kernel; its first call tries the tiles for each class of T (by powers of two), m, D and dtype."""
+    configs = [choice.config for choice in tiles]
+    key = [name for name in ("time_class", "M", "HEAD") if name in kernel.arg_names]
+    return triton.autotune(configs, key=key, reset_to_zero=set_to_zero)(kernel)
+
+
+def _strides(tensors: Union[Tensor, tuple[Tensor, ...]]) -> tuple:
+    """Strides of B, N and T."""
+    if isinstance(tensors, tuple):
+        return tuple(map(_strides, tensors))
+    return tensors.stride()[:3]
+
+
+def attend_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+    """(P V, log-sum-exp) of an ``s``: (B, N, T, D) and (B, N, T)."""
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _forward(q, k, v, lse, scores, reuses=False), lse
+
+
+def reuse_forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores) -> Tensor:
+    """P V (B, N, T, D) of an ``l``: exp(scores - lse) V, without a running maximum or rescaling."""
+    return _forward(q, k, v, lse, scores, reuses=True)
+
+
+def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: Scores) -> Tensor:
+    """dV = P^T dO (B, N, T, D) of an ``l``."""
+    dv = empty_heads(k)
+    launch(
+        value_gradient_kernel,
+        "BLOCK_K",
+        q,
+        strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
+        **_tiles("value_gradient", q, scores, keeps_keys=True),
+        **_read_by_all(lse, scores, NearBias.of(scores, q)),
+    )
+    return dv
+
+
+def block_gradient(
+    q: Tensor,
+    k: Tensor,
+    values: list[Tensor],
+    d_outputs: list[Tensor],
+    delta: Tensor,
+    lse: Tensor,
+    scores: Scores,
+) -> list[Tensor]:
+    """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its consumers.
+
+    Programs add to dQ in float32, in any order. Under ``torch.use_deterministic_algorithms(True)`` a kernel of its own
+    computes dQ, the same every time, for m + 1 more products. All other sums always run in the same order.
+    """
+    if len(values) > MOST_LAYERS:  # all gradients are linear in (dO_i, delta)
+        first, rest = slice(MOST_LAYERS), slice(MOST_LAYERS, None)
+        d_q, d_k, d_v, d_table, *others = block_gradient(q, k, values[first], d_outputs[first], delta, lse, scores)
+        more = block_gradient(q, k, values[rest], d_outputs[rest], torch.zeros_like(delta), lse, scores)
+        return [d_q + more[0], d_k + more[1], d_v, d_table + more[3], *others]
+    alike = torch.are_deterministic_algorithms_enabled()
+    batch, heads, time, _ = q.shape
+    bias = NearBias.of(scores, q)
+    band = bias.band_like(q)
+    slots = math.ceil(time / FEWEST_KEYS)
+    far_sums = None if band is None else q.new_zeros(batch, heads, slots, 2, dtype=torch.float32)
+    dq = empty_heads(q) if alike else empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
+    dk, dv = empty_heads(q), empty_heads(q)
+    read = dict(q=_rows(q), k=_rows(k), values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
+    shared = dict(_read_by_all(lse, scores, bias), delta=delta.contiguous(), M=len(values))
+    launch(
+        key_side_kernel,
+        "BLOCK_K",
+        q,
+        strided=dict(**read, dq=dq, dk=dk, dv=dv),
+        **_tiles("key_side", q, scores, True, len(values)),
+        set_to_zero=(() if alike else ("dq",)) + (() if band is None else ("far_sums",)),
+        band=band,
+        far_sums=far_sums,
+        far_slots=slots,
+        ADDS_DQ=not alike,
+        **shared,
+    )
+    if alike:
+        of_tiles = _tiles("query_side", q, scores, False, len(values))
+        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), **of_tiles, **shared)
+    learned = {} if band is None else {0: bias.table_gradient(band, far_sums, scores.table_KN)}
+    return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuses: bool) -> Tensor:
+    output = empty_heads(q)
+    launch(
+        forward_kernel,
+        "BLOCK_Q",
+        q,
+        strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
+        **_tiles("reuse" if reuses else "attend", q, scores, keeps_keys=False),
+        **_read_by_all(lse, scores, NearBias.of(scores, q)),
+        REUSES=reuses,
+    )
+    return output
+
+
+def _tiles(kernel: str, q: Tensor, scores: Scores, keeps_keys: bool, layers: int = 1) -> dict[str, Any]:
+    """Of a launch: tiles to choose from, and with a mask the lists for the one that there is."""
+    tiles = tiles_for(kernel, q, layers) if scores.mask is None else tiles_for_a_mask(kernel, q, layers)
+    return dict(tiles=tiles, **mask_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
+
+
+def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:
+    return dict(lse=lse, lengths=scores.lengths_B, bias=bias.rows, reach=bias.reach)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The same, with the entries of a head side by side in memory, as in views of projections already."""
+    return x if x.stride(-1) == 1 else x.contiguous()

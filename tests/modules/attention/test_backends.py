@@ -80,7 +80,7 @@ class Block:
 
 
 @pytest.mark.parametrize("backend", back_ends_of("cpu"))
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     layers=st.integers(1, 6),
     batch=st.integers(1, 3),
@@ -141,8 +141,12 @@ def test_a_graph_may_be_kept_run_twice_and_run_in_part(backend):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", ["recompute", "fused"])
-@pytest.mark.parametrize("biased", [False, True])
+SLOW = [("fused", False), ("recompute", False), ("recompute", True)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "biased"), [("fused", True), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
+)
 def test_memory_grows_linearly_with_the_length(backend, biased):
     """Twice the length takes twice the memory, where a distribution would take four times as much."""
     taken = {}

@@ -134,9 +134,9 @@ def test_the_expected_output_is_that_without_dropout():
     torch.manual_seed(1)
     q, k, v = (torch.randn(1, 2, 64, 4) for _ in range(3))
     scores = Scores(mask=WINDOW)
-    mean = torch.stack([attend(q, k, v, scores, 0.5, 0, "tiles")[0] for _ in range(400)]).mean(0)
+    mean = torch.stack([attend(q, k, v, scores, 0.5, 0, "tiles")[0] for _ in range(200)]).mean(0)
     plain = attend(q, k, v, scores, 0.0, 0, "tiles")[0]
-    assert F.mse_loss(mean, plain) < 5e-3 * plain.var()
+    assert F.mse_loss(mean, plain) < 1e-2 * plain.var()
 
 
 def test_memory_is_linear_in_the_length():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from masked_attention import Case, masks
 from packaging.version import Version
 from torch.nn.attention import flex_attention as torchs
 
@@ -17,13 +18,6 @@ pytestmark = pytest.mark.skipif(
     reason="it is chosen with Triton 3.3, which torch 2.7 was the first to bring",
 )
 
-limits = st.one_of(st.none(), st.integers(0, 7))
-bands = st.tuples(limits, limits, st.sampled_from([1, 1, 2, 5]), st.sampled_from([0, 0, 3, 40])).map(Band._make)
-columns = st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4)).map(
-    lambda found: Columns(found[0], found[1], min(found[1:]))
-)
-groups = st.tuples(st.integers(1, 2), st.lists(st.one_of(bands, columns), min_size=1, max_size=3).map(tuple))
-masks = st.lists(groups, min_size=1, max_size=2).map(lambda found: AttentionMask(tuple(found)))
 sizes = dict(
     mask=masks,
     batch=st.integers(1, 3),
@@ -34,53 +28,25 @@ sizes = dict(
     parts=st.sets(st.sampled_from(["bias", "positions", "right", "anywhere", "given"]), max_size=3),
     seed=st.integers(0, 1000),
 )
-SIZE = 8
 
 
-class Case:
-    """Random inputs of an ``s`` and its one consumer."""
+def case_of(mask, batch, time, memory, extra, is_causal, parts, seed) -> Case:
+    """With one consumer."""
+    return case_of(mask, batch, time, memory, extra, is_causal, parts, 1, seed)
 
-    def __init__(self, mask, batch, time, memory, extra, is_causal, parts, seed):
-        torch.manual_seed(seed)
-        like = {"dtype": torch.double}
-        heads, tokens = sum(number for number, _ in mask.groups), memory + time
-        scores = Scores(mask=mask, extra=extra, is_causal=is_causal)
-        if "right" in parts:
-            scores = scores.with_padding(torch.arange(tokens) >= torch.randint(1, tokens + 1, (batch, 1)), True)
-        elif "anywhere" in parts:
-            scores = scores.with_padding(torch.rand(batch, tokens) < 0.5, False)
-        if "given" in parts:
-            scores = scores.with_own(seen_BK=torch.rand(batch, tokens) < 0.1)
-        self.learned = {}
-        if "bias" in parts:
-            self.learned["table_KN"] = torch.randn(6, heads, **like)
-            scores = scores.with_own(bucket_by_distance=torch.randint(6, (tokens + time - 1,)))
-        if "positions" in parts and is_causal:
-            self.learned["position_queries_BNTD"] = torch.randn(batch, heads, time, SIZE, **like)
-            self.learned["distances_NKD"] = torch.randn(heads, tokens + 1, SIZE, **like)
-        self.scores = scores
-        self.q, *self.d_outputs = (torch.randn(batch, heads, time, SIZE, **like) for _ in range(3))
-        self.k, *self.values = (torch.randn(batch, heads, tokens + extra, SIZE, **like) for _ in range(3))
 
-    def by(self, back_end, with_gradients=False):
-        leaves = [self.q, self.k, *self.values, *self.learned.values()]
-        q, k, first, second, *learned = (leaf.clone().requires_grad_(with_gradients) for leaf in leaves)
-        scores = self.scores.with_own(**dict(zip(self.learned, learned, strict=True)))
-        output, reusable = attend(q, k, first, scores, 0.0, 1, back_end)
-        outputs = [output, reusable.attend(second, 0.0)]
-        if not with_gradients:
-            return outputs
-        return [*outputs, *torch.autograd.grad(outputs, [q, k, first, second, *learned], self.d_outputs)]
+def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
+    return case.by(back_end, with_gradients=False)
 
 
 @settings(max_examples=12, deadline=None)
 @given(**sizes)
 def test_forward_and_readers(**given):
-    case = Case(**given)
+    case = case_of(**given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
-        found = case.by("flex")
-    for ours, theirs in zip(found, case.by("eager"), strict=True):
+        found = outputs(case, "flex")
+    for ours, theirs in zip(found, outputs(case, "eager"), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
 
 
@@ -94,15 +60,15 @@ MIXED = AttentionMask(((1, (Band(6, 6), Columns(2))), (1, (Band(3, 3, 2), Band(N
 def test_gradients(parts, is_causal, extra, monkeypatch):
     """torch refuses gradients on a processor, although it computes them."""
     monkeypatch.setattr(torchs, "_validate_device", lambda *given: None)
-    case = Case(MIXED, 2, 40, 20 if is_causal else 0, extra, is_causal, parts, 1)
-    for ours, theirs in zip(case.by("flex", True), case.by("eager", True), strict=True):
+    case = case_of(MIXED, 2, 40, 20 if is_causal else 0, extra, is_causal, parts, 1)
+    for ours, theirs in zip(case.by("flex"), case.by("eager"), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
 @given(block=st.sampled_from([4, 8, 16]), **sizes)
 def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given):
-    case = Case(**given)
+    case = case_of(**given)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "BLOCK", block)
         flex._plan.cache_clear()
@@ -115,7 +81,7 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
     by_block = padded.unflatten(3, (-1, block)).unflatten(2, (-1, block)).transpose(3, 4)
     shown, whole = by_block.any(-1).any(-1), by_block.all(-1).all(-1)
     partial, full = (
-        torchs.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block).to_dense().bool()
+        torchs.BlockMask.from_kv_blocks(*lists, BLOCK_4=block).to_dense().bool()
         for lists in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
     )
     assert not bool((partial & full).any())
@@ -128,16 +94,16 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
 def test_fewer_keys_than_queries(monkeypatch):
     """As Linformer's, of which all see all."""
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
-    q, k = torch.randn(2, 3, 20, SIZE).double(), torch.randn(2, 3, 4, SIZE).double()
+    q, k = torch.randn(2, 3, 20, 4).double(), torch.randn(2, 3, 4, 4).double()
     (ours, _), (theirs, _) = (attend(q, k, k, Scores(), 0.0, 0, back_end) for back_end in ("flex", "eager"))
     torch.testing.assert_close(ours, theirs)
 
 
 def test_sublayers_share_one_block_mask():
-    case = Case(MIXED, 2, 40, 0, 0, False, {"right"}, 1)
+    case = case_of(MIXED, 2, 40, 0, 0, False, {"right"}, 1)
     first, second = (flex.FlexAttention(case.q, case.k, case.scores.with_own()).block_mask for _ in range(2))
     assert first is second
-    other = flex.FlexAttention(case.q, case.k, Case(MIXED, 2, 40, 0, 0, False, {"right"}, 2).scores).block_mask
+    other = flex.FlexAttention(case.q, case.k, case_of(MIXED, 2, 40, 0, 0, False, {"right"}, 2).scores).block_mask
     assert other is not first
 
 
@@ -153,25 +119,25 @@ def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph: compile_it(f, fullgraph=fullgraph, backend=count))
     for seed, (batch, time) in enumerate([(2, 150), (3, 170), (5, 300), (2, 127)]):
         for mask in (MIXED, AttentionMask(((1, (Band(9, 4), Columns(1))), (1, (Band(1, 1), Band(2, 2)))))):
-            case = Case(mask, batch, time, 0, 0, False, {"right"}, seed)
+            case = case_of(mask, batch, time, 0, 0, False, {"right"}, seed)
             with monkeypatch.context() as patch:
                 patch.setattr(flex, "_is_compiled", lambda device: True)
-                found = case.by("flex")
-            torch.testing.assert_close(found, case.by("eager"), atol=1e-11, rtol=1e-9)
+                found = outputs(case, "flex")
+            torch.testing.assert_close(found, outputs(case, "eager"), atol=1e-11, rtol=1e-9)
     assert len(graphs) <= 4
 
 
 def test_within_a_compiled_model_it_is_part_of_the_graph():
-    case = Case(MIXED, 2, 40, 0, 2, False, {"bias", "right", "given"}, 1)
-    found = torch.compile(lambda: case.by("flex"), backend="eager", fullgraph=True)()
-    torch.testing.assert_close(found, case.by("eager"), atol=1e-11, rtol=1e-9)
+    case = case_of(MIXED, 2, 40, 0, 2, False, {"bias", "right", "given"}, 1)
+    found = torch.compile(lambda: outputs(case, "flex"), backend="eager", fullgraph=True)()
+    torch.testing.assert_close(found, outputs(case, "eager"), atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.11"), reason="torch 2.10 trains with it on a processor")
 def test_training_on_a_processor_is_refused_in_words():
-    case = Case(MIXED, 1, 5, 0, 0, False, set(), 1)
+    case = case_of(MIXED, 1, 5, 0, 0, False, set(), 1)
     with pytest.raises(UserError, match=r"--attention-backend flex: .* on this device \(cpu\); give auto"):
-        case.by("flex", with_gradients=True)
+        case.by("flex")
 
 
 @pytest.mark.slow
@@ -179,11 +145,11 @@ def test_compiled_for_a_processor(monkeypatch):
     """Where torch's compiler reads the lists of blocks; in single precision, forward alone."""
     monkeypatch.setattr(flex, "_is_compiled", lambda device: True)
     mask = AttentionMask(((1, (Band(40, 40),)), (1, (Columns(0, 64, 3),))))
-    case = Case(mask, 2, 400, 0, 0, False, {"bias", "right"}, 1)
-    expected = case.by("eager")
+    case = case_of(mask, 2, 400, 0, 0, False, {"bias", "right"}, 1)
+    expected = outputs(case, "eager")
     case.q, case.k = case.q.float(), case.k.float()
     case.values, case.learned["table_KN"] = [v.float() for v in case.values], case.learned["table_KN"].float()
     with torch.no_grad():
-        found = case.by("flex")
+        found = outputs(case, "flex")
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-4)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.attention import attend, flex
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not flex.supports("cuda", frozenset(), 64),
+    not torch.cuda.is_available() or not BACK_ENDS["flex"].supports("cuda", frozenset(), 64),
     reason="no CUDA GPU of compute capability 8.0 or above with Triton",
 )
 

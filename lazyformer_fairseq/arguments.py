@@ -105,23 +105,6 @@ class GroupOfCommands(click.Group):
             formatter.write_dl(rows)
 
 
-class GroupWithDefault(GroupOfCommands):
-    """A group one of whose commands need not be named.
-
-    Args:
-        default: that command's name; what is no name of a command is an argument of it.
-    """
-
-    def __init__(self, *args: Any, default: str, **more: Any):
-        super().__init__(*args, **more)
-        self.default = default
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = [self.default, *args]
-        return super().parse_args(ctx, args)
-
-
 class CommandWithSeveralValues(click.Command):
     """A command without positional arguments, whose options with ``multiple=True`` take all values that follow."""
 

@@ -141,9 +141,9 @@ def dry_run(script, *arguments: object):
     ("arch", "gpus", "tgt_len", "streams", "update_freq"),
     [
         ("par_transformer_base", 8, 192, 32, 1),
-        ("transformer_xl_base", 2, 192, 32, 4),
-        ("sandwich_transformer_large", 8, 384, 16, 1),
-        ("par_transformer_24b", 4, 512, 12, 2),
+        pytest.param("transformer_xl_base", 2, 192, 32, 4, marks=pytest.mark.slow),
+        pytest.param("sandwich_transformer_large", 8, 384, 16, 1, marks=pytest.mark.slow),
+        pytest.param("par_transformer_24b", 4, 512, 12, 2, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams, update_freq):
@@ -164,9 +164,9 @@ def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams
     ("arch", "recipe", "trained_by"),
     [
         ("par_transformer_large", "transformer-xl", "transformer_xl"),
-        ("par_transformer_large", "nvidia", "nvidia_large"),
-        ("longformer_small", None, "transformer_xl"),
-        ("longformer_small", "nvidia", "nvidia"),
+        pytest.param("par_transformer_large", "nvidia", "nvidia_large", marks=pytest.mark.slow),
+        pytest.param("longformer_small", None, "transformer_xl", marks=pytest.mark.slow),
+        pytest.param("longformer_small", "nvidia", "nvidia", marks=pytest.mark.slow),
     ],
 )
 def test_the_recipe_may_be_chosen(script, arch, recipe, trained_by):

@@ -34,6 +34,8 @@ from lazyformer_fairseq.storage.indexed_format import type_of_ids, write_items
 
 MOST_WORDS_FOR_BPE = 1_000_000
 ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is merged
+# Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
+LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
 
 
 class MergedCounts(NamedTuple):
@@ -210,10 +212,6 @@ def place_of(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 def _mapped(folder: Path, name: str) -> np.ndarray:
     return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-
-
-# Of length histograms: 1, 2, ... 8, 10, 11, 13, 16, ... 2 ** 26, four bins to a doubling.
-LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
 
 
 def write_ids(

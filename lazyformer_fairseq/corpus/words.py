@@ -32,6 +32,9 @@ from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 WIKITEXT = "wikitext"
+VOCABULARY_FILE = "vocabulary.bin"
+NOTES_FILE = "notes.json"
+_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)
 
 
 class NormaliseWords(DocumentStep):
@@ -76,13 +79,6 @@ def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:
         return symbol[0] if keep_unknown and symbol[0].lower() == UNKNOWN else f"< {symbol[1]} >"
 
     return _SYMBOLS.sub(spelt, text)
-
-
-_SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)
-
-
-VOCABULARY_FILE = "vocabulary.bin"
-NOTES_FILE = "notes.json"
 
 
 class SelectedWords(NamedTuple):

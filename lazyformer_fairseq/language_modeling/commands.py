@@ -5,8 +5,9 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
+from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import Group
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -14,7 +15,7 @@ PREPARED = ExistingPath("no such file; give a folder that `lazyformer lm prepare
 CORPORA = ("wikitext", "enwik8", "text8")
 
 
-@click.group(cls=GroupOfCommands)
+@click.group(cls=Group)
 def lm() -> None:
     """Language models: prepare their data, train them, evaluate them.
 

@@ -223,6 +223,7 @@ def test_a_long_line_takes_little(unit):
     assert seconds(120_000) < 0.5 + 40 * seconds(12_000)
 
 
+@pytest.mark.slow
 def test_a_book_of_one_line_takes_little_memory():
     sentence = "It was a dark night, and Mr. Hall said: “Who is there?”"
     book = " ".join([sentence] * 4000)
@@ -274,20 +275,6 @@ def test_quick_sentencizer_is_spacys_on_some_real_data(real_data):
 @pytest.mark.slow
 def test_quick_sentencizer_is_spacys_on_all_real_data(real_data):
     assert [text for text in real_paragraphs(real_data) if quick(text) != plain_starts(text)] == []
-
-
-if __name__ == "__main__":
-    print(
-        tabulate(
-            [
-                (half, name, *score(divide, half))
-                for half in ("dev", "test")
-                for name, divide in (("spaCy's sentencizer", plain_sentences), ("with the rules of English", split))
-            ],
-            headers=["half", "sentences by", "precision", "recall", "F1"],
-            floatfmt=".3f",
-        )
-    )
 
 
 def outcome(texts: list[str], **options) -> tuple[list[str], dict[str, int]]:
@@ -351,3 +338,17 @@ def test_step_travels_to_workers_after_use():
     assert "_split" not in vars(again)
     assert again.process(document) is None
     assert document.text == "He left.\nThey stayed."
+
+
+if __name__ == "__main__":
+    print(
+        tabulate(
+            [
+                (half, name, *score(divide, half))
+                for half in ("dev", "test")
+                for name, divide in (("spaCy's sentencizer", plain_sentences), ("with the rules of English", split))
+            ],
+            headers=["half", "sentences by", "precision", "recall", "F1"],
+            floatfmt=".3f",
+        )
+    )

@@ -193,6 +193,9 @@ class Block(NamedTuple):
     is_preamble: bool
 
 
+StartsDocument = Callable[[bytes, bool], bool]
+
+
 @dataclass(frozen=True)
 class Format:
     """A row of the table of formats (``documents.py``): how a format is recognised, and its documents are found.
@@ -211,13 +214,10 @@ class Format:
     document: str
     names: str
     recognises: Callable[[bytes, Path], bool]
-    starts_document: Optional["StartsDocument"] = None
+    starts_document: Optional[StartsDocument] = None
     parse: Optional[Callable[[Block, Piece, Watch], Iterator[tuple[str, dict]]]] = None
     read_whole: Optional[Callable[[str, Watch], str]] = None
     extension: str = "txt"
-
-
-StartsDocument = Callable[[bytes, bool], bool]
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> Iterator[Block]:

@@ -10,20 +10,7 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings, symbol_pattern
 
-PIECES = [
-    *"aIs5éΣ.,'\"()<>:;%’“…- ",
-    "  ",
-    "\u00a0",
-    "<url>",
-    "<URL>",
-    "<mask>",
-    "<unk>",
-    "<s>",
-    "Mr.",
-    "U.S.",
-    "don't",
-    "the",
-]
+PIECES = [*"aIs5éΣ.,'\"()<>:;%’“…- ", "  ", "\u00a0", *"<url> <URL> <mask> <unk> <s> Mr. U.S. don't the".split()]
 PUNCTUATION = {language: MosesPunctNormalizer(language) for language in ("en", "de", "fr")}
 MOSES = {language: MosesTokenizer(language) for language in ("en", "de", "fr")}
 COMBINATIONS = [

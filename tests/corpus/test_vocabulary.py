@@ -105,18 +105,6 @@ def test_default_coverage_keeps_equally_frequent_words_together(tmp_path):
     }
 
 
-def test_small_text_loses_nothing(tmp_path):
-    merged = merge_counts(counted_words(tmp_path, {"a": 3, "b": 1}), tmp_path / "kept.npy", WORD_COVERAGE)
-    assert (merged.summary["min_count"], merged.summary["kept_words"]) == (1, 2)
-    assert merged.frequent == [("a", 3), ("b", 1)]
-
-
-def test_order_of_units_does_not_matter(tmp_path):
-    folders = counted_words(tmp_path, {"a": 3, "b": 1}, {"b": 2, "c": 1}, {"d": 9})
-    results = [merge_counts(order, tmp_path / "kept.npy", 1, 2) for order in (folders, folders[::-1])]
-    assert results[0] == results[1]
-
-
 def test_hashes_are_the_same_everywhere():
     assert word_hashes(["", "the", "猫"]).tolist() == [0x2D06800538D394C2, 0xCB1283631CF33D7D, 0x80C5670999AA4863]
 

@@ -74,17 +74,6 @@ def test_every_token_is_a_target_once_in_order_and_workers_are_disjoint(drawn):
     assert padding == ((rows - rest) % rows if drawn["keeps_rest"] else 0)
 
 
-def test_of_a_text_that_does_not_divide():
-    training = streams(11, rows=3, tgt_len=2)
-    assert len(training) == 2
-    assert training[0]["target"].tolist() == [[10, 11], [13, 14], [16, 17]]
-    assert training[0]["net_input"]["src_tokens"].tolist() == [[EOS, 10], [12, 13], [15, 16]]
-    assert training[1]["target"].tolist() == [[12], [15], [18]]
-    evaluation = streams(11, rows=3, tgt_len=2, keeps_rest=True)
-    assert evaluation[0]["target"].tolist() == [[10, 11], [14, 15], [18, 19]]
-    assert evaluation[1]["target"].tolist() == [[12, 13], [16, 17], [20, PAD]]
-
-
 cuts = st.builds(Cut, st.booleans(), st.booleans(), st.integers(1, 9), st.integers(1, 9))
 
 

@@ -23,8 +23,8 @@ from lazyformer_fairseq.finetuning.squad.commands import squad
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.measure.bench.commands import bench
+from lazyformer_fairseq.measure.pattern.commands import pattern
 from lazyformer_fairseq.measure.planning.commands import plan
-from lazyformer_fairseq.pattern.commands import pattern
 from lazyformer_fairseq.pretraining.commands import pretrain, train
 from lazyformer_fairseq.pretraining.continuing import continue_pretraining
 from lazyformer_fairseq.pretraining.phases import pretrain_phases

@@ -16,7 +16,7 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("experiments",),
-    ("corpus", "finetuning", "huggingface", "language_modeling", "pattern", "pretraining"),
+    ("corpus", "finetuning", "huggingface", "language_modeling", "pretraining"),
     ("warm_start",),
     ("measure",),
     ("lazyformer_fairseq",),  # its __init__.py

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_parameters
+from lazyformer_fairseq.measure.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
@@ -20,7 +21,6 @@ from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.interface import Context
-from lazyformer_fairseq.pattern.seen import build_network, look
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 from tests.refusals import assert_refused

@@ -28,12 +28,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
+from lazyformer_fairseq.measure.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention import counted
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.pattern.seen import build_network, look
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER

@@ -10,9 +10,9 @@ from torch import nn
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure.pattern.look import Seen, build_network, look
+from lazyformer_fairseq.measure.pattern.show import FAINT, SEEN, UNSEEN, text_picture
 from lazyformer_fairseq.modules.sublayers.interface import Sublayer
-from lazyformer_fairseq.pattern.report import FAINT, SEEN, UNSEEN, text_picture
-from lazyformer_fairseq.pattern.seen import Seen, build_network, look
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
 

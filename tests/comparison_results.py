@@ -17,8 +17,9 @@ def a_run(
         "flops": [flops * made for made in updates],
         "seconds": [seconds_per_update * made for made in updates],
         "loss": list(losses),
+        "accuracy": [100 - 10 * loss for loss in losses],
     }
-    return {"curve": curve, "final": {"loss": losses[-1]}, "seconds": curve["seconds"][-1]}
+    return {"rate": 1e-3, "curve": curve, "final": {"loss": losses[-1]}, "seconds": curve["seconds"][-1]}
 
 
 def a_model(runs: Mapping[str, dict], of: str, share: float = 1.0, pattern: Optional[str] = "(sf)x2", **more) -> dict:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_comparison import example_results
+from comparison_results import an_example
 from helpers import ROOT
 from pages import PAGES
 
@@ -67,16 +67,16 @@ def test_a_record_is_what_its_log_says_or_not_measured(row):
 
 
 def test_a_record_needs_all_seeds():
-    results = example_results()
-    for entry in ("mine", "mine@0.8", "mine@0.7"):
-        results["models"][entry]["runs"]["3"]["final"]["loss"] = 7.0
-    line = record_line(comparison_of(results), "mine", "records/it.json")
+    results = an_example()
+    for name in ("lazy_50%", "lazy_50%@0.7", "lazy_50%@0.5"):
+        results["models"][name]["runs"]["3"]["final"]["loss"] = 8.0
+    line = record_line(comparison_of(results), "lazy_50%", "records/it.json")
     assert line == "not reached by 1 of 3 seeds | | | [results.json](records/it.json)"
 
 
 def test_a_record_of_an_example():
-    line = record_line(comparison_of(example_results()), "mine", "records/cpu-512-mine.json")
-    assert line == "6.4 | 0.801 (0.801 to 0.801) | 1.067 | [results.json](records/cpu-512-mine.json)"
+    line = record_line(comparison_of(an_example()), "lazy_50%", "records/it.json")
+    assert line == "28.0 | 0.560 (0.560 to 0.560) | 0.700 | [results.json](records/it.json)"
 
 
 @pytest.mark.parametrize("row", ROWS)

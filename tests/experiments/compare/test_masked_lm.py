@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from example_comparison import example_results
+from comparison_results import an_example
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
@@ -110,7 +110,7 @@ def test_models_take_turns(finished):
 
 
 def test_results_have_all_that_a_report_reads(finished, data_folder):
-    results, example = results_of(finished[0]), example_results()
+    results, example = results_of(finished[0]), an_example()
     (valid,) = data_folder.rglob("valid.bin")
     assert example.keys() == results.keys()
     for name, model in results["models"].items():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparison_results import a_model, a_run, an_example, results_of
-from example_comparison import example_results
 from matplotlib.image import imread
 
 from lazyformer_fairseq.errors import UserError
@@ -160,21 +159,21 @@ def test_a_baseline_that_dips_below_its_end_is_told():
 
 def test_the_command_reads_folders_and_writes_where_it_is_told(tmp_path):
     for name, seed in (("one", "1"), ("two", "2")):
-        results = example_results()
+        results = an_example()
         for model in results["models"].values():
             model["runs"] = {seed: model["runs"][seed]}
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(results))
     folders = [str(tmp_path / name) for name in ("one", "two")]
-    done = CliRunner().invoke(report, [*folders, "--output", str(tmp_path / "both"), "--target", "6.3"])
+    done = CliRunner().invoke(report, [*folders, "--output", str(tmp_path / "both"), "--target", "7.6"])
     assert done.exit_code == 0, done.exception
-    assert "2 of 2" in done.output and "Target: 6.3" in done.output
+    assert "2 of 2" in done.output and "Target: 7.6" in done.output
     assert (tmp_path / "both" / "curves.png").is_file() and not (tmp_path / "one" / "curves.png").exists()
 
 
 def test_the_command_reads_a_file_of_any_name(tmp_path):
     file = tmp_path / "record.json"
-    file.write_text(json.dumps(example_results()))
+    file.write_text(json.dumps(an_example()))
     failed = CliRunner().invoke(report, [str(file)])
     assert isinstance(failed.exception, UserError) and "say with --output" in str(failed.exception)
     assert CliRunner().invoke(report, [str(file), "--output", str(tmp_path / "out")]).exit_code == 0

@@ -29,7 +29,6 @@ def metadata_of_a_package(monkeypatch):
     ("command", "missing"),
     [
         ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
-        ("corpus bench .", r"pip install 'lazyformer_fairseq\[corpus\]'"),
         ("demo", "lazyformer demo needs not-there, not_there.too"),
         ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
     ],

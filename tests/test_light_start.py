@@ -106,7 +106,6 @@ def test_completion_is_light(run, words, offered):
     [
         "corpus nowhere out",
         "corpus jsonl:nowhere out",
-        "corpus bench nowhere",
         "demo --corpus nowhere",
         "export nowhere out",
         "bench draw nowhere",

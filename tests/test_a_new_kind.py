@@ -103,7 +103,7 @@ def counted(call) -> int:
     return counter.get_total_flops()
 
 
-def test_formulas_equal_a_built_encoder():
+def test_counts_are_those_of_a_built_encoder():
     encoder = Encoder("m[width=4] f s l m", 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend="eager")
     head, tokens = MaskedLMHead(8, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
     pattern, sizes = "m[width=4] f s l m", encoder.sizes
@@ -114,7 +114,7 @@ def test_formulas_equal_a_built_encoder():
     assert training == count_encoder_flops(pattern, sizes, 9, 2, predicted=18, training=True)
 
 
-def test_formulas_equal_a_built_causal_model():
+def test_counts_are_those_of_a_built_causal_model():
     decoder = CausalDecoder("m[width=4] f s l", 17, 8, 12, 2, mem_len=5, attention_backend="eager")
     softmax, memory = AdaptiveSoftmax(decoder.embedding), StreamMemory()
     decoder(torch.randint(0, 17, (2, 5)), memory)

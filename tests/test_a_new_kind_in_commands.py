@@ -54,6 +54,7 @@ def test_a_causal_model_trains_and_resumes(lm_data, tmp_path, fairseq_train):
     assert_equal_state(resumed["model"], whole["model"])
 
 
+@pytest.mark.slow
 def test_it_is_benched(tmp_path):
     options = "--baseline-arch bert_tiny --arch bert_tiny --lengths 8 --tokens 8 --rounds 2 --what encoder"
     buckets = "--relative-position-buckets 0 --backend eager --baseline-backend eager"
@@ -63,6 +64,7 @@ def test_it_is_benched(tmp_path):
     assert mine["pattern"] == "(m[width=5]f)x2 sflf" and mine["flops"] > 0 and mine["seconds"]["median"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["masked-lm", "language-model"])
 def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     if task == "masked-lm":
@@ -81,6 +83,7 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     assert (tmp_path / "found" / "history.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_it_is_compared(lm_data, tmp_path):
     options = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 --mem-len 8 --batch-size 4"
     evaluation = "--evaluation-tgt-len 8 --evaluation-mem-len 8 --device cpu"

@@ -13,7 +13,6 @@ from lazyformer_fairseq.measure.costs.flops import (
     PRODUCTS,
     Flops,
     count_encoder_flops,
-    count_flops,
     layers_of_block,
     makers_of_blocks,
 )
@@ -97,11 +96,6 @@ def test_products_of_fused_blocks():
 
 def test_blocks_of_a_pattern():
     assert list(map(layers_of_block, makers_of_blocks("M1 M3 (sflflf)x2 ss"))) == [1, 3, 3, 3, 1, 1]
-
-
-def test_eager_inference_is_the_plain_count():
-    sizes = EncoderSizes(17, 12, 20, 3, 16, 0)
-    assert count_encoder_flops("M2x3", sizes, 9, 2, 18) == count_flops("M2x3", sizes, 9, batch=2)
 
 
 @pytest.mark.parametrize(("time", "limit"), [(512, 1.02), (4096, 1.08), (8192, 1.11)])

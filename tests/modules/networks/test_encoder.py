@@ -278,7 +278,13 @@ def test_a_back_end_that_cannot_do_what_is_asked_is_refused():
 
 @pytest.mark.parametrize(
     ("backend", "padded"),
-    [("eager", True), ("materialize", True), ("recompute", False), ("fused", False), ("auto", True)],
+    [
+        ("auto", True),
+        *(
+            pytest.param(name, padded, marks=pytest.mark.slow)
+            for name, padded in (("eager", True), ("materialize", True), ("recompute", False), ("fused", False))
+        ),
+    ],
 )
 def test_the_encoder_compiles_to_one_graph(backend, padded, monkeypatch):
     dropout = 0.1 if backend == "eager" else 0.0

@@ -14,7 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_parameters
 from lazyformer_fairseq.measure.pattern.look import build_network, look
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
@@ -130,19 +129,6 @@ def test_formulas_equal_a_built_model(form, width):
     with FlopCounterMode(display=False) as counter:
         head(encoder(tokens)[0])
     assert counter.get_total_flops() == count_flops(pattern, encoder.sizes, 9, batch=2)
-
-
-@pytest.mark.parametrize("memory_length", [0, 2, 5])
-def test_formulas_equal_a_built_causal_model(memory_length):
-    pattern = "c[width=4] f"
-    decoder = CausalDecoder(pattern, 17, WIDTH, 12, HEADS, mem_len=memory_length).eval()
-    softmax, memory = AdaptiveSoftmax(decoder.embedding), StreamMemory()
-    decoder(torch.randint(0, 17, (2, 5)), memory)
-    tokens = torch.randint(0, 17, (2, 4))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        features, _ = decoder(tokens, memory)
-        softmax.negative_log_likelihood(features.flatten(0, 1), tokens.flatten(), decoder.embedding)
-    assert counter.get_total_flops() == count_flops(pattern, decoder.sizes, 4, memory_length, 2)
 
 
 def test_it_starts_as_loud_as_attention_to_one_token():

@@ -5,19 +5,14 @@ import math
 import pytest
 import torch
 from refusals import assert_refused
-from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import (
-    count_encoder_flops,
     count_flops,
-    count_parameters,
-    count_sublayer_parameters,
 )
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.grammar import plan
@@ -210,34 +205,3 @@ def test_a_k_needs_an_s():
 def test_an_s_may_keep_its_keys(producer, why):
     assert_refused(f"s k {producer} (l k)x2", "k)x2", f"this k cannot read {producer}: ")
     assert_refused(f"s k {producer} (l k)x2", "k)x2", why)
-
-
-def counted(call) -> int:
-    with FlopCounterMode(display=False) as counter:
-        call()
-    return counter.get_total_flops()
-
-
-@pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])
-def test_formulas_equal_a_built_encoder(back_end):
-    pattern = "s k f l k"
-    encoder = Encoder(pattern, 17, 8, 12, 2, 16, relative_position_buckets=0, attention_backend=back_end)
-    head, tokens = MaskedLMHead(8, encoder.embed_tokens), torch.randint(2, 17, (2, 9))
-    built = sum(weight.numel() for weight in torch.nn.ModuleList([encoder, head]).parameters())
-    assert count_parameters(pattern, encoder.sizes) == built
-    arguments = (pattern, encoder.sizes, 9, 2, 18, lambda maker: back_end)
-    with torch.no_grad():
-        assert counted(lambda: head(encoder(tokens)[0])) == count_encoder_flops(*arguments)
-    training = counted(lambda: head(encoder(tokens)[0]).sum().backward())
-    assert training == count_encoder_flops(*arguments, training=True)
-
-
-def test_formulas_equal_a_built_causal_model():
-    decoder = CausalDecoder("s f k l", 17, 8, 12, 2, mem_len=5, attention_backend="eager")
-    for planned, sublayer in zip(decoder.plan, decoder.sublayers, strict=True):
-        assert count_sublayer_parameters(planned, decoder.sizes) == sum(map(torch.numel, sublayer.parameters()))
-    memory, tokens = StreamMemory(), torch.randint(0, 17, (2, 4))
-    decoder(torch.randint(0, 17, (2, 5)), memory)
-    with torch.no_grad():
-        found = counted(lambda: decoder(tokens, memory))
-    assert found == count_flops("s f k l", decoder.sizes, 4, 5, 2, predicted=0)

@@ -45,6 +45,7 @@ def assert_resumes_to_the_bit(data, folder, fairseq_train, options: str, *task: 
     assert_equal_state(resumed["last_optimizer_state"], whole["last_optimizer_state"])
 
 
+@pytest.mark.slow
 def test_an_encoder_of_all_kinds_trains_resumes_and_is_exported(data_folder, tmp_path, fairseq_train):
     projected = "s[linformer=3,share=layers] f"  # one projection for both
     pattern = f"{all_in_one(ENCODER)} s[synthesizer=fixed] f {projected} {projected}"

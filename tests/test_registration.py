@@ -31,7 +31,6 @@ OURS = [
         "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
         "lazyformer_fairseq.fairseq_plugin.tasks.glue",
     ),
-    "lazyformer_fairseq.fairseq_plugin.tasks.inputs_masked_lm",
     *(
         "lazyformer_fairseq.fairseq_plugin.tasks.squad",
         "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",

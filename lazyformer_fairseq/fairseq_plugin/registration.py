@@ -25,7 +25,6 @@ REGISTERED = (
     "optim.schedules",
     "tasks.full_sentences_masked_lm",
     "tasks.glue",
-    "tasks.inputs_masked_lm",
     "tasks.squad",
     "tasks.stream_language_modeling",
 )

@@ -18,8 +18,7 @@ from lazyformer_fairseq.data.glue.tsv import Example
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
 from lazyformer_fairseq.data.text.interface import cut_input
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import MappedItems, type_of_ids, write_items
-from lazyformer_fairseq.storage.items_check import check_items
+from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
 from lazyformer_fairseq.storage.json_files import read_json
 
 SUBSET_SEED = 1

@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import infer_dataset_impl
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.items_check import check_items
+from lazyformer_fairseq.storage.indexed_format import check_items
 from lazyformer_fairseq.storage.json_files import read_json
 
 logger = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
-"""Task ``full_sentences_masked_lm``: masked language modelling on FULL-SENTENCES blocks (LazyFormer, appendix A).
+"""Tasks ``full_sentences_masked_lm`` and ``inputs_masked_lm``: masked language modelling on blocks of text.
 
+The first is on FULL-SENTENCES blocks (LazyFormer, appendix A).
 With ``--next-sentence`` on pairs of texts, as BERT was pre-trained: see
 :mod:`lazyformer_fairseq.data.datasets.sentence_pairs`.
 """
@@ -16,7 +17,12 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.masked_blocks import FullSentencesDataset, MaskedBlocksDataset, Masking
+from lazyformer_fairseq.data.datasets.masked_blocks import (
+    FullSentencesDataset,
+    MaskedBlocksDataset,
+    MaskedInputsDataset,
+    Masking,
+)
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -175,6 +181,26 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
+
+
+@register_task("inputs_masked_lm", dataclass=FullSentencesMaskedLMConfig)
+class InputsMaskedLMTask(FullSentencesMaskedLMTask):
+    """Masked language modelling on a prepared task's own inputs, one a block; labels are left alone.
+
+    Self-pretraining (Amos et al., 2023, "Never Train from Scratch"): before a model learns the labels of a task, it
+    learns to fill masks in the training inputs of that task and in nothing else.
+    """
+
+    @classmethod
+    def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "InputsMaskedLMTask":
+        """Raises a UserError for pairs of texts: inputs are whole already."""
+        if cfg.next_sentence:
+            raise UserError("--next-sentence: the inputs of a task are whole already; leave it out")
+        return super().setup_task(cfg, **kwargs)
+
+    def _dataset_class(self, tokenizer: Path) -> tuple[type[MaskedInputsDataset], dict[str, Any]]:
+        """Each input is a block."""
+        return MaskedInputsDataset, {}
 
 
 def data_folders(data: str) -> list[str]:

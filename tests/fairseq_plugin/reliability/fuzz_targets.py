@@ -42,8 +42,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import che
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_shards, check_totals
 from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.storage.indexed_format import read_index
-from lazyformer_fairseq.storage.items_check import check_items
+from lazyformer_fairseq.storage.indexed_format import check_items, read_index
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data
-from lazyformer_fairseq.storage import items_check
-from lazyformer_fairseq.storage.indexed_format import HEADER, MAGIC, write_index
-from lazyformer_fairseq.storage.items_check import check_items
+from lazyformer_fairseq.storage import indexed_format
+from lazyformer_fairseq.storage.indexed_format import HEADER, MAGIC, check_items, write_index
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 SHARDS = 3
@@ -177,8 +176,8 @@ def test_damage_is_named(damage, verify, corpus):
 
 def test_what_only_full_sees(corpus, monkeypatch):
     """Between the samples of "quick" there is what it does not look at."""
-    monkeypatch.setattr("lazyformer_fairseq.storage.items_check.SAMPLES", 2)
-    monkeypatch.setattr("lazyformer_fairseq.storage.items_check.ITEMS_OF_SAMPLE", 2)
+    monkeypatch.setattr("lazyformer_fairseq.storage.indexed_format.SAMPLES", 2)
+    monkeypatch.setattr("lazyformer_fairseq.storage.indexed_format.ITEMS_OF_SAMPLE", 2)
     with_id(corpus, 0.5, 200)
     check(corpus, verify="quick")
     check(corpus, verify="none")
@@ -188,7 +187,7 @@ def test_what_only_full_sees(corpus, monkeypatch):
 
 def test_full_is_shared_between_processes(corpus, monkeypatch):
     """Every piece is read by one of them, and by one only."""
-    monkeypatch.setattr("lazyformer_fairseq.storage.items_check.ITEMS_AT_ONCE", 7)
+    monkeypatch.setattr("lazyformer_fairseq.storage.indexed_format.ITEMS_AT_ONCE", 7)
     for place in (0, 0.3, 0.8):
         with_id(corpus, place, 999)
         found = []
@@ -303,7 +302,7 @@ def write_sparse(prefix: Path, gigabytes: float, ids_an_item: int = 25) -> int:
 def test_quick_reads_as_much_whatever_the_size(gigabytes, tmp_path, record_counts, monkeypatch):
     items = write_sparse(tmp_path / "train", gigabytes)
     pieces = []
-    check_piece = items_check._check_piece
+    check_piece = indexed_format._check_piece
 
     def counted(index, data, ids, first, last, *more):
         pieces.append(last - first)
@@ -312,10 +311,10 @@ def test_quick_reads_as_much_whatever_the_size(gigabytes, tmp_path, record_count
     try:
         began = time.perf_counter()
         with monkeypatch.context() as patched:
-            patched.setattr(items_check, "_check_piece", counted)
+            patched.setattr(indexed_format, "_check_piece", counted)
             assert check_items(tmp_path / "train", 32_768, eos=0) == items * 24
         seconds = time.perf_counter() - began
-        assert len(pieces) <= items_check.SAMPLES + 1 and max(pieces) <= items_check.ITEMS_OF_SAMPLE
+        assert len(pieces) <= indexed_format.SAMPLES + 1 and max(pieces) <= indexed_format.ITEMS_OF_SAMPLE
         counts = {"gigabytes": gigabytes, "items": items, "quick_seconds": round(seconds, 3)}
         if gigabytes > 1:
             began = time.perf_counter()

@@ -25,8 +25,7 @@ from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import check_archive
-from lazyformer_fairseq.storage.indexed_format import read_index
-from lazyformer_fairseq.storage.items_check import check_items
+from lazyformer_fairseq.storage.indexed_format import check_items, read_index
 
 PICKLES = ("pickle, protocol 0", "pickle, protocol 4", "pickle that evaluates", "torch, whole")
 

@@ -15,8 +15,11 @@ from helpers import ROOT
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.tasks.carried_memory import CarriedMemory, StreamsShape
-from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
+from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import (
+    CarriedMemory,
+    StreamLanguageModelingTask,
+    StreamsShape,
+)
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TASK = "stream_language_modeling --tgt-len 6"

@@ -23,6 +23,7 @@ from lazyformer_fairseq.errors import UserError
 OLD_OPTIONS: dict[str, dict[str, str]] = {
     "compare run": {"--shares": "--time-fractions {}", "--rates": "--lr {}"},
     "demo": {"--minutes": "--budget {}min"},
+    "plan": {"--batch": "--sequences-per-update {}", "--lazy-backend": "--attention-backend {}"},
 }
 OLD_COMMANDS: dict[str, str] = {}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}

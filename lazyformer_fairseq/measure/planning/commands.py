@@ -24,14 +24,12 @@ class Planning:
     gpus: int = option(8, "How many, on all nodes together.", low=1)
     gpu_memory: str = option("16GB", "Of each, as 16GB (10^9 bytes) or 16GiB.", metavar="SIZE")
     precision: str = option("fp16", "Of weights and activations.", choices=("fp32", "fp16", "bf16"))
-    attention_backend: Optional[str] = option(
-        None, "How attention is computed.", "--attention-backend", "--lazy-backend", shown="the training's, else auto"
-    )
+    attention_backend: Optional[str] = option(None, "How attention is computed.", shown="the training's, else auto")
     time: Optional[int] = option(
         None, "Of a sequence, or of a segment.", "--tokens-per-sample", "--tgt-len", low=1, shown="the training's"
     )
     per_update: Optional[int] = option(
-        None, "Size of an update.", "--sequences-per-update", "--batch", low=1, shown="the training's, 256"
+        None, "Size of an update.", "--sequences-per-update", low=1, shown="the training's, 256"
     )
     max_update: Optional[int] = option(None, "How many.", low=1, shown="the training's, 1000000; language models 40000")
     data: Optional[str] = option(

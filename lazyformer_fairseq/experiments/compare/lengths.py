@@ -24,10 +24,10 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
 
     Milliseconds are those of a trial, which is made unless the settings give updates alone.
     """
-    settings, entries = compared.settings, compared.settings.entries()
+    settings, trained = compared.settings, compared.settings.trained()
     if settings.budget is None and not settings.shares:
         return {
-            "entries": {entry: (name, settings.updates) for entry, (name, _) in entries.items()},
+            "entries": {name: (own, settings.updates) for name, (own, _) in trained.items()},
             "milliseconds": {},
         }
     milliseconds = _trial(compared, specs)
@@ -40,7 +40,7 @@ def find_lengths(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> dict
             return settings.updates
         return max(1, int(1000 * share * seconds / milliseconds[name]))
 
-    lengths = {entry: (name, updates(name, share)) for entry, (name, share) in entries.items()}
+    lengths = {name: (own, updates(own, share)) for name, (own, share) in trained.items()}
     return {"entries": lengths, "milliseconds": milliseconds}
 
 

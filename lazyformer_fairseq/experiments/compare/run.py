@@ -205,7 +205,7 @@ def collect(
         choices: by model, of its rate.
         costs: by name in the results.
     """
-    settings, shares = compared.settings, compared.settings.entries()
+    settings, shares = compared.settings, compared.settings.trained()
     checksums = {name: sha256_of(path) for name, path in compared.data_files().items()}
     return {
         **record(settings, command, settings.device),

@@ -362,8 +362,8 @@ class CompareSettings:
         """The models as their SPECs say, before widths are made equal."""
         return read_models(self.models, self.row.direction, self.sizes, self.row.takes_externals)
 
-    def entries(self) -> dict[str, tuple[str, float]]:
-        """By entry of the results, which is NAME or NAME@SHARE, its model and its share of the baseline's seconds."""
+    def trained(self) -> dict[str, tuple[str, float]]:
+        """By name in the results, which is NAME or NAME@SHARE, the model and its share of the baseline's seconds."""
         found = {}
         for name in self.models:
             shares = (1.0,) if name == self.baseline or not self.shares else self.shares

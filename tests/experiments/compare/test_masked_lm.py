@@ -73,7 +73,7 @@ def results_of(folder: Path) -> dict:
 
 
 def without_times(results: dict) -> dict:
-    """Losses, tokens and FLOPs, by entry and seed."""
+    """Losses, tokens and FLOPs, by name and seed."""
     found = {}
     for entry, model in results["models"].items():
         for seed, run in model["runs"].items():

@@ -112,9 +112,9 @@ def test_sublayers_of_externals_count_as_s_and_f():
     assert len({parameters_of_sublayers(compared, each) for each in settings.specs.values()}) == 1
 
 
-def test_entries_are_a_model_and_a_share():
+def test_what_is_trained_is_a_model_and_a_share():
     settings = settings_of({"bert": "sf", "mine": "sff"}, shares=(1, 0.7))
-    assert settings.entries() == {"bert": ("bert", 1.0), "mine": ("mine", 1.0), "mine@0.7": ("mine", 0.7)}
+    assert settings.trained() == {"bert": ("bert", 1.0), "mine": ("mine", 1.0), "mine@0.7": ("mine", 0.7)}
     assert split_sublayers(expand(settings.specs["mine"].pattern)) == ["s", "f", "f"]
 
 

@@ -242,7 +242,7 @@ class _Parser:
 
     def check(self, sublayer: PlannedSublayer, position: int, causal: Optional[bool] = None) -> None:
         """Refuses settings that mean nothing together; the caret stands under one of them."""
-        wrong = sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
+        wrong = sublayer.settings and sublayer.kind.check and sublayer.kind.check(sublayer.values, causal)
         if wrong:
             name, why = wrong
             found = re.compile(rf"[\[,\s]({name})\s*=").search(self.pattern, position)

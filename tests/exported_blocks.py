@@ -4,13 +4,11 @@ from typing import Any, Optional
 
 import torch
 from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH
+from exports import code_of_every_kind
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
-from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
-from lazyformer_fairseq.huggingface.modelling.interface import Shared
-from lazyformer_fairseq.huggingface.modelling.stack import RelativePositionBias, build_sublayers, run_sublayers
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults
@@ -42,7 +40,8 @@ class Exported(nn.Module):
 
     def __init__(self, pattern: str, buckets: int, **options: Any):
         super().__init__()
-        self.config = LazyFormerConfig(
+        self.code = code_of_every_kind()
+        self.config = self.code.LazyFormerConfig(
             hidden_size=WIDTH,
             intermediate_size=FFN,
             num_attention_heads=HEADS,
@@ -52,8 +51,8 @@ class Exported(nn.Module):
             relative_position_buckets=buckets,
             **options,
         )
-        self.sublayers = build_sublayers(self.config)
-        self.relative_position_bias = RelativePositionBias(self.config) if buckets else None
+        self.sublayers = self.code.build_sublayers(self.config)
+        self.relative_position_bias = self.code.RelativePositionBias(HEADS, buckets) if buckets else None
         self.checkpoint = None
 
     def forward(
@@ -65,15 +64,16 @@ class Exported(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """The last output, and attention probabilities."""
-        bias = None if self.relative_position_bias is None else self.relative_position_bias(x_BTC.size(1))
-        shared = Shared.of(
-            padding_mask_BT,
-            bias,
-            global_positions_BT=global_positions_BT,
-            output_attentions=output_attentions,
-            attention=attention,
+        bias = self.relative_position_bias
+        scores = self.code.Scores() if bias is None else bias(x_BTC.size(1))
+        if padding_mask_BT is not None:
+            scores = scores.with_padding(padding_mask_BT, is_on_right=False)
+        if global_positions_BT is not None:
+            scores = scores.with_given(global_positions_BT)
+        attention = "eager" if output_attentions else attention
+        x_BTC, _, probabilities = self.code.run_sublayers(
+            self.sublayers, x_BTC, scores, attention, output_attentions, self.checkpoint
         )
-        x_BTC, _, probabilities = run_sublayers(self.sublayers, x_BTC, shared, self.checkpoint)
         return x_BTC, probabilities
 
 

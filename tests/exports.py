@@ -1,9 +1,11 @@
 """Tiny models of ours, exported, and the same in transformers."""
 
+import functools
 import importlib.util
 import sys
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any, Optional
 
@@ -17,8 +19,10 @@ from lazyformer_fairseq.huggingface.export.custom import custom_config, custom_w
 from lazyformer_fairseq.huggingface.export.merge import merged_code
 from lazyformer_fairseq.huggingface.export.source import Source, Training, choose_head
 from lazyformer_fairseq.huggingface.export.write import save_weights
-from lazyformer_fairseq.huggingface.modelling.base import CODE_FILE
+from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
+from lazyformer_fairseq.patterns.kinds import kinds
 
 WORDS, POSITIONS = 40, 16
 _numbers = count()
@@ -63,8 +67,22 @@ def export_custom(model: LazyFormerModel, folder: Path) -> Path:
 
 def code_in(folder: Path) -> ModuleType:
     """The one file of code that was exported, loaded anew."""
+    return load_code(folder / CODE_FILE)
+
+
+@functools.cache
+def code_of_every_kind() -> ModuleType:
+    """The file of code of a pattern that has all kinds."""
+    plan = [{"letter": kind.letter, "kinds": [row.name for row in ATTENTION_KINDS]} for kind in kinds()]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / CODE_FILE
+        path.write_text(merged_code(plan))
+        return load_code(path)
+
+
+def load_code(path: Path) -> ModuleType:
     name = f"exported_{next(_numbers)}"
-    spec = importlib.util.spec_from_file_location(name, folder / CODE_FILE)
+    spec = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -23,12 +23,12 @@ def register() -> None:
     import transformers
 
     from lazyformer_fairseq.huggingface.export.merge import merged_code
-    from lazyformer_fairseq.huggingface.modelling import base, configuration, heads
+    from lazyformer_fairseq.huggingface.exported import heads, modelling
 
-    base.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
-    config_class = configuration.LazyFormerConfig
+    modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
+    config_class = modelling.LazyFormerConfig
     transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-    for auto, name in base.AUTO_CLASSES.items():
+    for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":
             model_class = getattr(heads, name)
             getattr(transformers, auto).register(config_class, model_class, exist_ok=True)

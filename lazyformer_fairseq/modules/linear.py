@@ -43,14 +43,10 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., C) -> (..., C')."""
-        return self._multiply(input, self.weight, self.bias)
+        return self.multiply(input, self.weight, self.bias)
 
-    def part(self, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
-        """The outputs from `start` to `stop` alone: (..., C) -> (..., stop - start)."""
-        has_bias = has_bias and self.bias is not None
-        return self._multiply(input, self.weight[start:stop], self.bias[start:stop] if has_bias else None)
-
-    def _multiply(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    def multiply(self, input: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+        """By these weights of its own, all or a part."""
         # Compilers and exporters know torch's own operator; check for them first, since they record every later check.
         watched = torch.compiler.is_compiling() or torch.jit.is_tracing()
         is_plain = type(self.weight) is nn.Parameter  # others, such as quantised weights, multiply in their own way
@@ -61,6 +57,12 @@ class Linear(nn.Linear):
                 padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS)) if len(rows) % ROWS else rows
                 return _Product.apply(padded, weight, bias, faster)[: len(rows)].unflatten(0, input.shape[:-1])
         return F.linear(input, weight, bias)
+
+
+def multiply_by_part(linear: Linear, input: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
+    """The outputs of a linear map from `start` to `stop` alone: (..., C) -> (..., stop - start)."""
+    bias = linear.bias[start:stop] if has_bias and linear.bias is not None else None
+    return linear.multiply(input, linear.weight[start:stop], bias)
 
 
 class Products(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from exports import export_custom, some_ids, tiny_model
 from safetensors.torch import load_file, save_file
 
-from lazyformer_fairseq.huggingface.modelling import base, heads
+from lazyformer_fairseq.huggingface.exported import heads, modelling
 
 WEIGHTS = "model.safetensors"
 A_WEIGHT = "lazyformer.sublayers.0.inner.qkv_proj.weight"
@@ -78,7 +78,7 @@ def test_a_decoder_of_its_own_is_an_error(folder):
         folder,
         lambda weights: weights.update({"lm_head.decoder.weight": weights["lazyformer.embed_tokens.weight"] + 1}),
     )
-    if base.TIES_BY_TABLE:
+    if modelling.TIES_BY_TABLE:
         with pytest.raises(ValueError, match="decoder of its own"):
             heads.LazyFormerForMaskedLM.from_pretrained(folder)
     else:  # transformers 4 ties it to the embedding in any case

@@ -13,7 +13,7 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export import write
 from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
-from lazyformer_fairseq.huggingface.modelling import heads
+from lazyformer_fairseq.huggingface.exported import heads
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
 

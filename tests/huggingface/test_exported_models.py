@@ -9,8 +9,8 @@ from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, source_o
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.huggingface.export.write import check_same_outputs
-from lazyformer_fairseq.huggingface.modelling import heads
-from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.exported import heads
+from lazyformer_fairseq.huggingface.exported.modelling import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 TINY = [name for name in ARCHITECTURES if name.endswith("_tiny")]

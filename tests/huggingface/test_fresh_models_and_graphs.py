@@ -6,11 +6,10 @@ import pytest
 import torch
 from every_kind import EXAMPLES, HEADS, TOKENS, WIDTH, WORDS
 from exported_blocks import FFN, KINDS, buckets_of, pattern_of
-from torch import Tensor
+from exports import code_of_every_kind
+from torch import Tensor, nn
 
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
-from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
-from lazyformer_fairseq.huggingface.modelling.heads import LazyFormerForMaskedLM
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]
@@ -18,10 +17,11 @@ OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"
 STATIC = [settings for settings in OF_EACH_KIND if "buckets" not in settings]
 
 
-def model(settings: str, initializer_range: float = 0.5) -> LazyFormerForMaskedLM:
+def model(settings: str, initializer_range: float = 0.5) -> nn.Module:
     torch.manual_seed(1)
-    return LazyFormerForMaskedLM(
-        LazyFormerConfig(
+    code = code_of_every_kind()
+    return code.LazyFormerForMaskedLM(
+        code.LazyFormerConfig(
             vocab_size=WORDS,
             hidden_size=WIDTH,
             intermediate_size=FFN,
@@ -43,13 +43,13 @@ def texts(batch: int, time: int, settings: str) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask, **given}
 
 
-def exported(network: LazyFormerForMaskedLM, settings: str) -> torch.export.ExportedProgram:
+def exported(network: nn.Module, settings: str) -> torch.export.ExportedProgram:
     given = texts(3, 9, settings)
     any_size = {name: dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC) for name in given}
     return torch.export.export(network, (), given, dynamic_shapes=any_size, strict=False)
 
 
-def assert_same(found: Any, network: LazyFormerForMaskedLM, settings: str) -> None:
+def assert_same(found: Any, network: nn.Module, settings: str) -> None:
     """For a longer and larger batch than the graph was made with."""
     given = texts(4, TOKENS, settings)
     is_text = given["attention_mask"].bool()

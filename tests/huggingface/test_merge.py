@@ -5,23 +5,26 @@ import subprocess
 import sys
 
 import pytest
-from exports import code_in, export_custom, tiny_model
+import torch
+from exports import code_in, code_of_every_kind, export_custom, some_ids, tiny_model
+from local_mean import LOCAL_MEAN
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export.merge import WIDTH, merge, merged_code, read_part
-from lazyformer_fairseq.huggingface.export.plan import MODELLING, parts_of, plan_as_json
+from lazyformer_fairseq.huggingface.export.merge import merged_code
+from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
-from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, registered
-
-PARTS = [
-    ".".join(path.relative_to(MODELLING).with_suffix("").parts)
-    for path in sorted(MODELLING.rglob("*.py"))
-    if path.name != "__init__.py"
-]
+from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds, registered
 
 
-def test_all_parts_together_need_torch_and_transformers_alone_and_no_name_is_there_twice():
-    tree = ast.parse(merge(PARTS))
+@pytest.fixture(scope="module")
+def code() -> str:
+    """Of a pattern with every kind."""
+    rows = [row.name for row in ATTENTION_KINDS]
+    return merged_code([{"letter": kind.letter, "kinds": rows} for kind in kinds()])
+
+
+def test_it_needs_torch_and_transformers_alone_and_no_name_is_there_twice(code):
+    tree = ast.parse(code)
     imported, defined = set(), []
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -38,38 +41,18 @@ def test_all_parts_together_need_torch_and_transformers_alone_and_no_name_is_the
     assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree) if node not in tree.body)
 
 
-def test_the_file_is_as_tidy_as_our_own():
-    code = merge(PARTS)
-    assert max(map(len, code.splitlines())) <= WIDTH
-    ruff = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", str(WIDTH), "-"]
-    assert subprocess.run(ruff, input=code, text=True, capture_output=True, check=False).returncode == 0
+def test_what_others_need_is_left_out(code):
+    """Other back ends, costs, a memory's kinds: what a model in transformers never calls."""
+    for name in ("count_memory", "BACK_ENDS", "Workload", "def measure_spans", "RelativeAttention", "custom_op"):
+        assert name not in code, name
+    assert set(code_of_every_kind().VARIANTS) == {row.name for row in ATTENTION_KINDS}
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_has_its_imports_first(name):
-    body = ast.parse(read_part(name).body).body
-    assert not any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
-    assert body
-
-
-def test_every_kind_has_its_part():
-    for row in ATTENTION_KINDS:
-        assert row.name in plan_as_json(f"s[{row.name}={EXAMPLES[row.name]}]f")[0]["kinds"]
-        parts_of([{"letter": "s", "kinds": [row.name]}])
-    assert parts_of(plan_as_json("sflk-")) == [
-        "self_attention",
-        "feed_forward",
-        "lazy_attention",
-        "shared_keys",
-        "identity",
-    ]
-
-
-EXAMPLES = {
-    **dict.fromkeys(("window", "strided", "fixed", "linformer", "span", "persistent", "buckets"), 8),
-    "synthesizer": "dense",
-    "entmax": 1.5,
-}
+@pytest.mark.parametrize("command", [["format", "--check"], ["check", "--select", "F,E501"]])
+def test_the_file_is_as_tidy_as_our_own(command, code):
+    ruff = [sys.executable, "-m", "ruff", *command, "--line-length", "120", "--isolated", "-"]
+    found = subprocess.run(ruff, input=code, text=True, capture_output=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def test_a_plan_says_who_reads_from_whom():
@@ -86,7 +69,14 @@ def test_only_what_a_pattern_needs_and_the_same_each_time():
     assert code == merged_code(plan_as_json("s[entmax=1.5]f"))
 
 
-def test_a_kind_of_somebody_is_refused_by_name():
+def test_a_kind_of_somebody_is_merged_from_its_own_module(tmp_path):
+    with registered(LOCAL_MEAN), torch.no_grad():
+        model = tiny_model(sublayer_pattern="sfmf")
+        exported = code_in(export_custom(model, tmp_path)).LazyFormerForMaskedLM.from_pretrained(tmp_path)
+        torch.testing.assert_close(exported(some_ids()).logits, model(some_ids())[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_class_that_no_module_holds_is_refused_by_name():
     class Mine:
         pass
 

@@ -18,7 +18,7 @@ from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.huggingface.export.write import BERT, CUSTOM, export_to_huggingface
-from lazyformer_fairseq.huggingface.modelling import heads
+from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.reading.importing import import_to
 
 TOKENIZER = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "encoder" / "tokenizer"

@@ -10,7 +10,7 @@ from exports import export_custom, tiny_model
 from helpers import ROOT
 
 from lazyformer_fairseq.huggingface import registration
-from lazyformer_fairseq.huggingface.modelling import base, configuration, heads
+from lazyformer_fairseq.huggingface.exported import heads, modelling
 
 OURS, THEIRS = "import lazyformer_fairseq.huggingface", "from transformers import AutoConfig, AutoModel"
 LOAD = "model = AutoModel.from_pretrained({folder!r}); print(type(model).__module__)"
@@ -18,13 +18,11 @@ LOAD = "model = AutoModel.from_pretrained({folder!r}); print(type(model).__modul
 
 def test_all_auto_classes_know_ours():
     registration.register_when_transformers_is_loaded()  # it is
-    for auto, name in base.AUTO_CLASSES.items():
+    for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":
-            model = getattr(transformers, auto).from_config(
-                configuration.LazyFormerConfig(vocab_size=9, hidden_size=12)
-            )
+            model = getattr(transformers, auto).from_config(modelling.LazyFormerConfig(vocab_size=9, hidden_size=12))
             assert type(model) is getattr(heads, name)
-    assert isinstance(transformers.AutoConfig.for_model("lazyformer"), configuration.LazyFormerConfig)
+    assert isinstance(transformers.AutoConfig.for_model("lazyformer"), modelling.LazyFormerConfig)
 
 
 @pytest.mark.slow
@@ -34,7 +32,7 @@ def test_auto_classes_find_ours_without_trust(first, tmp_path):
     code = "; ".join([*first, LOAD.format(folder=str(folder))])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert found.stdout.strip() == "lazyformer_fairseq.huggingface.modelling.base", found.stderr
+    assert found.stdout.strip() == "lazyformer_fairseq.huggingface.exported.modelling", found.stderr
 
 
 def test_the_package_loads_transformers_no_sooner_than_needed():

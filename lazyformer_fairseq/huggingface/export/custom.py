@@ -8,14 +8,13 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, pooler_in_checkpoint
 from lazyformer_fairseq.huggingface.export.plan import plan_as_json
 from lazyformer_fairseq.huggingface.export.source import Source, head_weights
-from lazyformer_fairseq.huggingface.modelling.base import AUTO_CLASSES, CODE_FILE
-from lazyformer_fairseq.huggingface.modelling.checksums import HEADS, hash_weights
-from lazyformer_fairseq.huggingface.modelling.configuration import LazyFormerConfig
-from lazyformer_fairseq.huggingface.modelling.heads import (
+from lazyformer_fairseq.huggingface.exported.checksums import HEADS, hash_weights
+from lazyformer_fairseq.huggingface.exported.heads import (
     LazyFormerForMaskedLM,
     LazyFormerForQuestionAnswering,
     LazyFormerForSequenceClassification,
 )
+from lazyformer_fairseq.huggingface.exported.modelling import AUTO_CLASSES, CODE_FILE, LazyFormerConfig
 
 # Ours, by names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_tanh": "gelu_pytorch_tanh", "relu_squared": "relu2"}

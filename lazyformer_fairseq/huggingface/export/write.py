@@ -83,13 +83,13 @@ def write_custom(source: Source, folder: Path) -> Any:
     """Config, weights and code; returns the class of the package that reads them."""
     from lazyformer_fairseq.huggingface.export.custom import custom_config, custom_weights, hash_custom
     from lazyformer_fairseq.huggingface.export.merge import merged_code
-    from lazyformer_fairseq.huggingface.modelling import base, heads
+    from lazyformer_fairseq.huggingface.exported import heads, modelling
 
     config, weights = custom_config(source), custom_weights(source)
     code = merged_code(config.plan)
     config.weights_sha256 = hash_custom(config, weights)
     config.save_pretrained(folder)
-    (folder / base.CODE_FILE).write_text(code, encoding="utf-8")
+    (folder / modelling.CODE_FILE).write_text(code, encoding="utf-8")
     save_weights(weights, folder)
     return getattr(heads, config.architectures[0])
 

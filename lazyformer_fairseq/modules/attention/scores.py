@@ -86,7 +86,8 @@ class Scores:
     def with_given(self, given_BK: Tensor) -> "Scores":
         """The same with positions that the caller gives, True in the mask; waits for a GPU."""
         time = given_BK.size(1)
-        most = max(1, int(given_BK.sum(-1).max()))
+        # A graph must hold for any number of them.
+        most = time if torch.compiler.is_compiling() else max(1, int(given_BK.sum(-1).max()))
         places = torch.where(given_BK, torch.arange(time, device=given_BK.device), time)
         return replace(self, given_BK=given_BK, given_places_BG=places.sort(-1).values[:, :most])
 

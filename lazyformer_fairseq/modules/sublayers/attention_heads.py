@@ -126,6 +126,8 @@ class AttentionSublayer(Sublayer):
         for choice in reversed(self.choices.values()):
             attend_below = partial(choice.attend, inner=attend_below)
         attended = attend_below(attention)
+        if shared.observe is not None:
+            shared.observe(attended.distribution)
         return self.out_proj(merge_heads(attended.output_BNTD)), {DISTRIBUTION: attended.distribution, **handed_on}
 
 

@@ -58,11 +58,13 @@ class Context(NamedTuple):
         back_end: from the consumers of a distribution and the settings that shape it to the name of the back end that
             computes it.
         positions: Transformer-XL's relative positions; causal models only.
+        observe: is told of each distribution that is computed, as for those who look at it; None for nobody.
     """
 
     scores: Scores
     back_end: Callable[[int, tuple[tuple[str, Value], ...]], str]
     positions: Optional[RelativePositions] = None
+    observe: Optional[Callable[[Any], None]] = None
 
 
 class Sublayer(nn.Module):

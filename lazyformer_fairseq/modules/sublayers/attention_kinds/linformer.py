@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
 from lazyformer_fairseq.modules.sublayers.attention_variant import (
@@ -38,6 +38,7 @@ class Linformer(AttentionVariant):
     Attributes:
         key_projection: E, (P, n), or (N, P, n) where heads have their own.
         value_projection: F likewise; missing where it is E.
+        common_weights: by their names here, the names of those that the whole network shares.
     """
 
     counts_memory = True
@@ -57,6 +58,7 @@ class Linformer(AttentionVariant):
             if name not in options.common:
                 options.common[name] = _fresh(size)
             self.key_projection = options.common[name]
+            self.common_weights = {"key_projection": name}
         else:
             self.key_projection = _fresh(size)
         self.register_parameter("value_projection", None if share in (KV, LAYERS) else _fresh(size))
@@ -73,12 +75,13 @@ class Linformer(AttentionVariant):
         width, time = x_BTC.size(-1), x_BTC.size(1)
         text_BTC = Text.of(scores, time).alone(x_BTC)
         key_projection, value_projection = self._projections(time)
-        q = qkv_proj.part(x_BTC, 0, width)
+        q = multiply_by_part(qkv_proj, x_BTC, 0, width)
         if is_first(key_projection.dim() == 2, key_projection.size(-2), time):
             mixed_keys = torch.matmul(key_projection, text_BTC)
             mixed_values = mixed_keys if self.value_projection is None else torch.matmul(value_projection, text_BTC)
-            return q, qkv_proj.part(mixed_keys, width, 2 * width), qkv_proj.part(mixed_values, 2 * width, 3 * width)
-        k, v = qkv_proj.part(text_BTC, width, 3 * width, has_bias=False).chunk(2, dim=-1)
+            k = multiply_by_part(qkv_proj, mixed_keys, width, 2 * width)
+            return q, k, multiply_by_part(qkv_proj, mixed_values, 2 * width, 3 * width)
+        k, v = multiply_by_part(qkv_proj, text_BTC, width, 3 * width, has_bias=False).chunk(2, dim=-1)
         k = merge_heads(project_heads(key_projection, split_heads(k, self.num_heads)))
         v = merge_heads(project_heads(value_projection, split_heads(v, self.num_heads)))
         if qkv_proj.bias is not None:
@@ -174,7 +177,8 @@ class ProjectedDistribution(NamedTuple):
         projection = self.projection[..., :time]
         if not is_first(projection.dim() == 2, projection.size(-2), time):
             return v_proj(x_BTC), self
-        v_BPC = v_proj.part(torch.matmul(projection, self.text.alone(x_BTC)), 0, v_proj.out_features, has_bias=False)
+        mixed_BPC = torch.matmul(projection, self.text.alone(x_BTC))
+        v_BPC = multiply_by_part(v_proj, mixed_BPC, 0, v_proj.out_features, has_bias=False)
         if v_proj.bias is not None:
             is_text = self.text.alone(x_BTC.new_ones((*x_BTC.shape[:2], 1)))
             v_BPC = v_BPC + torch.matmul(projection, is_text) * v_proj.bias

@@ -12,9 +12,16 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
-from .base import TIES_BY_TABLE, LazyFormerModel, LazyFormerPreTrainedModel, first_of_text, wants_dict
-from .checksums import other_heads
-from .configuration import LazyFormerConfig
+from lazyformer_fairseq.huggingface.exported.checksums import other_heads
+from lazyformer_fairseq.huggingface.exported.modelling import (
+    TIES_BY_TABLE,
+    LazyFormerConfig,
+    LazyFormerModel,
+    LazyFormerPreTrainedModel,
+    first_of_text,
+    wants_dict,
+)
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
 
 TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
 
@@ -31,22 +38,6 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.decoder(self.layer_norm(self.activation(self.dense(features))))
-
-
-class ClassificationHead(nn.Module):
-    """On the first token: RoBERTa's ("dense": dropout, dense, tanh, dropout, projection), or one map ("linear")."""
-
-    def __init__(self, config: LazyFormerConfig):
-        super().__init__()
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if config.classifier == "dense" else None
-        self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
-
-    def forward(self, first_BC: Tensor) -> Tensor:
-        x = self.dropout(first_BC)
-        if self.dense is not None:
-            x = self.dropout(self.dense(x).tanh())
-        return self.out_proj(x)
 
 
 class LazyFormerWithHead(LazyFormerPreTrainedModel):
@@ -90,16 +81,8 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
         return_dict: Optional[bool] = None,
     ) -> Union[tuple[Any, ...], MaskedLMOutput]:
         """As :meth:`LazyFormerModel.forward`; `labels` (B, T) are -100 where nothing is predicted."""
-        encoded = self.lazyformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            global_attention_mask,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
         logits = self.lm_head(encoded.last_hidden_state)
         loss = None
         if labels is not None:
@@ -116,7 +99,8 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.classifier = ClassificationHead(config)
+        head = CLASSIFICATION_HEADS[config.classifier]
+        self.classifier = head(config.hidden_size, config.num_labels, config.classifier_dropout)
         self.post_init()
 
     def forward(
@@ -132,18 +116,10 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
         return_dict: Optional[bool] = None,
     ) -> Union[tuple[Any, ...], SequenceClassifierOutput]:
         """As :meth:`LazyFormerModel.forward`; `labels` (B,) are classes or, of one output, scores."""
-        encoded = self.lazyformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            global_attention_mask,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
         padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
-        logits = self.classifier(first_of_text(encoded.last_hidden_state, padding_mask))
+        logits = self.classifier(first_of_text(encoded.last_hidden_state, padding_mask)[:, None])
         loss = None if labels is None else classification_loss(self.config, logits, labels.to(logits.device))
         output = SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
         return output if wants_dict(self.config, return_dict) else output.to_tuple()
@@ -186,16 +162,8 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
         return_dict: Optional[bool] = None,
     ) -> Union[tuple[Any, ...], TokenClassifierOutput]:
         """As :meth:`LazyFormerModel.forward`; `labels` (B, T) are -100 where nothing is predicted."""
-        encoded = self.lazyformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            global_attention_mask,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
         logits = self.token_classifier(self.dropout(encoded.last_hidden_state))
         loss = None
         if labels is not None:
@@ -228,16 +196,8 @@ class LazyFormerForQuestionAnswering(LazyFormerWithHead):
         return_dict: Optional[bool] = None,
     ) -> Union[tuple[Any, ...], QuestionAnsweringModelOutput]:
         """As :meth:`LazyFormerModel.forward`; positions (B,) beyond the input, as of cut answers, are left out."""
-        encoded = self.lazyformer(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            global_attention_mask,
-            output_attentions,
-            output_hidden_states,
-            return_dict=True,
-        )
+        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
         start, end = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -1,5 +1,12 @@
-"""What all exported models share, and the encoder without a head."""
+"""The exported model: its configuration, and the encoder around the package's own sublayers.
 
+What ``lazyformer export --to huggingface`` writes is this file, ``heads.py`` and all that they and the pattern's kinds
+reach in the package, merged into one.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Union
 
@@ -7,16 +14,176 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .checksums import check_weights, hash_weights, other_heads
-from .configuration import LazyFormerConfig
-from .stack import RelativePositionBias, Shared, build_sublayers, embed_positions, run_sublayers
+from lazyformer_fairseq.huggingface.exported.checksums import check_weights, hash_weights, other_heads
+from lazyformer_fairseq.huggingface.exported.plain import PlannedSublayer
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.heads import Pooler
+from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, find_kind
 
 CODE_FILE = "modeling_lazyformer.py"
 # Which weights are the same: from version 5 on by a table, before by a list.
 TIES_BY_TABLE = int(transformers.__version__.partition(".")[0]) >= 5
+
+
+class LazyFormerConfig(PretrainedConfig):
+    """Sizes, the pattern and its plan. Names are those of BertConfig where it has them.
+
+    Args:
+        sublayer_pattern: as it was trained; for readers, as `plan` says the same.
+        plan: the sublayers, lowest first; see :func:`read_plan`. ``lazyformer export`` writes it.
+        head_act: activation of the masked-LM head.
+        normalize_before: LayerNorm before each sublayer (pre-norm) instead of after it.
+        activation_dropout: after the activation of the feed-forward sublayers.
+        pooler: whether the encoder has BERT's, which a model has that was imported with one.
+        relative_position_buckets: of T5's relative position bias; 0 for none.
+        relative_position_max_distance: from this one on, all distances share a bucket.
+        classifier: the classification head, "dense" (RoBERTa's) or "linear" (one map).
+        classifier_dropout: in it.
+        weights_sha256: by part of the model and by precision, a hash of the weights.
+        hidden_size, ..., layer_norm_eps: as BertConfig's. `type_vocab_size` is 0 where there are no token types.
+    """
+
+    model_type = "lazyformer"
+
+    def __init__(
+        self,
+        vocab_size: int = 32768,
+        hidden_size: int = 768,
+        intermediate_size: int = 3072,
+        num_attention_heads: int = 12,
+        max_position_embeddings: int = 512,
+        sublayer_pattern: str = "",
+        plan: Optional[list[dict[str, Any]]] = None,
+        hidden_act: str = "gelu",
+        head_act: str = "gelu",
+        hidden_dropout_prob: float = 0.1,
+        attention_probs_dropout_prob: float = 0.0,
+        activation_dropout: float = 0.0,
+        normalize_before: bool = False,
+        layer_norm_eps: float = 1e-5,
+        type_vocab_size: int = 0,
+        pooler: bool = False,
+        relative_position_buckets: int = 0,
+        relative_position_max_distance: int = 128,
+        classifier: str = "dense",
+        classifier_dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        weights_sha256: Optional[dict[str, dict[str, str]]] = None,
+        bos_token_id: Optional[int] = 0,
+        pad_token_id: Optional[int] = 1,
+        eos_token_id: Optional[int] = 2,
+        mask_token_id: Optional[int] = None,
+        tie_word_embeddings: bool = True,
+        **others: Any,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_attention_heads = num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.sublayer_pattern = sublayer_pattern
+        self.plan = [] if plan is None else plan
+        self.num_hidden_layers = len(self.plan)
+        self.hidden_act = hidden_act
+        self.head_act = head_act
+        self.hidden_dropout_prob = hidden_dropout_prob
+        self.attention_probs_dropout_prob = attention_probs_dropout_prob
+        self.activation_dropout = activation_dropout
+        self.normalize_before = normalize_before
+        self.layer_norm_eps = layer_norm_eps
+        self.type_vocab_size = type_vocab_size
+        self.pooler = pooler
+        self.relative_position_buckets = relative_position_buckets
+        self.relative_position_max_distance = relative_position_max_distance
+        self.classifier = classifier
+        self.classifier_dropout = classifier_dropout
+        self.initializer_range = initializer_range
+        self.weights_sha256 = weights_sha256
+        self.mask_token_id = mask_token_id
+        others.pop("num_hidden_layers", None)  # the plan's
+        super().__init__(
+            bos_token_id=bos_token_id,
+            pad_token_id=pad_token_id,
+            eos_token_id=eos_token_id,
+            tie_word_embeddings=tie_word_embeddings,
+            **others,
+        )
+
+
+def read_plan(plan: list[dict[str, Any]]) -> list[PlannedSublayer]:
+    """The config's plan: for each sublayer its letter, its settings, the kinds of attention that these choose, what
+    `readers` above read, and the number of the one that it reads from, the `giver`.
+
+    Raises:
+        ValueError: this file has no class for one of them.
+    """
+    planned: list[PlannedSublayer] = []
+    for place in plan:
+        lacking = [] if find_kind(place["letter"]) else [f"sublayers {place['letter']}"]
+        there = {row.name for row in chosen_kinds(place["settings"])}
+        lacking += [f"attention of kind {kind}" for kind in place["kinds"] if kind not in there]
+        if lacking:
+            raise ValueError(f"this file has no {', '.join(lacking)}: export the checkpoint again")
+        producer = None if place["giver"] is None else planned[place["giver"]]
+        planned.append(PlannedSublayer(place["letter"], place["settings"], tuple(place["readers"]), producer))
+    return planned
+
+
+def build_sublayers(config: LazyFormerConfig) -> nn.ModuleList:
+    """One module per place of the config's plan."""
+    options = SublayerOptions(
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_attention_heads,
+        config.attention_probs_dropout_prob,
+        config.activation_dropout,
+        ACT2FN[config.hidden_act],
+        config.max_position_embeddings,
+    )
+    around = (config.hidden_size, config.hidden_dropout_prob, config.normalize_before, config.layer_norm_eps)
+    built = [find_kind(each.letter).module(ENCODER).build(options, each) for each in read_plan(config.plan)]
+    return nn.ModuleList(ResidualSublayer(inner, *around) if inner.is_residual else inner for inner in built)
+
+
+def run_sublayers(
+    sublayers: nn.ModuleList,
+    x_BTC: Tensor,
+    scores: Scores,
+    attention: str = "eager",
+    output_attentions: bool = False,
+    checkpoint: Any = None,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The last output, the input and all outputs, and attention probabilities where they are asked for.
+
+    Args:
+        attention: "eager"; what else it is, torch's fused attention computes.
+        checkpoint: called with (function, x, below) in place of the function, as to save memory in training.
+    """
+    seen: list[Any] = []  # distributions
+    back_end = "eager" if attention == "eager" else "recompute"
+    shared = Context(scores, lambda consumers, settings: back_end, observe=seen.append if output_attentions else None)
+    all_states, probabilities = [x_BTC], []
+    below: dict[str, Any] = {}
+    for sublayer in sublayers:
+        if checkpoint is None:
+            x_BTC, handed_on = sublayer(x_BTC, below, shared)
+        else:
+            x_BTC, handed_on = checkpoint(partial(_run_anew, sublayer, shared), x_BTC, below)
+        if output_attentions and isinstance(getattr(sublayer, "inner", None), AttentionSublayer):
+            distribution = seen.pop() if seen else below[DISTRIBUTION]  # an l attends with what it reads
+            probabilities.append(distribution.probabilities.expand(x_BTC.size(0), -1, -1, -1))
+        below = {**below, **handed_on}
+        all_states.append(x_BTC)
+    return x_BTC, all_states, probabilities
 
 
 def source_code(config: LazyFormerConfig) -> str:
@@ -48,8 +215,13 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         is_loaded = getattr(getattr(module, "weight", None), "_is_hf_initialized", False)
         if isinstance(module, nn.Embedding) and module.padding_idx is not None and not is_loaded:
             nn.init.zeros_(module.weight[module.padding_idx])
-        if hasattr(module, "init_own_weights"):
-            module.init_own_weights(std)
+
+    def post_init(self) -> None:
+        """Fresh weights; what starts as a copy of other weights follows these."""
+        super().post_init()
+        for module in self.modules():
+            if isinstance(module, AttentionSublayer):
+                module.start_copies()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Optional[str], *args: Any, **kwargs: Any) -> Any:
@@ -80,15 +252,9 @@ class LazyFormerPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
 
 
-class Pooler(nn.Module):
-    """BERT's: dense and tanh, on the first token."""
-
-    def __init__(self, config: LazyFormerConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, first_BC: Tensor) -> Tensor:
-        return self.dense(first_BC).tanh()
+def _run_anew(sublayer: nn.Module, shared: Context, x_BTC: Tensor, below: dict[str, Any]) -> tuple[Tensor, Any]:
+    """What a sublayer returns, without what others have written for this pass: a second time it computes the same."""
+    return sublayer(x_BTC, below, shared._replace(scores=replace(shared.scores)))
 
 
 class LazyFormerModel(LazyFormerPreTrainedModel):
@@ -106,12 +272,18 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         self.embed_token_types = (
             nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )
-        self.relative_position_bias = RelativePositionBias(config) if config.relative_position_buckets else None
+        self.relative_position_bias = (
+            RelativePositionBias(
+                config.num_attention_heads, config.relative_position_buckets, config.relative_position_max_distance
+            )
+            if config.relative_position_buckets
+            else None
+        )
         self.sublayers = build_sublayers(config)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.embedding_layer_norm = None if config.normalize_before else norm
         self.final_layer_norm = norm if config.normalize_before else None
-        self.pooler = Pooler(config) if config.pooler else None
+        self.pooler = Pooler(config.hidden_size) if config.pooler else None
         self.gradient_checkpointing = False
         self.same_weights = same_weights(self)
         if self.same_weights:
@@ -164,19 +336,19 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         padding_mask = self.find_padding(input_ids, attention_mask)
         x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
-        shared = Shared.of(
-            padding_mask,
-            None if self.relative_position_bias is None else self.relative_position_bias(x.size(1)),
-            global_positions_BT=self._global_positions(global_attention_mask),
-            output_attentions=bool(output_attentions),
-            attention="eager" if output_attentions else config._attn_implementation,
-        )
+        scores = Scores() if self.relative_position_bias is None else self.relative_position_bias(x.size(1))
+        scores = scores if padding_mask is None else scores.with_padding(padding_mask, is_on_right=False)
+        if (given := self._global_positions(global_attention_mask)) is not None:
+            scores = scores.with_given(given)
+        attention = "eager" if output_attentions else config._attn_implementation
         checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
-        x, states, probabilities = run_sublayers(self.sublayers, x, shared, checkpoint)
+        x, states, probabilities = run_sublayers(
+            self.sublayers, x, scores, attention, bool(output_attentions), checkpoint
+        )
         x = x if self.final_layer_norm is None else self.final_layer_norm(x)
         output = BaseModelOutputWithPooling(
             last_hidden_state=x,
-            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)),
+            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)[:, None]),
             hidden_states=(*states[:-1], x) if output_hidden_states else None,
             attentions=tuple(probabilities) if output_attentions else None,
         )
@@ -203,7 +375,7 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
         padding_mask: Optional[Tensor],
     ) -> Tensor:
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        x = x + embed_positions(self.embed_positions.weight, x.size(1), padding_mask)
+        x = x + self._positions(x.size(1), padding_mask)
         if self.embed_token_types is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -212,6 +384,16 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             raise ValueError("token_type_ids are given, but this model has no token types: leave them out")
         x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
         return F.dropout(x, self.config.hidden_dropout_prob, self.training)
+
+    def _positions(self, time: int, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        """Embeddings of T positions. They count from each row's first text: padding before it takes none."""
+        embeddings = self.embed_positions.weight
+        if time > embeddings.size(0):
+            raise ValueError(f"a sequence of {time} tokens is longer than the model's {embeddings.size(0)} positions")
+        if padding_mask_BT is None:
+            return embeddings[:time]
+        first = padding_mask_BT.int().argmin(-1, keepdim=True)
+        return embeddings[(torch.arange(time, device=first.device) - first).clamp(min=0)]
 
     def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:
         asks = any(place["settings"].get("global") == "given" for place in self.config.plan)
@@ -223,9 +405,9 @@ class LazyFormerModel(LazyFormerPreTrainedModel):
             )
         return None if global_attention_mask is None else global_attention_mask.ne(0)
 
-    def _checkpoint(self, sublayer: nn.Module, *arguments: Any) -> Any:
+    def _checkpoint(self, function: Callable, *arguments: Any) -> Any:
         # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
-        return self._gradient_checkpointing_func(sublayer.__call__, *arguments, use_reentrant=False)
+        return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
 
 
 def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:

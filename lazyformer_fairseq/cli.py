@@ -147,7 +147,7 @@ def export(
         click.echo(f"written: {out}")
         return
     refuse_without_extra("huggingface", "lazyformer export --to huggingface")
-    from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+    from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
     chosen = export_to_huggingface(checkpoints, out, checkpoint_file, form or "auto", head)
     click.echo(f"written: {out}, {'a BERT of transformers' if chosen == 'bert' else 'with code of its own'}")

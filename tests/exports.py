@@ -15,11 +15,10 @@ from torch import Tensor
 
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.export.custom import custom_config, custom_weights, hash_custom
-from lazyformer_fairseq.huggingface.export.merge import merged_code
-from lazyformer_fairseq.huggingface.export.source import Source, Training, choose_head
-from lazyformer_fairseq.huggingface.export.write import save_weights
+from lazyformer_fairseq.huggingface.checkpoint import Source, Training, choose_head
+from lazyformer_fairseq.huggingface.export import custom_config, custom_weights, hash_custom, save_weights
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
+from lazyformer_fairseq.huggingface.merge import merged_code
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import kinds

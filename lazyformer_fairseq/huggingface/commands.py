@@ -46,7 +46,7 @@ def import_model(
     --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)
-    from lazyformer_fairseq.huggingface.reading.importing import import_to
+    from lazyformer_fairseq.huggingface.importing import import_to
 
     for note in import_to(bert, out, token_types, head_name, checkpoint_file, warm):
         click.echo(note)

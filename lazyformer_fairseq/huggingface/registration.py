@@ -22,8 +22,8 @@ def register() -> None:
     """Makes the auto classes of transformers find ours; a second time it does nothing."""
     import transformers
 
-    from lazyformer_fairseq.huggingface.export.merge import merged_code
     from lazyformer_fairseq.huggingface.exported import heads, modelling
+    from lazyformer_fairseq.huggingface.merge import merged_code
 
     modelling.LazyFormerPreTrainedModel.source_code = staticmethod(lambda config: merged_code(config.plan))
     config_class = modelling.LazyFormerConfig

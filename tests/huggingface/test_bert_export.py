@@ -6,8 +6,17 @@ import transformers
 from exports import WORDS, some_ids, source_of, tiny_model
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export.bert import bert_config, bert_weights, why_not_bert
-from lazyformer_fairseq.huggingface.export.write import AUTO, BERT, CUSTOM, choose_form, save_weights, write_bert
+from lazyformer_fairseq.huggingface.export import (
+    AUTO,
+    BERT,
+    CUSTOM,
+    bert_config,
+    bert_weights,
+    choose_form,
+    save_weights,
+    why_not_bert,
+    write_bert,
+)
 
 PLAIN = {"sublayer_pattern": "(sf)x3", "relative_position_buckets": 0}
 

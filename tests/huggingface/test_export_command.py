@@ -11,8 +11,8 @@ from helpers import ROOT
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export import write
-from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+from lazyformer_fairseq.huggingface import export as exporting
+from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11"
@@ -78,10 +78,10 @@ def test_a_folder_that_is_there_stays(tmp_path):
 
 
 def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
-    def other_weights(weights, folder, save=write.save_weights):
+    def other_weights(weights, folder, save=exporting.save_weights):
         save({name: weight + (name == "lm_head.decoder.bias") for name, weight in weights.items()}, folder)
 
-    monkeypatch.setattr(write, "save_weights", other_weights)
+    monkeypatch.setattr(exporting, "save_weights", other_weights)
     with pytest.raises((UserError, ValueError), match="not those that config.json was saved with"):
         export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ import transformers
 from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, source_of, tiny_model
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export.write import check_same_outputs
+from lazyformer_fairseq.huggingface.export import check_same_outputs
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.exported.modelling import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES

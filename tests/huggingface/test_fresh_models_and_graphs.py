@@ -9,7 +9,7 @@ from exported_blocks import FFN, KINDS, buckets_of, pattern_of
 from exports import code_of_every_kind
 from torch import Tensor, nn
 
-from lazyformer_fairseq.huggingface.export.plan import plan_as_json
+from lazyformer_fairseq.huggingface.export import plan_as_json
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 OF_EACH_KIND = [*(EXAMPLES[name][-1] for name in KINDS), "window=2,global=given"]

@@ -13,7 +13,7 @@ import torch
 from helpers import ROOT
 
 from lazyformer_fairseq import LazyFormerModel
-from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+from lazyformer_fairseq.huggingface.export import export_to_huggingface
 
 PYTHONS = [python for python in os.environ.get("LAZYFORMER_HF_PYTHONS", "").split(":") if python]
 SCRIPT = Path(__file__).with_name("in_other_environments.py")

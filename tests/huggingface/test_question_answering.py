@@ -17,9 +17,9 @@ from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.export.write import BERT, CUSTOM, export_to_huggingface
+from lazyformer_fairseq.huggingface.export import BERT, CUSTOM, export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
-from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.huggingface.importing import import_to
 
 TOKENIZER = ROOT / "tests" / "fixtures" / "checkpoints_of_2026_11" / "encoder" / "tokenizer"
 LONGEST = 500  # tokens of an input

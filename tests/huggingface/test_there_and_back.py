@@ -5,9 +5,9 @@ import torch
 import transformers
 from tiny_berts import save_tiny
 
-from lazyformer_fairseq.huggingface.export.write import BERT, CUSTOM, export_to_huggingface
+from lazyformer_fairseq.huggingface.export import BERT, CUSTOM, export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
-from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.huggingface.importing import import_to
 
 TEXTS = ["the cat sat on the mat .", "the big dog"]
 

@@ -18,8 +18,7 @@ from lazyformer_fairseq.data.text.moses import BREAK, KNOWN_LANGUAGES, REWRITTEN
 from lazyformer_fairseq.data.text.normalisation import MASK, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.tokenizer.export import as_fast_tokenizer, write_tokenizer
-from lazyformer_fairseq.huggingface.tokenizer.normaliser import normaliser
+from lazyformer_fairseq.huggingface.tokenizer import as_fast_tokenizer, normaliser, write_tokenizer
 
 SENTENCES = [
     "The house of the old king is red, isn't it?",

@@ -9,7 +9,7 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.fairseq_plugin.criterions.glue import GlueCriterion
 from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig, GlueTask
-from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
+from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 
 CHECKPOINTS = ROOT / "tests/fixtures/checkpoints_of_2026_11/fine_tuned"

@@ -59,10 +59,14 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     Raises:
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
-    folder = Path(folder)
-    checkpoint = checkpoint_at(folder, checkpoint_file)
-    tokenizer = load_tokenizer((folder if folder.is_dir() else folder.parent) / "tokenizer")
-    model = build(model_class, load_safely(checkpoint), tokenizer.dictionary, checkpoint)
+    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
+    return load_state(model_class, load_safely(checkpoint), checkpoint)
+
+
+def load_state(model_class: type, state: dict, checkpoint: Path) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds."""
+    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
+    model = build(model_class, state, tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
 

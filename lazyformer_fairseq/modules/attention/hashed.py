@@ -159,7 +159,9 @@ def _orders(
     found, places = buckets_BNRK, buckets_BNRK.size(-1)
     if is_padding_BK is not None:
         found = found.masked_fill(is_padding_BK[:, None, None], buckets)
-    found = F.pad(found, (0, -places % chunk), value=buckets + 1)
+    # A graph must hold for inputs that need none and for those that need some.
+    more = chunk - places % chunk if torch.compiler.is_compiling() else -places % chunk
+    found = F.pad(found, (0, more), value=buckets + 1)
     filled = found.size(-1)
     by_place = torch.arange(filled, device=found.device)
     order = (found * filled + by_place).argsort(-1)

@@ -98,8 +98,8 @@ def _(scores: Tensor, exponent_N: Tensor) -> Tensor:
 
 
 def _is_on_processor(scores: Tensor) -> bool:
-    """Where looking at numbers costs nothing; a GPU would be waited for."""
-    return scores.device.type == "cpu"
+    """Where looking at numbers costs nothing; a GPU would be waited for, and a graph cannot look."""
+    return scores.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _rows(scores: Tensor, exponent: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ class Linformer(AttentionVariant):
             raise ValueError(
                 f"a sequence of {time} tokens is longer than the {longest} positions that Linformer projects"
             )
-        keys = self.key_projection[..., :time]
-        return keys, keys if self.value_projection is None else self.value_projection[..., :time]
+        keys = first_columns(self.key_projection, time)
+        return keys, keys if self.value_projection is None else first_columns(self.value_projection, time)
 
     @classmethod
     def attention_size(cls, sizes: Sizes, values: Settings, size: AttentionSize) -> AttentionSize:
@@ -152,7 +152,9 @@ class Text(NamedTuple):
     def _moved(self, by_B: Tensor) -> Tensor:
         """(B, T): which place comes to each place."""
         time = self.is_padding_BT.size(1)
-        return (torch.arange(time, device=by_B.device) + by_B[:, None]) % time
+        place_BT = torch.arange(time, device=by_B.device) + by_B[:, None]
+        # Modulo T, which ONNX has for numbers alone.
+        return torch.where(place_BT < 0, place_BT + time, torch.where(place_BT < time, place_BT, place_BT - time))
 
 
 class ProjectedDistribution(NamedTuple):
@@ -174,7 +176,7 @@ class ProjectedDistribution(NamedTuple):
         F (X W) is (F X) W, cheaper where heads share F and there are fewer projected positions than positions.
         """
         time = x_BTC.size(1)
-        projection = self.projection[..., :time]
+        projection = first_columns(self.projection, time)
         if not is_first(projection.dim() == 2, projection.size(-2), time):
             return v_proj(x_BTC), self
         mixed_BPC = torch.matmul(projection, self.text.alone(x_BTC))
@@ -187,20 +189,27 @@ class ProjectedDistribution(NamedTuple):
     def attend(self, v_BNTD: Tensor, dropout: float) -> Tensor:
         """P F V (B, N, T, D), after dropout on P."""
         v_BNTD = split_heads(self.text.alone(merge_heads(v_BNTD)), v_BNTD.size(1))
-        projection = self.projection[..., : v_BNTD.size(-2)]
+        projection = first_columns(self.projection, v_BNTD.size(-2))
         return self.distribution.attend(project_heads(projection, v_BNTD), dropout)
 
     @property
     def probabilities(self) -> Tensor:
         """P F, (B, N, T, T); rows need not sum to one. Only over a P that is stored."""
         probabilities = self.distribution.probabilities
-        projection = self.projection[..., : probabilities.size(-2)]
+        projection = first_columns(self.projection, probabilities.size(-2))
         return self.text.back(torch.matmul(probabilities, projection))
 
 
 def is_first(is_shared: bool, projected: int, time: int) -> bool:
     """Whether it projects its input along time before it projects it to keys and values."""
     return is_shared and projected < time
+
+
+def first_columns(projection: Tensor, time: int) -> Tensor:
+    """Those that a shorter input meets. A slice would make a graph for inputs of any length refuse the longest."""
+    if torch.compiler.is_compiling():
+        return projection.index_select(-1, torch.arange(time, device=projection.device))
+    return projection[..., :time]
 
 
 def project_heads(projection: Tensor, x_BNTD: Tensor) -> Tensor:

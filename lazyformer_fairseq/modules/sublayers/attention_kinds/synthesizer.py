@@ -86,7 +86,7 @@ class Synthesizer(AttentionVariant):
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:
         self._check_length(attention.x_BTC.size(1))
         attention = self._with_scores(attention)
-        scores, batch = attention.scores, len(attention.x_BTC)
+        scores, batch = attention.scores, attention.x_BTC.size(0)
         is_padded = scores.lengths_B is not None or scores.hidden_BK is not None
         if batch == 1 or is_padded or not self.may_share or (self.training and self.dropout):
             return inner(attention)
@@ -236,7 +236,7 @@ class _TogetherAttention(NamedTuple):
 
 
 def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
-    batch = len(attention.x_BTC)
+    batch = attention.x_BTC.size(0)
     one = {"q_BNTD": attention.q_BNTD[:1], "k_BNKD": attention.k_BNKD[:1], "values": _together(attention.values)}
     output, distribution = inner(attention.with_(**one))
     return AttentionOutput(_apart(output, batch), _TogetherAttention(distribution, batch))

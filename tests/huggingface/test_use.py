@@ -23,8 +23,8 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION, PER_WORD
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.export.write import export_to_huggingface
-from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.huggingface.export import export_to_huggingface
+from lazyformer_fairseq.huggingface.importing import import_to
 
 TYPES = "encoder.sentence_encoder.embed_token_types.weight"
 

@@ -10,9 +10,17 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX
-from lazyformer_fairseq.huggingface.reading.config import SENTENCE_CLASSIFIER, SPAN_READER, Described
-from lazyformer_fairseq.huggingface.reading.families import ENCODER, HEAD, POSITIONS, TYPES, WORDS
-from lazyformer_fairseq.huggingface.reading.folder import Weights
+from lazyformer_fairseq.huggingface.hub_folder import (
+    ENCODER,
+    HEAD,
+    POSITIONS,
+    SENTENCE_CLASSIFIER,
+    SPAN_READER,
+    TYPES,
+    WORDS,
+    Described,
+    Weights,
+)
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER
 
 KEEP, FOLD, AUTO = "keep", "fold", "auto"

@@ -20,7 +20,7 @@ from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.huggingface.importing import import_to
 
 EXACT = {"rtol": 0, "atol": 1e-5}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

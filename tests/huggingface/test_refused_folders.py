@@ -20,7 +20,7 @@ from tiny_berts import save_tiny
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.reading.importing import import_to
+from lazyformer_fairseq.huggingface.importing import import_to
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 

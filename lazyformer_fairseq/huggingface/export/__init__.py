@@ -1,1 +1,0 @@
-"""A checkpoint into a folder that transformers loads."""

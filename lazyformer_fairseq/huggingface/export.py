@@ -2,8 +2,8 @@
 
 A plain ``(sf)xN`` becomes a BERT of transformers, without code of its own. BERT counts positions from the left, padding
 included, and sees all tokens without an attention mask: so the two agree on inputs that are padded on the right and
-have one. The model's `dense` classification head is BERT's pooler and classifier, its head for next sentences BERT's pooler
-and ``cls.seq_relationship``, its span head ``qa_outputs``.
+have one. The model's `dense` classification head is BERT's pooler and classifier, its head for next sentences BERT's
+pooler and ``cls.seq_relationship``, its span head ``qa_outputs``.
 """
 
 from collections.abc import Iterator

@@ -113,6 +113,7 @@ def test_help(script):
     assert (run.returncode, run.stderr) == (0, "") and "continue [OPTIONS] WARM DATA" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_ends_with_the_same_bits(script, folders, data_folder, tmp_path):
     """The script's own words, in this process: its runs must be alike to the bit, stopped in the middle or not."""
     originals = ("--distill", folders / "original")

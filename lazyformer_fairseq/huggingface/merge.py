@@ -192,7 +192,7 @@ class _Reader:
     def follow(self) -> None:
         """Reaches all that is mentioned by what is reached."""
         done: set[int] = set()
-        before = -1
+        before: tuple[int, ...] = ()
         while before != (len(self.reached), len(self.mentioned), len(done)):
             before = (len(self.reached), len(self.mentioned), len(done))
             for definition in list(self.reached):

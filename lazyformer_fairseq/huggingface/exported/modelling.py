@@ -151,6 +151,9 @@ def build_sublayers(config: LazyFormerConfig) -> nn.ModuleList:
     )
     around = (config.hidden_size, config.hidden_dropout_prob, config.normalize_before, config.layer_norm_eps)
     built = [find_kind(each.letter).module(ENCODER).build(options, each) for each in read_plan(config.plan)]
+    for module in (module for inner in built for module in inner.modules()):
+        if hasattr(module, "set_longest"):  # nobody measures spans here: they may be as long as they can become
+            module.set_longest(1.0)
     return nn.ModuleList(ResidualSublayer(inner, *around) if inner.is_residual else inner for inner in built)
 
 

@@ -48,7 +48,7 @@ class Span(AttentionVariant):
         self.penalty_weight = options.values["span_loss"]
         self.is_causal = options.is_causal
         self.shares = nn.Parameter(torch.zeros(options.num_heads))
-        self.set_longest(1.0)  # until somebody measures: what it may become
+        self.set_longest(1.0 if self.shares.is_meta else 0.0)  # what is counted without numbers is what it may become
         options.common.setdefault(SPANS, []).append(self)
 
     @classmethod

@@ -196,12 +196,12 @@ class _Reader:
         while before != (len(self.reached), len(self.mentioned), len(done)):
             before = (len(self.reached), len(self.mentioned), len(done))
             for definition in list(self.reached):
-                for part in self._parts(definition):
+                for part in self.parts(definition):
                     if id(part) not in done:
                         done.add(id(part))
                         self._follow(definition, part)
 
-    def _parts(self, definition: Definition) -> list[ast.AST]:
+    def parts(self, definition: Definition) -> list[ast.AST]:
         """Those that stay, as far as is known now; of a class its head and some of its members."""
         node = definition.node
         if not isinstance(node, ast.ClassDef):
@@ -305,34 +305,40 @@ class _Writer:
             yield from (target for _, target in self.reader.references(definition.module, part))
 
     def _text(self, definition: Definition) -> str:
+        """The lines of a definition that stay, with the names of this file in them."""
+        lines, node = self._renamed(definition), definition.node
+        end = node.body[0].lineno - 1 if isinstance(node, ast.ClassDef) else node.end_lineno
+        operators = [each for each in getattr(node, "decorator_list", ()) if _is_operator(each)]
+        dropped = {number for each in operators for number in range(each.lineno, each.end_lineno + 1)}
+        kept = [lines[number - 1] for number in range(definition.start, end + 1) if number not in dropped]
+        for member in node.body if isinstance(node, ast.ClassDef) else ():
+            first, end = end + 1, member.end_lineno
+            if member not in definition.members:
+                continue
+            found = lines[first - 1 : end]
+            is_first = member is definition.members[0]
+            if is_first and not found[0]:  # right under the head
+                found = found[1:]
+            elif ast.get_docstring(node) and definition.members[1:2] == [member] and found[0]:
+                kept.append("")
+            kept += found
+        return "\n".join(kept).rstrip()
+
+    def _renamed(self, definition: Definition) -> list[str]:
+        """The lines of a definition's module, in which it and what it refers to have their names of this file."""
         module = self.reader.module(definition.module)
         lines = list(module.lines)
-        edits = []
-        for part in self.reader._parts(definition):
-            edits += self.reader.references(definition.module, part)
+        references = (self.reader.references(definition.module, part) for part in self.reader.parts(definition))
+        edits = [each for found in references for each in found]
         for node, target in sorted(edits, key=lambda each: (each[0].lineno, each[0].col_offset), reverse=True):
             line = lines[node.lineno - 1].encode()
             text = self._called(module, node, target).encode()
             lines[node.lineno - 1] = (line[: node.col_offset] + text + line[node.end_col_offset :]).decode()
-        node = definition.node
         for name in definition.names:
             if (own := self.own_names[Name(definition.module, name)]) != name:
-                number = node.lineno - 1
+                number = definition.node.lineno - 1
                 lines[number] = re.sub(rf"\b{name}\b", own, lines[number], count=1)
-        dropped = {number for each in getattr(node, "decorator_list", ()) if _is_operator(each)
-                   for number in range(each.lineno, each.end_lineno + 1)}  # fmt: skip
-        end = node.body[0].lineno - 1 if isinstance(node, ast.ClassDef) else node.end_lineno
-        kept = [*range(definition.start, end + 1)]
-        if isinstance(node, ast.ClassDef):
-            for member in node.body:
-                start = min([member.lineno, *(each.lineno for each in getattr(member, "decorator_list", ()))])
-                first = end + 1 if member is not node.body[0] else start
-                end = member.end_lineno
-                if member in definition.members:
-                    if kept[-1] == node.body[0].end_lineno and ast.get_docstring(node) and lines[first - 1]:
-                        lines[first - 1] = f"\n{lines[first - 1]}"
-                    kept += range(first, end + 1)
-        return "\n".join(lines[number - 1] for number in dict.fromkeys(kept) if number not in dropped).rstrip()
+        return lines
 
     def _called(self, module: Module, node: ast.expr, target: Name) -> str:
         """What a reference is called in the one file; notes what has to be imported."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention import eager
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.attention.torch_back_ends import Eager
 
 Linear = nn.Linear
 SUBLAYERS: dict[str, type[nn.Module]] = {}  # by letter; an export fills both at the end of its file
@@ -105,7 +105,7 @@ def attend(
 ) -> tuple[Tensor, Any]:
     """softmax(QK^T / sqrt(D) + additions to scores) V, and the distribution: written out, or by torch's fused one."""
     if back_end == "eager" or scores.exponent_N is not None or not q_BNTD.size(-1):
-        return eager.attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
+        return Eager().attend(q_BNTD, k_BNKD, v_BNKD, scores, dropout, consumers)
     added, is_blind = scores.dense(q_BNTD.size(-2), k_BNKD.size(-2), q_BNTD), None
     if scores.mask is not None:
         is_blind = (added == float("-inf")).all(-1, keepdim=True)

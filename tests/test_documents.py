@@ -91,8 +91,8 @@ ADDED_OPTIONS = {
         f"{SIZES} --tokens-per-sample 32 --sublayers 6 --orders 1 --balances 1 --sandwich 1 --baseline-seeds 1 "
         "--updates 1 --batch-size 16 --device cpu"
     ),
-    "lazyformer search --from": (
-        "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1 --rounds 1 --control 1 --heads plain"
+    "lazyformer search compress": (
+        "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1 --rounds 1 --control 1"
     ),
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer plan": "",

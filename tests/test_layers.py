@@ -171,12 +171,12 @@ def test_circles_between_subfolders_are_found(tmp_path):
 
 
 def test_neighbours_in_a_row_do_not_know_each_other(tmp_path):
-    files = {"finetuning/grid": "import lazyformer_fairseq.experiments.search.loop"}
-    files |= {"experiments/search/loop": "", "new/thing": ""}
+    files = {"finetuning/grid": "import lazyformer_fairseq.experiments.search.run"}
+    files |= {"experiments/search/run": "", "new/thing": ""}
     imports = imports_of_package(write_tree(tmp_path, files))
     with pytest.raises(AssertionError, match=r"\['new'\] a place"):
         arrows_that_run_up(imports)
     del imports["lazyformer_fairseq.new.thing"]
     assert arrows_that_run_up(imports) == [
-        "lazyformer_fairseq.finetuning.grid -> lazyformer_fairseq.experiments.search.loop"
+        "lazyformer_fairseq.finetuning.grid -> lazyformer_fairseq.experiments.search.run"
     ]

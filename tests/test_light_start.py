@@ -89,7 +89,7 @@ def test_the_version_is_light_from_the_start_of_python():
     [
         ("lazyformer ", "plain,search"),
         ("lazyformer glue ", "plain,report"),
-        ("lazyformer search --", "plain,--latency-price"),
+        ("lazyformer search run --", "plain,--latency-price"),
         ("lazyformer lm prepare ", "plain,enwik8"),
         ("lazyformer lm evaluate nowhere ", "file,"),
     ],

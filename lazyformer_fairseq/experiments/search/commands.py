@@ -1,102 +1,88 @@
-"""The command ``lazyformer search``: one pattern as in PAR's section 2, or a front by any method."""
+"""``lazyformer search``: one pattern as in PAR's section 2, or a front by any method; orders; trained models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import click
+from click.core import ParameterSource
 
-from lazyformer_fairseq.arguments import numbers, refuse_missing_folders
+from lazyformer_fairseq.arguments import ExistingPath, checkpoint_at, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.from_checkpoint.commands import OrFromCheckpoint
-from lazyformer_fairseq.experiments.search.front.settings import FrontSettings, TrainSettings
-from lazyformer_fairseq.experiments.search.methods import METHODS, describe_methods
-from lazyformer_fairseq.experiments.search.orders.commands import OrOrders
-from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings, choose_baseline, read_candidates
+from lazyformer_fairseq.experiments.folder import stoppable
+from lazyformer_fairseq.experiments.search.settings import (
+    FRONTS_PRICE,
+    TASKS,
+    CompressSettings,
+    FrontSettings,
+    OrdersSettings,
+    Recipe,
+    Schedule,
+    SearchSettings,
+    TrainSettings,
+    choose_baseline,
+    read_candidates,
+)
+from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.kinds import describe_letters
+from lazyformer_fairseq.warm_start.options import heads_option
 
-DEFAULTS = {field.name: field.default for kind in (Schedule, SearchSettings) for field in fields(kind)}
-FRONT = {field.name: field.default for field in fields(FrontSettings)}
-TRAIN = {field.name: field.default for field in fields(TrainSettings)}
-FRONTS_PRICE = 1.0  # of latency, nats, unless the user gives another
-POSITIVE = click.IntRange(min=1)
-ABOVE_0 = click.FloatRange(min=0, min_open=True)
-FROM_0 = click.FloatRange(min=0)
-WHOLE_FROM_0 = click.IntRange(min=0)
-
-
-def setting(name: str, help: str, kind: Any = ABOVE_0) -> Callable:
-    """An option of a field of the settings, with its default."""
-    return click.option(f"--{name.replace('_', '-')}", type=kind, default=DEFAULTS.get(name), help=help)
+FROM = "--from"
+OUT = click.argument("out", type=click.Path(path_type=Path))
+LATENCIES = click.option(
+    "--latencies",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]',
+)
 
 
-def front_setting(name: str, help: str, kind: Any) -> Callable:
-    """An option of a front, None where it is not given."""
-    default = FRONT[name]
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    return click.option(f"--{name.replace('_', '-')}", type=kind, help=f"{help}  [default: {shown}]")
+class SearchGroup(Group):
+    """Its words with ``--from CHECKPOINT`` among them, as it was once written, mean ``compress CHECKPOINT``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for place, word in enumerate(args):
+            name, equals, value = word.partition("=")
+            if name == FROM:
+                click.echo(f"{FROM}: is compress now", err=True)
+                given = [value] if equals else args[place + 1 : place + 2]
+                args = ["compress", *given, *args[:place], *args[place + 1 + (not equals) :]]
+                break
+        return super().parse_args(ctx, args)
 
 
-class SearchCommand(OrOrders, OrFromCheckpoint):
-    """One pattern or a front, unless the words say orders or --from."""
+@click.group(cls=SearchGroup, default="run")
+def search() -> None:
+    """Search sublayer patterns: one or a front, random orders, faster ones for a trained model."""
 
 
-@click.command(cls=SearchCommand, context_settings={"ignore_unknown_options": True})
-@click.argument("data")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--task", type=click.Choice(["masked-lm", "language-model"]), required=True, help="What DATA is for.")
-@click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way.")
+def on_data(command: Callable) -> Callable:
+    """The arguments DATA, OUT and fairseq's options; --task, --arch and --device."""
+    for decorate in (
+        click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]"),
+        click.option("--arch", required=True, help="Gives sizes, dropout and norm position; its pattern gives way."),
+        click.option("--task", type=click.Choice(list(TASKS)), required=True, help="What DATA is for."),
+        click.argument("fairseq_options", nargs=-1, type=click.UNPROCESSED),
+        OUT,
+        click.argument("data"),
+    ):
+        command = decorate(command)
+    return command
+
+
+@search.command(context_settings={"ignore_unknown_options": True})
+@on_data
 @click.option("--sublayers", type=int, help="Layers to search.  [default: as many as the baseline or ARCH has]")
 @click.option("--baseline-pattern", help="What is compared with; of as many sublayers.  [default: sf, half as often]")
-@click.option("--candidates", default=",".join(DEFAULTS["candidates"]),
-              help=f"What a layer chooses from: {describe_letters()}; settings in brackets.")  # fmt: skip
-@click.option("--method", type=click.Choice(list(METHODS)), default="gradient", help=f"{describe_methods()}.")
-@click.option("--budgets", metavar="SHARE,...", help="A front: a pattern for each of these shares of the baseline's "
-              f"latency.  [default: {','.join(map(str, FRONT['budgets']))}; with --method gradient none, one pattern "
-              "instead]")  # fmt: skip
-@front_setting("evaluations", "Of a front: patterns that are judged with inherited weights.", POSITIVE)
-@front_setting("judged_batches", "Of a front: batches of held-apart data that judge a pattern.", POSITIVE)
-@front_setting("check_patterns", "Of a front: patterns spread over the space whose latency is predicted and measured; "
-               "0 for none.", WHOLE_FROM_0)  # fmt: skip
-@click.option("--control/--no-control", default=None,
-              help="Of a front: random search of the same cost beside the method.  [default: --control]")  # fmt: skip
-@click.option("--train-updates", type=WHOLE_FROM_0, default=TRAIN["updates"],
-              help="Of a front: updates from scratch of each pattern found, and of the control's.")  # fmt: skip
-@click.option("--train-seeds", multiple=True, callback=numbers(int), default=TRAIN["seeds"], metavar="N,N,...",
-              type=str, help="That train each pattern.")  # fmt: skip
-@click.option("--train-lr", type=ABOVE_0, default=TRAIN["rate"], help="Adam's highest learning rate then.")
-@click.option("--train-patterns", type=WHOLE_FROM_0, default=TRAIN["patterns"],
-              help="Of those whose latency is checked: trained too, to compare with inherited losses.")  # fmt: skip
-@setting("batch_size", "Sequences, or streams of text, an update.", POSITIVE)
-@setting("architecture_share", "Share of the training data that is held apart for the architecture.",
-         click.FloatRange(0, 1, min_open=True, max_open=True))  # fmt: skip
-@setting("constant_updates", "Updates of weights alone, before the architecture's first stage.", WHOLE_FROM_0)
-@setting("max_updates", "Updates of weights and architecture together; of a front: its cost with all evaluations, in "
-         "updates of the baseline, by FLOPs.", POSITIVE)  # fmt: skip
-@setting("unchanged_share", "The pattern is found when it has not changed for so many architecture stages.")
-@setting("weights_lr", "LAMB's learning rate.")
-@setting("weights_decay", "LAMB's weight decay.", FROM_0)
-@setting("clip_norm", "Longest gradient of the weights; 0 for any.", FROM_0)
-@setting("architecture_lr", "Adam's learning rate.")
-@setting("architecture_decay", "Adam's weight decay.", FROM_0)
-@setting("temperature", "Of the Gumbel-softmax, until the architecture learns.")
-@setting("final_temperature", "At the last update; exponential decay from --constant-updates on.")
-@click.option("--latency-price", type=FROM_0, help="Nats a prediction that the architecture pays for one baseline's "
-              f"latency.  [default: {DEFAULTS['latency_price']}; of a front {FRONTS_PRICE}]")  # fmt: skip
-@setting("latency_budget", "Share of the baseline's latency that is free.", FROM_0)
-@click.option("--latencies", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              help='JSON of milliseconds by kind, {"s": 1.2, "f": 0.7}.  [default: measured here]')  # fmt: skip
-@setting("latency_tokens", "Tokens that latency is measured with.  [default: the training's]", POSITIVE)
-@setting("latency_memory", "Tokens remembered then.  [default: the model's --mem-len]", WHOLE_FROM_0)
-@setting("seed", "Of weights, data and choices.", int)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is a GPU]")
-@setting("log_interval", "Updates between lines of the history.", POSITIVE)
-@click.option("--save-interval", type=POSITIVE, default=500, help="Updates between states that a search can resume.")
+@takes(FrontSettings, into="")
+@takes(TrainSettings, into="train")
+@takes(Schedule, into="schedule")
+@takes(SearchSettings, into="")
+@LATENCIES
+@click.option("--save-interval", type=click.IntRange(min=1), default=500, help="Updates between states to resume from.")
 @click.option("--time-only", is_flag=True, help="Search nothing; time the supernet's updates beside the baseline's.")
-def search(**given: Any) -> None:
+@click.pass_context
+def run(ctx: click.Context, out: Path, train: TrainSettings, save_interval: int, time_only: bool, **given: Any) -> None:
     """Search a sublayer pattern by gradient descent (PAR Transformer, section 2), or a front of them by any method.
 
     Every layer becomes a mixture of self-attention, feed-forward and identity; what the mixtures come to prefer is
@@ -114,67 +100,49 @@ def search(**given: Any) -> None:
       --method evolution --budgets 0.5,0.6,0.7,0.8,0.9,1.0
     """
     refuse_missing_folders(given["data"])
-    from lazyformer_fairseq.experiments.search.measure import time_updates
-    from lazyformer_fairseq.experiments.search.run import run_search
+    from lazyformer_fairseq.experiments.search.from_scratch import train_front
+    from lazyformer_fairseq.experiments.search.front import run_front
+    from lazyformer_fairseq.experiments.search.report import front_report, models_table
+    from lazyformer_fairseq.experiments.search.run import run_search, time_updates
 
-    out, save_interval, time_only = given.pop("out"), given.pop("save_interval"), given.pop("time_only")
-    train = TrainSettings(*(given.pop(f"train_{name}") for name in ("updates", "patterns", "lr", "seeds")))
-    front = _front(given)
+    chosen = {name for name in given if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    front = _front(given, chosen)
     if train.updates and not front:
         raise UserError("--train-updates: of a front; give --budgets, or another --method than gradient, too")
-    if given["latency_price"] is None:
-        given["latency_price"] = FRONTS_PRICE if front else DEFAULTS["latency_price"]
-    if front and not front.trains_mixtures:
-        given["constant_updates"] = 0  # they have no architecture that would wait
+    if front and "latency_price" not in chosen:
+        given["latency_price"] = FRONTS_PRICE
+    if front and not front.trains_mixtures:  # they have no architecture that would wait
+        given["schedule"] = replace(given["schedule"], constant_updates=0)
     settings = _settings(**given)
     if time_only:
         click.echo(time_updates(settings, out))
-        return
-    if front:
-        click.echo(_run_front(settings, front, train, out, save_interval))
-        return
-    click.echo(_summary(run_search(settings, out, save_interval), out))
+    elif front:
+        result = run_front(settings, front, out, save_interval)
+        trained = [train_front(settings, train, result, out)] if train.updates else []
+        click.echo("\n" + "\n\n".join([front_report(result), *trained, f"Files: {out}"]))
+    else:
+        result = run_search(settings, out, save_interval)
+        click.echo(f"\n{_found(result)}\n\n{models_table(result['table'])}\n\nFiles: {out}")
 
 
-def _front(given: dict[str, Any]) -> Optional[FrontSettings]:
+def _front(given: dict[str, Any], chosen: set[str]) -> Optional[FrontSettings]:
     """Takes a front's options out of the others; None where one pattern is searched as in the paper.
+
+    Args:
+        chosen: names of what the command line has.
 
     Raises:
         UserError: options that do not fit together.
     """
-    method, budgets = given.pop("method"), given.pop("budgets")
-    of_front = {name: given.pop(name) for name in ("evaluations", "judged_batches", "check_patterns", "control")}
-    chosen = {name: value for name, value in of_front.items() if value is not None}
-    if budgets is None and method == "gradient":
-        if chosen:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+    of_front = {each.name: given.pop(each.name) for each in fields(FrontSettings)}
+    if of_front["method"] == "gradient" and "budgets" not in chosen:
+        if alone := [name for name in of_front if name in chosen - {"method"}]:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in alone)
             raise UserError(f"{options}: of a front; give --budgets, or another --method than gradient, too")
         return None
     if given["latency_budget"]:
         raise UserError("--latency-budget: of one pattern; a front has --budgets")
-    if budgets is not None:
-        chosen["budgets"] = _shares(budgets)
-    return FrontSettings(method, **chosen)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--budgets {text}: give shares of the baseline's latency, such as 0.5,0.75,1.0") from None
-
-
-def _run_front(
-    settings: SearchSettings, front: FrontSettings, train: TrainSettings, out: Path, save_interval: int
-) -> str:
-    from lazyformer_fairseq.experiments.search.front.report import report
-    from lazyformer_fairseq.experiments.search.front.run import run_front, train_found
-
-    result = run_front(settings, front, out, save_interval)
-    parts = [report(result)]
-    if train.updates:
-        parts.append(train_found(settings, train, result, out))
-    return "\n" + "\n\n".join([*parts, f"Files: {out}"])
+    return FrontSettings(**of_front)
 
 
 def _settings(
@@ -183,30 +151,104 @@ def _settings(
     arch: str,
     sublayers: Optional[int],
     baseline_pattern: Optional[str],
-    candidates: str,
+    candidates: Sequence[str],
     latencies: Optional[Path],
     device: Optional[str],
     **rest: Any,
 ) -> SearchSettings:
     """Raises UserError if the options do not fit together."""
-    from lazyformer_fairseq.experiments.search.price import read_price_list
-    from lazyformer_fairseq.experiments.search.supernet import fairseq_model
+    from lazyformer_fairseq.experiments.search.fairseq_model import parse
+    from lazyformer_fairseq.experiments.search.latency import read_price_list
     from lazyformer_fairseq.measure.costs.machine import device_named
 
-    names, device = read_candidates(candidates), device_named(device)
-    cfg = fairseq_model.parse(data, task, arch, rest["seed"], rest["fairseq_options"])
-    schedule = Schedule(**{field.name: rest.pop(field.name) for field in fields(Schedule)})
+    names, device = read_candidates(",".join(candidates)), device_named(device)
+    cfg = parse(data, task, arch, rest["seed"], rest["fairseq_options"])
     baseline = choose_baseline(baseline_pattern, sublayers, len(plan(cfg.model.sublayer_pattern)))
-    settings = SearchSettings(str(Path(data).absolute()), task, arch, baseline, names, schedule, device=device, **rest)
+    settings = SearchSettings(str(Path(data).absolute()), task, arch, baseline, names, device=device, **rest)
     return replace(settings, prices=read_price_list(latencies, settings.priced)) if latencies else settings
 
 
-def _summary(result: dict[str, Any], out: Path) -> str:
-    from lazyformer_fairseq.experiments.search.report.comparison import table
-
+def _found(result: dict[str, Any]) -> str:
     how = "unchanged for long enough" if result["converged"] else "as far as --max-updates went"
     if not result["pattern"]:
-        found = "Every layer prefers identity: no sublayer is left. Give a lower --latency-price, or search longer."
-    else:
-        found = f"Found after {result['updates']} updates ({how}):\n\n  --sublayer-pattern '{result['pattern']}'"
-    return f"\n{found}\n\n{table(result['table'])}\n\nFiles: {out}"
+        return "Every layer prefers identity: no sublayer is left. Give a lower --latency-price, or search longer."
+    return f"Found after {result['updates']} updates ({how}):\n\n  --sublayer-pattern '{result['pattern']}'"
+
+
+@search.command(context_settings={"ignore_unknown_options": True})
+@on_data
+@takes(OrdersSettings)
+@takes(Recipe, into="")
+def orders(data: str, out: Path, device: Optional[str], settings: OrdersSettings, **given: Any) -> None:
+    """Train random orders of self-attention and feed-forward, beside Sandwich's (Press et al., 2019).
+
+    All train on the same batches, update by update in turn; the interleaved order does with several seeds, which shows
+    how far seeds alone go apart. OUT gets table.md, orders.csv, orders.png, results.json. Options of fairseq's task and
+    model may follow. Stop it at any time; rerun to resume.
+
+    \b
+    lazyformer search orders data results/orders --task masked-lm --arch bert_base --encoder-embed-dim 192 \\
+      --encoder-ffn-embed-dim 768 --encoder-attention-heads 6 --batch-size 8
+    """
+    refuse_missing_folders(data)
+    from lazyformer_fairseq.experiments.search.fairseq_model import parse
+    from lazyformer_fairseq.experiments.search.orders import run_orders
+    from lazyformer_fairseq.measure.costs.machine import device_named
+
+    parse(data, given["task"], given["arch"], settings.seed, given["fairseq_options"])
+    recipe = Recipe(str(Path(data).absolute()), device=device_named(device), seeds=(settings.seed,), **given)
+    with stoppable():
+        table = run_orders(settings, recipe, out)
+    click.echo(f"\n{table}\n\nFiles: {out}")
+
+
+@search.command()
+@click.argument("checkpoint", type=ExistingPath())
+@click.argument("text", type=ExistingPath())
+@OUT
+@takes(CompressSettings, into="")
+@heads_option
+@LATENCIES
+def compress(
+    checkpoint: Path, text: Path, out: Path, candidates: Sequence[str], latencies: Optional[Path], **given: Any
+) -> None:
+    """Find patterns for a trained masked-LM encoder that are faster and lose least, without training.
+
+    CHECKPOINT is a file, or a folder of checkpoints. TEXT is held-out text: a file, or what `lazyformer corpus` wrote,
+    whose split valid is read. Each change of a sublayer is scored on it; for each budget of latency, dynamic
+    programming chooses the changes with the least sum. The best are measured, and as many random patterns beside them.
+    OUT gets the report and, for each budget, a model that starts from the weights, as `lazyformer import` writes it,
+    for `lazyformer continue` to train. Stop it at any time; rerun to go on. More in docs/search_from_checkpoint.md.
+
+    \b
+    lazyformer search compress checkpoints/bert_base data results/faster --budgets 0.6,0.8
+    """
+    from lazyformer_fairseq.experiments.search.compress.choices import Choices, default_candidates
+    from lazyformer_fairseq.experiments.search.compress.choices import read_candidates as read
+    from lazyformer_fairseq.experiments.search.compress.report import budgets_table
+    from lazyformer_fairseq.experiments.search.compress.run import load_original, run_compress
+    from lazyformer_fairseq.experiments.search.latency import read_price_list
+    from lazyformer_fairseq.storage.hashes import sha256_of
+
+    original = load_original(checkpoint)
+    cfg, old_plan = original.trained.cfg, original.trained.plan
+    latency_tokens = given.pop("latency_tokens") or cfg.max_positions
+    if latency_tokens > cfg.max_positions:
+        raise UserError(f"--latency-tokens {latency_tokens}: the model reads {cfg.max_positions} at most")
+    found = read(candidates) if candidates else default_candidates(old_plan, cfg.max_positions)
+    choices = Choices.of(old_plan, found)
+    if all(len(options) == 1 for options in choices.options):
+        raise UserError(
+            f"--candidates {','.join(candidates)}: no sublayer of {cfg.sublayer_pattern} becomes any of them"
+        )
+    settings = CompressSettings(
+        checkpoint=str(checkpoint.absolute()),
+        weights=sha256_of(checkpoint_at(checkpoint)),
+        text=str(text.absolute()),
+        candidates=tuple(each.text for each in found),
+        prices=dict(read_price_list(latencies, list(choices.sublayers))) if latencies else None,
+        latency_tokens=latency_tokens,
+        **given,
+    )
+    result = run_compress(settings, replace(original, latency_tokens=latency_tokens), out)
+    click.echo(f"\n{budgets_table(result)}\n\nFiles: {out}")

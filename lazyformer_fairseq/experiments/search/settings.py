@@ -1,31 +1,62 @@
-"""What decides a search's result; kept in its folder, so that a second run resumes only the same search."""
+"""What decides a search's result, and its commands take; kept in its folder, so that only the same search resumes."""
 
 import re
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.options import check, option
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, expand, producers, read_sublayer, split_sublayers
-from lazyformer_fairseq.patterns.kinds import kinds
+from lazyformer_fairseq.patterns.kinds import describe_letters, kinds
+
+FRONTS_PRICE = 1.0  # of latency, nats, unless the user gives another
+# Task, criterion, and the model whose architectures fit them.
+TASKS = {
+    "masked-lm": ("full_sentences_masked_lm", "masked_lm_accuracy", "lazyformer"),
+    "language-model": ("stream_language_modeling", "causal_lm", "lazyformer_lm"),
+}
+
+
+def a_rate(default: float, help: str, *flags: str) -> Any:
+    """An option above 0."""
+    return option(default, help, *flags, low=0, is_open=True)
+
+
+def share(text: str) -> float:
+    """Raises a UserError for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{text}: give shares of the baseline's latency, such as 0.5,0.75,1.0") from None
+
+
+def share_below_1(text: str) -> float:
+    """Raises a UserError for what is no share of a model that is to be faster."""
+    found = share(text)
+    if not 0 < found < 1:
+        raise UserError(f"{text}: a share of the model's latency is above 0 and below 1")
+    return found
 
 
 @dataclass(frozen=True)
 class Schedule:
     """PAR Transformer, section 2.2; the temperature is FBNet's, which the paper follows.
 
-    Attributes:
-        constant_updates: of weights alone, before the first architecture stage.
-        max_updates: of both kinds together.
-        temperature: of the Gumbel-softmax at first.
-        final_temperature: at `max_updates`.
-        unchanged_share: of an architecture stage's updates; this many in a row without a new pattern end the search.
+    The pattern is found when it has not changed for `unchanged_share` of an architecture stage's updates in a row.
     """
 
-    constant_updates: int = 10_000
-    max_updates: int = 50_000
-    temperature: float = 5.0
-    final_temperature: float = 0.087
-    unchanged_share: float = 0.75
+    constant_updates: int = option(10_000, "Updates of weights alone, before the architecture's first stage.", low=0)
+    max_updates: int = option(
+        50_000,
+        "Updates of weights and architecture together; of a front: its cost with all evaluations, in updates of the "
+        "baseline, by FLOPs.",
+        low=1,
+    )
+    temperature: float = a_rate(5.0, "Of the Gumbel-softmax, until the architecture learns.")
+    final_temperature: float = a_rate(0.087, "At the last update; exponential decay from --constant-updates on.")
+    unchanged_share: float = a_rate(
+        0.75, "The pattern is found when it has not changed for so many architecture stages."
+    )
 
     def temperature_at(self, update: int) -> float:
         """Constant while the architecture is, then exponential decay."""
@@ -45,7 +76,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """One option of `lazyformer search` each. Defaults are those of PAR Transformer, section 2.2, where it names them.
+    """Of `lazyformer search`. Defaults are those of PAR Transformer, section 2.2, where it names them.
 
     Attributes:
         baseline: written-out pattern to compare with; it has as many sublayers as there are layers.
@@ -61,24 +92,33 @@ class SearchSettings:
     task: str
     arch: str
     baseline: str
-    candidates: tuple[str, ...] = ("s", "f", "identity")
+    candidates: tuple[str, ...] = option(
+        ("s", "f", "identity"), f"What a layer chooses from: {describe_letters()}; settings in brackets."
+    )
     schedule: Schedule = field(default_factory=Schedule)
-    architecture_share: float = 0.2
-    batch_size: int = 128
-    weights_lr: float = 1e-2
-    weights_decay: float = 1e-4
-    clip_norm: float = 0.25
-    architecture_lr: float = 1e-2
-    architecture_decay: float = 5e-4
-    latency_price: float = 0.0
-    latency_budget: float = 0.0
+    batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
+    architecture_share: float = option(
+        0.2, "Share of the training data that is held apart for the architecture.", low=0, high=1, is_open=True
+    )
+    weights_lr: float = a_rate(1e-2, "LAMB's learning rate.")
+    weights_decay: float = option(1e-4, "LAMB's weight decay.", low=0)
+    clip_norm: float = option(0.25, "Longest gradient of the weights; 0 for any.", low=0)
+    architecture_lr: float = a_rate(1e-2, "Adam's learning rate.")
+    architecture_decay: float = option(5e-4, "Adam's weight decay.", low=0)
+    latency_price: float = option(
+        0.0,
+        "Nats a prediction that the architecture pays for one baseline's latency.",
+        low=0,
+        shown=f"0.0; of a front {FRONTS_PRICE}",
+    )
+    latency_budget: float = option(0.0, "Share of the baseline's latency that is free.", low=0)
     prices: Optional[dict[str, float]] = None
-    latency_tokens: Optional[int] = None
-    latency_memory: Optional[int] = None
-    seed: int = 1
+    latency_tokens: Optional[int] = option(None, "Tokens that latency is measured with.", low=1, shown="the training's")
+    latency_memory: Optional[int] = option(None, "Tokens remembered then.", low=0, shown="the model's --mem-len")
+    seed: int = option(1, "Of weights, data and choices.")
     device: str = "cpu"
     fairseq_options: tuple[str, ...] = ()
-    log_interval: int = 100
+    log_interval: int = option(100, "Updates between lines of the history.", low=1)
 
     def __post_init__(self):
         read_candidates(",".join(self.candidates))
@@ -97,6 +137,199 @@ class SearchSettings:
         """The sublayers in candidates and baseline, without identity; each once."""
         names = [*self.candidates, *split_sublayers(self.baseline)]
         return sorted({name for name in names if not read_sublayer(name).kind.is_identity})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of METHODS.
+
+    Attributes:
+        help: one line.
+        source: where it comes from.
+        trains_mixtures: whether an update of the weights trains mixtures of all candidates, whose architecture is then
+            trained too, or one random pattern.
+    """
+
+    help: str
+    source: str
+    trains_mixtures: bool = False
+
+
+# How a search spends its evaluations once the supernet is trained.
+METHODS = {
+    "gradient": Method(
+        "architecture's parameters for each budget, learned by gradient descent; then patterns drawn from them",
+        "PAR Transformer, section 2; FBNet",
+        trains_mixtures=True,
+    ),
+    "random": Method(
+        "patterns drawn uniformly between each budget and the one below", "Li and Talwalkar, 2019, arXiv 1902.07638"
+    ),
+    "evolution": Method(
+        "children of the best of a few of the youngest patterns",
+        "Real et al., 2019, arXiv 1802.01548; Guo et al., 2020, arXiv 1904.00420",
+    ),
+    "greedy": Method("from the baseline on, the best of a few single changes at a time", "ours"),
+}
+CONTROL = "random"
+
+
+def describe_methods() -> str:
+    """``gradient: ...; random: ...`` for help texts."""
+    return "; ".join(f"{name}: {method.help}" for name, method in METHODS.items())
+
+
+@dataclass(frozen=True)
+class FrontSettings:
+    """Of a front, beside the settings of the search itself.
+
+    Raises:
+        UserError: values out of range.
+    """
+
+    method: str = option("gradient", f"{describe_methods()}.", choices=list(METHODS))
+    budgets: tuple[float, ...] = option(
+        (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        "A front: a pattern for each of these shares of the baseline's latency.",
+        parse=share,
+        metavar="SHARE,...",
+        shown="0.5,0.6,0.7,0.8,0.9,1.0; with --method gradient none, one pattern instead",
+    )
+    evaluations: int = option(96, "Of a front: patterns that are judged with inherited weights.", low=1)
+    judged_batches: int = option(8, "Of a front: batches of held-apart data that judge a pattern.", low=1)
+    check_patterns: int = option(
+        12,
+        "Of a front: patterns spread over the space whose latency is predicted and measured; 0 for none.",
+        low=0,
+    )
+    control: bool = option(True, "Of a front: random search of the same cost beside the method.")
+
+    def __post_init__(self):
+        check(self)
+        if not self.budgets or min(self.budgets) <= 0 or len(set(self.budgets)) < len(self.budgets):
+            raise UserError(
+                f"--budgets {','.join(map(str, self.budgets))}: give shares of the baseline's latency above 0, each "
+                "once, such as 0.5,0.6,0.7,0.8,0.9,1.0"
+            )
+        if self.evaluations < len(self.budgets):
+            raise UserError(
+                f"--evaluations {self.evaluations}: give one for each of {len(self.budgets)} budgets at least"
+            )
+        if self.check_patterns in (1, 2):
+            raise UserError(
+                f"--check-patterns {self.check_patterns}: a rank correlation needs 3 or more, or 0 for none"
+            )
+
+    @property
+    def trains_mixtures(self) -> bool:
+        return METHODS[self.method].trains_mixtures
+
+    @property
+    def has_control(self) -> bool:
+        return self.control and self.method != CONTROL
+
+
+@dataclass(frozen=True)
+class FrontSearch(SearchSettings):
+    """A search for a front, as its folder keeps it."""
+
+    front: FrontSettings = field(default_factory=FrontSettings)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What is trained from scratch when a front is found; may be given, or given anew, after the search."""
+
+    updates: int = option(
+        0, "Of a front: updates from scratch of each pattern found, and of the control's.", "--train-updates", low=0
+    )
+    patterns: int = option(
+        0,
+        "Of those whose latency is checked: trained too, with the first seed, to compare with inherited losses.",
+        "--train-patterns",
+        low=0,
+    )
+    rate: float = a_rate(1e-3, "Adam's highest learning rate then.", "--train-lr")
+    seeds: tuple[int, ...] = option((1,), "That train each pattern.", "--train-seeds", metavar="N,N,...")
+
+    def __post_init__(self):
+        if self.patterns and not self.updates:
+            raise UserError(f"--train-patterns {self.patterns}: give --train-updates too")
+        if self.patterns in (1, 2):
+            raise UserError(f"--train-patterns {self.patterns}: a rank correlation needs 3 or more; 0 for none")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How patterns learn from scratch: Adam, a warm-up over a tenth of the updates, linear decay to zero.
+
+    Attributes:
+        updates: of each pattern and seed.
+        rate: the highest one.
+        seeds: each trains every pattern.
+        fairseq_options: of task and model.
+    """
+
+    data: str
+    task: str
+    arch: str
+    updates: int = option(2000, "Of each training.", low=1)
+    rate: float = a_rate(1e-3, "Adam's highest learning rate.", "--lr")
+    batch_size: int = option(32, "Sequences, or streams of text, an update.", low=1)
+    seeds: tuple[int, ...] = (1,)
+    device: str = "cpu"
+    fairseq_options: tuple[str, ...] = ()
+    valid_tokens: int = option(32_768, "Of the validation split, its first.", low=1)
+
+
+@dataclass(frozen=True)
+class OrdersSettings:
+    """What `lazyformer search orders` draws."""
+
+    sublayers: int = option(16, "Of each order, half of them s and half f.", low=1)
+    orders: int = option(20, "Random orders of as many s as f.", low=1)
+    balances: int = option(0, "Random orders of equal parameters, whatever the numbers.", low=0)
+    sandwich: tuple[int, ...] = option(
+        (2, 4, 6), "Sandwich's orders beside them: K times s, the rest in turn, K times f.", metavar="K,K,..."
+    )
+    baseline_seeds: int = option(5, "Trainings of the interleaved order: how far seeds alone go apart.", low=1)
+    seed: int = option(1, "Of what is drawn, and of the trainings.")
+
+
+@dataclass(frozen=True)
+class CompressSettings:
+    """Of `lazyformer search compress`.
+
+    Attributes:
+        weights: hash of the checkpoint: another one of the same name is another search.
+        text: raw text, or a folder of binarised data.
+        heads: always "plain"; a search with matched heads, which went, cannot go on.
+        prices: milliseconds by kind, if the user gives them.
+    """
+
+    checkpoint: str
+    weights: str
+    text: str
+    budgets: tuple[float, ...] = option(
+        (0.5, 0.6, 0.7, 0.8, 0.9), "Shares of the model's latency.", parse=share_below_1, metavar="SHARE,..."
+    )
+    candidates: tuple[str, ...] = option(
+        (),
+        "What a sublayer may become, as in a pattern, and identity.",
+        shown="every kind that takes its weights, windows of a sixteenth, an eighth and a quarter of the longest "
+        "input, identity",
+    )
+    tokens: int = option(32_768, "Of TEXT, that losses are measured on.", low=1)
+    reach: int = option(4, "An l or k may read from so many s below, the nearest first.", low=1)
+    top: int = option(4, "Patterns of each budget that are measured in a round.", low=1)
+    rounds: int = option(2, "From the second on, the changes of the best patterns are scored where they stand.", low=1)
+    control: Optional[int] = option(
+        None, "Random patterns of each budget.", low=0, shown="in all as many as the search measures"
+    )
+    heads: str = "plain"
+    prices: Optional[dict[str, float]] = None
+    latency_tokens: Optional[int] = option(None, "Of a sequence.", low=1, shown="the longest the model reads")
+    seed: int = option(1, "Of random patterns, and of weights that start fresh.")
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:

@@ -1,4 +1,4 @@
-"""The patterns that a search chooses among: their validity, their latency, and the steps from one to another."""
+"""The patterns that a search chooses among: how they are written, their latency, the steps from one to another."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.price import READ, REST, Prices
-from lazyformer_fairseq.patterns.grammar import read_sublayer
+from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices
+from lazyformer_fairseq.experiments.search.settings import candidate_name
+from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 
-# The candidate of each layer, the lowest first; identity included.
-Path = tuple[str, ...]
+# A pattern as a part of a supernet: the candidate of each layer, the lowest first; identity included.
+Subnet = tuple[str, ...]
 DRAWS = 2000  # before a band of latencies is reached step by step
 ROUNDING = 1e-9  # sums of the same prices in another order must not differ
 
@@ -41,19 +42,19 @@ class Space:
         self._kinds = {name: read_sublayer(name).kind for name in self.candidates}
         self._texts = {name: read_sublayer(name).text for name in self.candidates}
 
-    def is_valid(self, path: Path) -> bool:
+    def is_valid(self, subnet: Subnet) -> bool:
         handed_on: set[str] = set()
-        for name in path:
+        for name in subnet:
             kind = self._kinds[name]
             if kind.reads is not None and kind.reads not in handed_on:
                 return False
             handed_on.update(kind.hands_on)
-        return not all(self._kinds[name].is_identity for name in path)
+        return not all(self._kinds[name].is_identity for name in subnet)
 
-    def latency(self, path: Path) -> float:
+    def latency(self, subnet: Subnet) -> float:
         """Milliseconds by the price list; the same as `latency_of`."""
         total, read = self.prices.get(REST, 0.0), set()
-        for name in reversed(path):
+        for name in reversed(subnet):
             kind, text = self._kinds[name], self._texts[name]
             alone = self.prices.get(text, 0.0)
             is_read = any(what in read for what in kind.kept_for_consumers)
@@ -63,37 +64,37 @@ class Space:
                 read.add(kind.reads)
         return total
 
-    def draw(self, chance: random.Random, shares: Optional[Sequence[Sequence[float]]] = None) -> Path:
+    def draw(self, chance: random.Random, shares: Optional[Sequence[Sequence[float]]] = None) -> Subnet:
         """A random valid pattern: uniform, or layer by layer by `shares` (L rows of K)."""
         while True:
             if shares is None:
-                path = tuple(chance.choices(self.candidates, k=self.layers))
+                subnet = tuple(chance.choices(self.candidates, k=self.layers))
             else:
-                path = tuple(chance.choices(self.candidates, row)[0] for row in shares)
-            if self.is_valid(path):
-                return path
+                subnet = tuple(chance.choices(self.candidates, row)[0] for row in shares)
+            if self.is_valid(subnet):
+                return subnet
 
-    def mutated(self, path: Path, chance: random.Random) -> Path:
+    def mutated(self, subnet: Subnet, chance: random.Random) -> Subnet:
         """A valid pattern that differs in one layer, chosen uniformly among those that do."""
-        return chance.choice(list(self.changes(path)))
+        return chance.choice(list(self.changes(subnet)))
 
-    def changes(self, path: Path) -> Iterator[Path]:
+    def changes(self, subnet: Subnet) -> Iterator[Subnet]:
         """All valid patterns that differ in one layer."""
-        for layer, now in enumerate(path):
+        for layer, now in enumerate(subnet):
             for name in self.candidates:
-                changed = (*path[:layer], name, *path[layer + 1 :])
+                changed = (*subnet[:layer], name, *subnet[layer + 1 :])
                 if name != now and self.is_valid(changed):
                     yield changed
 
-    def crossed(self, one: Path, other: Path, chance: random.Random) -> Path:
+    def crossed(self, one: Subnet, other: Subnet, chance: random.Random) -> Subnet:
         """Each layer from either parent; a mixture that is not valid is drawn again, and `one` stands for none."""
         for _ in range(20):
-            path = tuple(chance.choice(pair) for pair in zip(one, other, strict=True))
-            if self.is_valid(path):
-                return path
+            subnet = tuple(chance.choice(pair) for pair in zip(one, other, strict=True))
+            if self.is_valid(subnet):
+                return subnet
         return one
 
-    def draw_within(self, band: Band, chance: random.Random, draw: Optional[Callable[[], Path]] = None) -> Path:
+    def draw_within(self, band: Band, chance: random.Random, draw: Optional[Callable[[], Subnet]] = None) -> Subnet:
         """A random pattern whose latency lies in the band; where draws do not reach it, changes of one do.
 
         Args:
@@ -103,37 +104,37 @@ class Space:
             UserError: no pattern is cheap enough.
         """
         draw = draw or (lambda: self.draw(chance))
-        nearest = path = draw()
+        nearest = subnet = draw()
         for _ in range(DRAWS):
-            if band.distance(self.latency(path)) == 0:
-                return path
-            nearest = min(nearest, path, key=self._outside(band))
-            path = draw()
+            if band.distance(self.latency(subnet)) == 0:
+                return subnet
+            nearest = min(nearest, subnet, key=self._outside(band))
+            subnet = draw()
         return self.moved_into(nearest, band, chance)
 
-    def moved_into(self, path: Path, band: Band, chance: random.Random) -> Path:
+    def moved_into(self, subnet: Subnet, band: Band, chance: random.Random) -> Subnet:
         """The pattern, changed a layer at a time towards the band until none comes nearer.
 
         Raises:
             UserError: it is more expensive than the band then.
         """
         outside = self._outside(band)
-        while outside(path) > 0:
-            found = list(self.changes(path))
+        while outside(subnet) > 0:
+            found = list(self.changes(subnet))
             chance.shuffle(found)
             nearest = min(found, key=outside)
-            if outside(nearest) >= outside(path):
+            if outside(nearest) >= outside(subnet):
                 break
-            path = nearest
-        if self.latency(path) > band.high:
+            subnet = nearest
+        if self.latency(subnet) > band.high:
             raise UserError(
                 f"--budgets: no pattern of these candidates with {self.layers} layers costs less than {band.high:.3g} "
                 "ms; give higher budgets, or cheaper candidates such as identity"
             )
-        return path
+        return subnet
 
-    def _outside(self, band: Band) -> Callable[[Path], float]:
-        return lambda path: band.distance(self.latency(path))
+    def _outside(self, band: Band) -> Callable[[Subnet], float]:
+        return lambda subnet: band.distance(self.latency(subnet))
 
 
 def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
@@ -147,3 +148,61 @@ def bands_of(budgets: Sequence[float], baseline: float) -> list[Band]:
     widths = [high - low for low, high in pairwise(highs)]
     lowest = highs[0] - min(widths, default=0.1 * baseline)
     return [Band(low, high) for low, high in pairwise([lowest, *highs])]
+
+
+def subnet_of(text: str) -> Subnet:
+    """The candidates of a pattern written out by layer, such as ``sf-f``."""
+    return tuple(candidate_name(read_sublayer(part)) for part in split_sublayers(text))
+
+
+def most_probable(probabilities: Sequence[Sequence[float]], candidates: Sequence[str]) -> list[str]:
+    """The most probable candidate of each layer (PAR Transformer, section 2.1), the lowest layer first.
+
+    A layer skips candidates that have nothing below to read, and takes its next most probable one.
+    """
+    kinds = {name: read_sublayer(name).kind for name in candidates}
+    chosen: list[str] = []
+    handed_on: set[str] = set()
+    for row in probabilities:
+        possible = [
+            (probability, -number, name)
+            for number, (name, probability) in enumerate(zip(candidates, row, strict=True))
+            if kinds[name].reads is None or kinds[name].reads in handed_on
+        ]
+        chosen.append(max(possible)[2])
+        handed_on.update(kinds[chosen[-1]].hands_on)
+    return chosen
+
+
+def letters(chosen: Sequence[str]) -> str:
+    """The pattern written out, without identity layers."""
+    return "".join(name for name in chosen if not read_sublayer(name).kind.is_identity)
+
+
+def by_layer(chosen: Sequence[str]) -> str:
+    """The same with a ``-`` for each identity layer, so that the n-th sublayer is the n-th layer."""
+    return "".join(read_sublayer(name).text for name in chosen)
+
+
+def compact(pattern: str) -> str:
+    """A written-out pattern, with repeats of plain groups: ``sfffsfffff`` is ``(sfff)x2 ff``.
+
+    Among equally short ones it prefers groups that start with a sublayer that hands something on, as in the paper.
+    """
+    parts = split_sublayers(pattern)
+    best: list[tuple[int, int, str]] = [(0, 0, "")]  # of the first n sublayers: length, odd groups, text
+    for end in range(1, len(parts) + 1):
+        length, odd, text = best[end - 1]
+        joins = not text or text[-1].isalpha() or text[-1] in "]-"
+        ways = [(length + 1, odd, text + parts[end - 1] if joins else f"{text} {parts[end - 1]}")]
+        for size in range(1, end // 2 + 1):
+            group, times = parts[end - size : end], 1
+            while parts[max(end - size * (times + 1), 0) : end - size * times] == group:
+                times += 1
+                length, odd, text = best[end - size * times]
+                starts_oddly = not read_sublayer(group[0]).kind.hands_on
+                # A repeat counts as one character: x10 is no longer than x9.
+                repeat = f"{text} ({''.join(group)})x{times}".lstrip()
+                ways.append((length + size + 4, odd + starts_oddly, repeat))
+        best.append(min(ways))
+    return best[-1][2]

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.experiments.search.loop import Search
 from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings
-from lazyformer_fairseq.experiments.search.supernet.mixture import Choices, Supernet, supernet_pattern
-from lazyformer_fairseq.experiments.search.supernet.training import SupernetTraining
+from lazyformer_fairseq.experiments.search.supernet import Choices, Supernet, supernet_pattern
+from lazyformer_fairseq.experiments.search.training import PatternSearch
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 SYMBOLS = 12
@@ -66,12 +65,12 @@ def found(seed: int) -> torch.Tensor:
     """How probable the search finds attention in each of two layers, (2,)."""
     torch.manual_seed(seed)
     model = Answerer(supernet_pattern(CANDIDATES, 2))
-    settings = SearchSettings("", "", "", "sfsf", weights_lr=2e-2, architecture_lr=5e-2)
     schedule = Schedule(240, 240 + 36 * 8, final_temperature=0.5, unchanged_share=99)
-    training = SupernetTraining(Supernet(model, model.encoder, Choices(2, CANDIDATES)), settings, loss_of)
-    search = Search(training, (Questions(24, seed), Questions(12, seed + 500)), schedule, {})
+    settings = SearchSettings("", "", "", "sfsf", schedule=schedule, weights_lr=2e-2, architecture_lr=5e-2)
+    supernet = Supernet(model, model.encoder, Choices(2, CANDIDATES))
+    search = PatternSearch(supernet, settings, loss_of, (Questions(24, seed), Questions(12, seed + 500)), {})
     search.run(lambda state: None)
-    return search.choices.probabilities().detach()[:, CANDIDATES.index("s")]
+    return search.choices[0].probabilities().detach()[:, CANDIDATES.index("s")]
 
 
 def test_where_attention_is_needed_early_the_search_keeps_it_early():

@@ -2,8 +2,8 @@
 
 import copy
 import json
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import run as a_run
-from lazyformer_fairseq.experiments.search.loop import Search
-from lazyformer_fairseq.experiments.search.measure import time_updates
-from lazyformer_fairseq.experiments.search.run import keep_settings_of, open_search, run_search
+from lazyformer_fairseq.experiments.search import training
+from lazyformer_fairseq.experiments.search.fairseq_model import FairseqSearch
+from lazyformer_fairseq.experiments.search.run import run_search, time_updates
 from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings
-from lazyformer_fairseq.experiments.search.supernet.fairseq_model import FairseqSearch
+from lazyformer_fairseq.experiments.search.training import Cost, PatternSearch
 from lazyformer_fairseq.language_modeling.prepare import prepare
 from lazyformer_fairseq.patterns.grammar import expand, plan
+from lazyformer_fairseq.storage.json_files import write_json
 
 CANDIDATES = ("s", "l", "f", "identity")
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
@@ -70,15 +70,27 @@ def either(request, masked_lm, language_model) -> FairseqSearch:
     return {"masked-lm": masked_lm, "language-model": language_model}[request.param]
 
 
-def searched(fairseq: FairseqSearch, path: Path, save_interval: int = 500, **changes: Any) -> Search:
-    """A search without the pictures and tables at its end."""
+def training_of(fairseq: FairseqSearch, **changes: Any) -> PatternSearch:
     fairseq = copy.copy(fairseq)
-    fairseq.settings = replace(fairseq.settings, **changes)
-    path.mkdir(exist_ok=True)
-    keep_settings_of(fairseq.settings, path)
-    search = open_search(fairseq, path)
-    search.run(partial(a_run.save_state, path), save_interval)
+    fairseq.settings = settings = replace(fairseq.settings, **changes)
+    supernet = fairseq.build_supernet(settings.candidates).supernet
+    return PatternSearch(supernet, settings, fairseq.loss_of, fairseq.parts(), settings.prices)
+
+
+def searched(fairseq: FairseqSearch, path: Path, save_interval: int = 500, **changes: Any) -> PatternSearch:
+    """A search without the pictures and tables at its end."""
+    search = training_of(fairseq, **changes)
+    search.run_in(path, save_interval)
     return search
+
+
+@pytest.fixture(scope="session")
+def whole(masked_lm, language_model, tmp_path_factory) -> dict[str, Path]:
+    """Of either task the folder of a search that nothing stopped."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("masked-lm", "language-model")}
+    for fairseq, folder in zip((masked_lm, language_model), folders.values(), strict=True):
+        searched(fairseq, folder)
+    return folders
 
 
 def contents(folder: Path) -> dict:
@@ -106,70 +118,77 @@ class Killed(BaseException):
     """Stands for a signal: nothing of ours catches it."""
 
 
+@pytest.fixture
+def killed_at(monkeypatch):
+    """``killed_at(updates, change)``: saving the state after these updates, changed, ends the process."""
+    save = training.save_state
+
+    def at(updates: Collection[int], change: Callable[[dict], dict] = dict) -> None:
+        def save_and_die(path, state):
+            done = state["spent"]["weights_updates"] + state["spent"]["architecture_updates"]
+            save(path, change(state) if done in updates else state)
+            if done in updates:
+                raise Killed
+
+        monkeypatch.setattr(training, "save_state", save_and_die)
+
+    return at
+
+
+EACH = pytest.param(range(1, 24), marks=pytest.mark.slow, id="after each update")
+
+
 @pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
-def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, tmp_path, monkeypatch, capsys):
-    searched(either, tmp_path / "whole")
-    save, saves = a_run.save_state, []
-
-    def save_and_die(path, state):
-        save(path, state)
-        saves.append(state["progress"]["update"])
-        if len(saves) in (1, 3):
-            raise Killed
-
-    monkeypatch.setattr(a_run, "save_state", save_and_die)
-    for _ in range(2):
+@pytest.mark.parametrize("updates", [(5, 15), EACH])
+def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, updates, whole, killed_at, tmp_path, capsys):
+    interval = 1 if len(updates) > 2 else 5
+    killed_at(updates)
+    for _ in updates:
         with pytest.raises(Killed):
-            searched(either, tmp_path / "killed", save_interval=5)
-    searched(either, tmp_path / "killed", save_interval=5)
-    assert saves[:4] == [5, 10, 15, 20]
-    assert "resumes at update 15." in capsys.readouterr().out
-    assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "killed"))
+            searched(either, tmp_path, interval)
+    searched(either, tmp_path, interval)
+    assert f"resumes at update {updates[-1]}." in capsys.readouterr().out
+    assert_equal(contents(whole[either.settings.task]), contents(tmp_path))
 
 
-def test_a_search_that_began_with_pytorch_optimizers_lamb_goes_on(masked_lm, tmp_path, monkeypatch, capsys):
-    """Its layout of state: settings of its own in a group, norms with each weight."""
-    save = a_run.save_state
+def as_0_1_0_wrote(state: dict) -> dict:
+    """Its layout, with that of pytorch_optimizer's LAMB: settings of its own in a group, norms with each weight."""
+    (weights, architecture), spent = state["batches"], Cost(**state["spent"])
+    for group in state["weights"]["param_groups"]:
+        for name in ("bias_correction", "max_weight_norm", "ratio_without_decay"):
+            del group[name]
+        group |= {"weight_decouple": False, "fixed_decay": False, "rectify": False, "adam": False, "foreach": None}
+        group |= {"grad_averaging": True, "max_grad_norm": 1.0}
+    for each in state["weights"]["state"].values():
+        each |= dict.fromkeys(("weight_norm", "adam_norm", "trust_ratio"), torch.tensor(1.0))
+    model = {f"model.{name}": weight for name, weight in state["model"].items()}
+    position = weights["position"] + (architecture["position"] if architecture["epoch"] == weights["epoch"] else 0)
+    progress = {"update": spent.weights_updates + spent.architecture_updates, "position": position}
+    return {
+        "training": {
+            "supernet": {**model, "choices.logits": state["choices"]["0.logits"]},
+            "weights": state["weights"],
+            "architecture": state["architecture"][0],
+        },
+        "parts": [{}, {}],
+        **{name: state[name] for name in ("random", "loss", "history")},
+        "progress": {"epoch": weights["epoch"], **progress, **state["found"]},
+    }
 
-    def save_theirs_and_die(path, state):
-        weights = state["training"]["weights"]
-        for group in weights["param_groups"]:
-            for name in ("bias_correction", "max_weight_norm", "ratio_without_decay"):
-                del group[name]
-            group |= {"weight_decouple": False, "fixed_decay": False, "rectify": False, "adam": False, "foreach": None}
-            group |= {"grad_averaging": True, "max_grad_norm": 1.0}
-        for each in weights["state"].values():
-            each |= dict.fromkeys(("weight_norm", "adam_norm", "trust_ratio"), torch.tensor(1.0))
-        save(path, state)
-        raise Killed
 
-    searched(masked_lm, tmp_path / "whole")
-    monkeypatch.setattr(a_run, "save_state", save_theirs_and_die)
+@pytest.mark.parametrize("update", [8, 20])  # between the two updates of a stage of the architecture; behind one
+def test_a_search_that_began_with_0_1_0_goes_on(masked_lm, update, whole, killed_at, tmp_path, capsys):
+    killed_at([update], as_0_1_0_wrote)
     with pytest.raises(Killed):
-        searched(masked_lm, tmp_path / "begun", save_interval=5)
-    monkeypatch.setattr(a_run, "save_state", save)
-    searched(masked_lm, tmp_path / "begun")
+        searched(masked_lm, tmp_path, save_interval=4)
+    searched(masked_lm, tmp_path)
     assert "began with pytorch_optimizer's LAMB" in capsys.readouterr().out
-    assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "begun"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
-def test_every_update_can_be_resumed(either, tmp_path, monkeypatch):
-    searched(either, tmp_path / "whole")
-    save = a_run.save_state
-
-    def save_and_die(path, state):
-        save(path, state)
-        if state["progress"]["update"] < 24:
-            raise Killed
-
-    monkeypatch.setattr(a_run, "save_state", save_and_die)
-    for _ in range(23):
-        with pytest.raises(Killed):
-            searched(either, tmp_path / "killed", save_interval=1)
-    searched(either, tmp_path / "killed", save_interval=1)
-    assert_equal(contents(tmp_path / "whole"), contents(tmp_path / "killed"))
+    theirs, ours = contents(whole["masked-lm"]), contents(tmp_path)
+    for each in (theirs, ours):
+        spent = each["state"].pop("spent")
+        assert spent["weights_updates"] + spent["architecture_updates"] == spent["counted"] == 24
+        del each["state"]["batches"]
+    assert_equal(theirs, ours)
 
 
 def test_results_fit_together(masked_lm, tmp_path, capsys):
@@ -198,10 +217,10 @@ def test_results_fit_together(masked_lm, tmp_path, capsys):
         run_search(replace(settings, seed=2), tmp_path)
 
 
-def test_a_seeded_search_is_repeatable_to_the_bit(masked_lm, tmp_path):
-    for name, seed in (("first", 1), ("second", 1), ("third", 2)):
+def test_a_seeded_search_is_repeatable_to_the_bit(masked_lm, whole, tmp_path):
+    for name, seed in (("second", 1), ("third", 2)):
         searched(masked_lm, tmp_path / name, seed=seed)
-    first, second, third = (contents(tmp_path / name) for name in ("first", "second", "third"))
+    first, second, third = (contents(path) for path in (whole["masked-lm"], tmp_path / "second", tmp_path / "third"))
     assert_equal(first, second)
     assert first["history"] != third["history"]
 
@@ -211,16 +230,16 @@ def test_it_ends_when_the_pattern_has_stayed_through_three_quarters_of_a_stage(m
     price = {"prices": {"s": 9.0, "s_read": 9.0, "f": 9.0, "l": 9.0, "rest": 0.0}, "latency_price": 100.0}
     search = searched(masked_lm, tmp_path, schedule=schedule, architecture_lr=0.1, **price)  # identity wins at once
     assert search.converged
-    assert search.update < 24
-    assert search.unchanged >= 0.75 * len(search.architecture_part)
-    assert search.history[-1]["update"] == search.update
+    assert search.updates < 24
+    assert search.unchanged >= 0.75 * len(search.batches[1].part)
+    assert search.history[-1]["update"] == search.updates
 
 
 def test_a_high_price_on_attention_leaves_none_of_it(masked_lm, tmp_path):
     prices = {"s": 100.0, "s_read": 100.0, "f": 0.0, "l": 0.0, "rest": 0.0}
     search = searched(masked_lm, tmp_path, prices=prices, latency_price=100.0, architecture_lr=0.1)
     assert "s" not in search.most_probable()
-    assert search.choices.probabilities()[:, 0].max() < 0.3
+    assert search.choices[0].probabilities()[:, 0].max() < 0.3
 
 
 def test_where_nothing_is_left_the_result_says_so(masked_lm, tmp_path):
@@ -233,12 +252,12 @@ def test_where_nothing_is_left_the_result_says_so(masked_lm, tmp_path):
 
 def test_too_few_updates_for_a_stage_of_architecture(masked_lm, tmp_path):
     with pytest.raises(UserError, match="--max-updates 4: the first update of the architecture would be number"):
-        searched(masked_lm, tmp_path, schedule=Schedule(3, 4))
-    searched(masked_lm, tmp_path, schedule=Schedule(3, 24))  # the mistake has not claimed the folder
+        run_search(replace(masked_lm.settings, schedule=Schedule(3, 4)), tmp_path)
+    assert not (tmp_path / "state.pt").exists()  # other settings may be given
 
 
 def test_a_damaged_state_is_named(masked_lm, tmp_path):
-    keep_settings_of(masked_lm.settings, tmp_path)
+    write_json(tmp_path / "settings.json", asdict(masked_lm.settings))
     (tmp_path / "state.pt").write_bytes(b"PK")
     with pytest.raises(UserError, match="state.pt: damaged"):
         run_search(masked_lm.settings, tmp_path)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue.task_table import TASKS
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.run import STATE, load_state
+from lazyformer_fairseq.experiments.search.training import STATE, load_state
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES

@@ -1,0 +1,234 @@
+"""What each sublayer of a trained encoder may become; one choice for each place is a pattern.
+
+Places are those of the trained model's sublayers. ``by_place`` names a pattern by them: the text of each sublayer, that
+of identity where it goes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Optional
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
+from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
+from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
+
+ByPlace = tuple[str, ...]
+MASK, SHARES = "window", (16, 8, 4)  # a setting that costs no weights: windows of these parts of the longest input
+
+
+class Made(NamedTuple):
+    """A sublayer of a pattern.
+
+    Attributes:
+        producer: the place that it reads from; None where it reads nothing.
+    """
+
+    place: int
+    text: str
+    producer: Optional[int]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What stands at each place, and what may.
+
+    Attributes:
+        options: by place, the trained model's own sublayer first, each without consumers and producer.
+    """
+
+    options: tuple[tuple[PlannedSublayer, ...], ...]
+
+    @classmethod
+    def of(cls, trained: Sequence[PlannedSublayer], candidates: Sequence[PlannedSublayer]) -> "Choices":
+        """The candidates that a place can take.
+
+        Identity goes everywhere. A sublayer goes where it takes the old weights, by
+        :func:`~lazyformer_fairseq.warm_start.start.likeness`. One that reads and hands on nothing, such as ``f``,
+        may also come in place of an attention, and adds nothing before it learns.
+        """
+        own = [replace(each, consumers=(), producer=None) for each in trained]
+        return cls(tuple((old, *(new for new in candidates if _can_become(old, new))) for old in own))
+
+    @cached_property
+    def own(self) -> ByPlace:
+        """The trained model's pattern."""
+        return tuple(options[0].text for options in self.options)
+
+    @cached_property
+    def sublayers(self) -> dict[str, PlannedSublayer]:
+        """By text all that may stand somewhere."""
+        return {each.text: each for options in self.options for each in options if not each.kind.is_identity}
+
+    @cached_property
+    def _by_text(self) -> tuple[dict[str, PlannedSublayer], ...]:
+        return tuple({each.text: each for each in options} for options in self.options)
+
+    def planned(self, place: int, text: str) -> PlannedSublayer:
+        return self._by_text[place][text]
+
+    def has(self, place: int, text: str) -> bool:
+        return text in self._by_text[place]
+
+    def kept(self, by_place: ByPlace) -> Iterator[tuple[int, PlannedSublayer]]:
+        """The sublayers that stay, with their places."""
+        for place, text in enumerate(by_place):
+            planned = self.planned(place, text)
+            if not planned.kind.is_identity:
+                yield place, planned
+
+    def pattern(self, by_place: ByPlace) -> str:
+        """Written out, without what goes."""
+        return "".join(planned.text for _, planned in self.kept(by_place))
+
+    def origins(self, by_place: ByPlace) -> list[str]:
+        """For each sublayer of the pattern the old one that it starts from, as ``--from-sublayers`` takes them."""
+        return [
+            str(place) if likeness(self.options[place][0], planned) else NONE for place, planned in self.kept(by_place)
+        ]
+
+    def is_possible(self, by_place: ByPlace) -> bool:
+        """Whether an encoder can be built of it: it is not empty, and each consumer has what it reads below it."""
+        try:
+            return bool(plan(self.pattern(by_place), ENCODER))
+        except UserError:
+            return False
+
+    def made(self, by_place: ByPlace) -> list[Made]:
+        """The sublayers of a possible pattern, the lowest first."""
+        newest: dict[str, int] = {}
+        found = []
+        for place, planned in self.kept(by_place):
+            found.append(Made(place, planned.text, newest[planned.kind.reads] if planned.kind.reads else None))
+            newest |= dict.fromkeys(planned.kind.hands_on, place)
+        return found
+
+    def all_made(self, by_place: ByPlace) -> list[Made]:
+        """The same, and what goes: one for each place."""
+        stays = {each.place: each for each in self.made(by_place)}
+        return [stays.get(place, Made(place, text, None)) for place, text in enumerate(by_place)]
+
+
+def _can_become(old: PlannedSublayer, new: PlannedSublayer) -> bool:
+    if old.kind.is_identity or old.text == new.text:
+        return False
+    if new.kind.is_identity or likeness(old, new):
+        return True
+    attends = bool(old.kind.hands_on or old.kind.reads)
+    return attends and not (new.kind.hands_on or new.kind.reads) and can_start_fresh(new)
+
+
+def default_candidates(trained: Sequence[PlannedSublayer], longest: int) -> list[PlannedSublayer]:
+    """Every kind that takes the weights of one of these sublayers, windows for those that have them, and identity.
+
+    Args:
+        longest: tokens that the model reads; windows are a sixteenth, an eighth and a quarter of it to either side.
+    """
+    plain = [PlannedSublayer(kind) for kind in kinds() if ENCODER in kind.modules]
+    fitting = [each for each in plain if each.kind.is_identity or any(likeness(old, each) for old in trained)]
+    windows = dict.fromkeys(max(1, longest // share) for share in SHARES)
+    narrow = [
+        replace(each, settings=((MASK, window),)) for each in fitting if each.kind.setting(MASK) for window in windows
+    ]
+    return sorted([*fitting, *narrow], key=lambda each: kinds().index(each.kind))
+
+
+def read_candidates(words: Sequence[str]) -> list[PlannedSublayer]:
+    """As written in a pattern, or by name, each once.
+
+    Raises:
+        UserError: one is no sublayer, or not for encoders.
+    """
+    found: dict[str, PlannedSublayer] = {}
+    for word in words:
+        try:
+            candidate = read_sublayer(word)
+        except UserError as error:
+            raise UserError(f"--candidates: {error}") from None
+        if ENCODER not in candidate.kind.modules:
+            raise UserError(f"--candidates: {word}: {candidate.kind.name} is not for encoders")
+        found[candidate.text] = candidate
+    return list(found.values())
+
+
+# Bits above the trained model's loss. What is not there cannot be chosen.
+Scores = Mapping[Made, float]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A pattern to measure, and whose score is what it costs beyond the other changes in it.
+
+    Attributes:
+        made: the sublayer that is scored.
+        by_place: the pattern.
+    """
+
+    made: Made
+    by_place: ByPlace
+
+
+def list_scorings(choices: Choices, reach: int) -> list[Scoring]:
+    """One for each sublayer that may be chosen, from the bottom up.
+
+    A sublayer that reads nothing is scored alone. One that reads is scored for each place that it may read from, up to
+    `reach` such places below. Those in between then read from there too (or go, where they cannot): with an ``s``
+    below, an ``l`` at the next attention is a lazy block of two, an ``l`` at the one above it a block of three, and its
+    score is what the third costs more. So the sum over a lazy block is the loss of that block, not a guess.
+    """
+    found = []
+    for place, options in enumerate(choices.options):
+        for option in options:
+            producers = [None] if option.kind.reads is None else _producers(choices, place, option, reach)
+            for producer in producers:
+                by_place = _pattern(choices, place, option, producer)
+                if by_place is not None and choices.is_possible(by_place):
+                    found.append(Scoring(Made(place, option.text, producer), by_place))
+    return found
+
+
+def _producers(choices: Choices, place: int, option: PlannedSublayer, reach: int) -> list[int]:
+    below = [each for each in range(place) if _handing_on(choices, each, option.kind.reads)]
+    return below[-reach:]
+
+
+def _handing_on(choices: Choices, place: int, what: str) -> Optional[str]:
+    """Its first option that hands this on; None where none does."""
+    return next((each.text for each in choices.options[place] if what in each.kind.hands_on), None)
+
+
+def _pattern(choices: Choices, place: int, option: PlannedSublayer, producer: Optional[int]) -> Optional[ByPlace]:
+    by_place = list(choices.own)
+    by_place[place] = option.text
+    if producer is not None:
+        by_place[producer] = _handing_on(choices, producer, option.kind.reads)
+        for between in range(producer + 1, place):
+            if option.kind.reads in choices.options[between][0].kind.hands_on:
+                others = [option.text, *(each.text for each in choices.options[between] if each.kind.is_identity)]
+                fitting = next((text for text in others if choices.has(between, text)), None)
+                if fitting is None:
+                    return None
+                by_place[between] = fitting
+    return tuple(by_place)
+
+
+def scores_of(choices: Choices, scorings: Sequence[Scoring], above: Mapping[ByPlace, float]) -> dict[Made, float]:
+    """Scores from measured losses: of each pattern what the other changes in it leave unexplained.
+
+    Args:
+        scorings: of :func:`list_scorings`, in its order.
+        above: by pattern, bits above the trained model's loss.
+    """
+    scores: dict[Made, float] = {}
+    for scoring in scorings:
+        others = [made for made in choices.all_made(scoring.by_place) if made.text != choices.own[made.place]]
+        known = sum(scores[made] for made in others if made.place != scoring.made.place)
+        scores[scoring.made] = above[scoring.by_place] - known
+    return scores
+
+
+def summed(choices: Choices, scores: Scores, by_place: ByPlace) -> Optional[float]:
+    """The sum of a possible pattern's scores; None where one of them is none."""
+    made = choices.all_made(by_place)
+    return sum(scores[each] for each in made) if all(each in scores for each in made) else None

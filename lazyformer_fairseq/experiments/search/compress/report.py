@@ -1,0 +1,180 @@
+"""What a search from a trained encoder found: a page, tables for programs, pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.colors import SymLogNorm
+
+from lazyformer_fairseq.experiments.search.latency import rank_correlations
+from lazyformer_fairseq.experiments.search.space import compact
+from lazyformer_fairseq.report.figures import COLOURS, picture
+from lazyformer_fairseq.report.numbers import with_spread
+from lazyformer_fairseq.report.page import Block, write_page
+from lazyformer_fairseq.report.tables import markdown_table, write_csv
+
+SCORED, SUMMED, CONTROL = "scored", "summed", "control"  # what a pattern was measured for
+LINEAR = 0.05  # bits: from here on axes and colours go by ratios
+NUMBERED = 26  # places: of more, cells are too narrow for a number
+
+
+def write_report(result: Mapping[str, Any], path: Path) -> None:
+    """Writes ``report.md``, ``changes.csv``, ``patterns.csv`` and two pictures into a folder."""
+    write_csv(result["changes"], path / "changes.csv")
+    write_csv([each | {"by_place": " ".join(each["by_place"])} for each in result["measured"]], path / "patterns.csv")
+    _draw_losses(result, path / "losses.png")
+    _draw_changes(result, path / "changes.png")
+    write_page(_page(result, path), path, "report")
+
+
+def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
+    original, count = result["original"], result["evaluations"]
+    return [
+        "# Patterns from a trained model",
+        f"`{compact(original['pattern'])}`: {original['bits']:.3f} bits a masked token, on {result['masked_tokens']:,} "
+        f"of them in {result['blocks']} blocks of held-out text; {_milliseconds(original)} ms at batch 1 and "
+        f"{result['latency_tokens']} tokens. Nothing is trained here: losses are those of the first moment.",
+        budgets_table(result),
+        "On other text: on as much that had no part in the choice.",
+        f"The search measured {count['search']} patterns, the control {count['control']} random ones. Where several "
+        f"sublayers change, the sum of scores {_correlated(_several(result, SUMMED), 'sum', 'above')} in the search's "
+        f"patterns, and {_correlated(_several(result, CONTROL), 'sum', 'above')} in random ones. Predicted latency "
+        f"{_correlated(_shown(result), 'predicted_ms', 'measured_ms')}.",
+        "## Go on with one",
+        _continue_lines(result, path),
+        "## What each change costs alone",
+        _changes_table(result),
+    ]
+
+
+def budgets_table(result: Mapping[str, Any]) -> str:
+    """A row for each budget: the pattern found, its latency and loss, and the best random one."""
+    return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
+
+
+def _row(each: Mapping[str, Any]) -> dict[str, str]:
+    found, control = each["found"], each["control"]
+    return {
+        "budget": f"{each['budget']:.0%}",
+        "pattern": f"`{compact(found['pattern'])}`",
+        "latency, predicted": f"{found['predicted_share']:.0%}",
+        "measured": f"{found['measured_share']:.0%}",
+        "ms (quartiles)": _milliseconds(found),
+        "sum of scores": "" if found["sum"] is None else f"{found['sum']:+.3f}",
+        "bits above the original": _above(found),
+        "on other text": _above(found["on_other_text"]),
+        "best random pattern": "" if control is None else _above(control),
+        "its on other text": "" if control is None else _above(control["on_other_text"]),
+    }
+
+
+def _above(row: Optional[Mapping[str, Any]]) -> str:
+    return "" if row is None else f"{row['above']:+.3f} ± {row['error']:.3f}"
+
+
+def _milliseconds(row: Mapping[str, Any]) -> str:
+    return with_spread(row["measured_ms"], 2)
+
+
+def _shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Patterns whose latency was measured, each once."""
+    rows = [result["original"], *(row[by] for row in result["budgets"] for by in ("found", "control") if row[by])]
+    return list({row["pattern"]: row | {"measured_ms": row["measured_ms"]["median"]} for row in rows}.values())
+
+
+def _several(result: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
+    """Patterns whose loss no score was made of."""
+    return [row for row in result["measured"] if row["by"] == by]
+
+
+def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
+    pairs = [(row[one], row[other]) for row in rows if row[one] is not None]
+    found = rank_correlations([before for before, _ in pairs], [after for _, after in pairs])
+    if found is None:
+        return "has too few values for a rank correlation with what was measured"
+    return f"has a rank correlation of {found['spearman']:.2f} with what was measured"
+
+
+def _continue_lines(result: Mapping[str, Any], path: Path) -> str:
+    """Commands that go on with pre-training, one for each budget."""
+    data = result["text"] if Path(result["text"]).is_dir() else "DATA"
+    folders = [path / "models" / f"{row['budget']:g}" for row in result["budgets"]]
+    lines = [f"lazyformer continue {folder} {data} --save-dir {path / 'trained' / folder.name}" for folder in folders]
+    return "\n".join(["```bash", *lines, "```"])
+
+
+def _changes_table(result: Mapping[str, Any]) -> str:
+    """Bits above the original by place and change; what needs other changes too is in ``changes.csv``."""
+    alone = [each for each in result["changes"] if each["is_alone"]]
+    names = list(dict.fromkeys(each["becomes"] for each in alone))
+    scores = {(each["place"], each["becomes"]): f"{each['score']:+.3f}" for each in alone}
+    rows = [
+        {"place": str(place), "was": f"`{was}`", **{_named(name): scores.get((place, name), "") for name in names}}
+        for place, was in enumerate(result["original"]["by_place"])
+    ]
+    return markdown_table(rows, left=("was",))
+
+
+def _named(text: str) -> str:
+    return "nothing" if text == "-" else f"`{text}`"
+
+
+def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
+    """Bits above the original against predicted latency: what the search found, all that both sides measured."""
+    with picture(path, panel=(7, 4.5)) as ((axis,),):
+        for by, colour, label in (
+            (SCORED, COLOURS[5], "measured for scores"),
+            (SUMMED, COLOURS[0], "measured as promising"),
+            (CONTROL, "0.7", "random"),
+        ):
+            rows = [row for row in result["measured"] if row["by"] == by]
+            axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)
+        for by, colour, mark, label in (
+            ("control", "0.35", "s", "best random pattern of a budget"),
+            ("found", COLOURS[1], "o", "found"),
+        ):
+            rows = sorted((row[by] for row in result["budgets"] if row[by]), key=lambda row: row["predicted_ms"])
+            above, error = ([row[name] for row in rows] for name in ("above", "error"))
+            axis.errorbar(_percent(rows), above, yerr=error, color=colour, marker=mark, label=label)
+        axis.scatter([100], [0], marker="*", s=130, color="black", label="original", zorder=3)
+        axis.set_yscale("symlog", linthresh=LINEAR)
+        axis.set(
+            xlabel="predicted latency, % of the original's", ylabel="loss before any update, bits above the original"
+        )
+        axis.legend(fontsize=8)
+
+
+def _percent(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [100 * row["predicted_share"] for row in rows]
+
+
+def _draw_changes(result: Mapping[str, Any], path: Path) -> None:
+    """Places along x, changes as rows, darker where the loss rises more."""
+    own = result["original"]["by_place"]
+    names = list(dict.fromkeys(_name(each, own) for each in result["changes"]))
+    table = np.full((len(names), len(own)), np.nan)
+    for each in result["changes"]:
+        table[names.index(_name(each, own)), each["place"]] = each["score"]
+    highest = max(LINEAR, float(np.nanmax(np.abs(table))))
+    norm = SymLogNorm(LINEAR, vmin=-highest, vmax=highest)
+    with picture(path, panel=(max(6.0, 0.5 * len(own) + 3), 0.32 * len(names) + 1.4)) as ((axis,),):
+        axis.grid(False)
+        image = axis.imshow(table, cmap="RdBu_r", norm=norm, aspect="auto")
+        for row, column in zip(*np.nonzero(~np.isnan(table)), strict=True) if len(own) <= NUMBERED else ():
+            value = table[row, column]
+            colour = "white" if abs(norm(value) - 0.5) > 0.35 else "black"
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)
+        axis.set_yticks(range(len(names)), names, fontsize=8)
+        axis.set_xticks(range(len(own)), [f"{text[0]}\n{place}" for place, text in enumerate(own)], fontsize=7)
+        axis.set_xlabel("sublayer of the original, the lowest first")
+        axis.figure.colorbar(image, label="score, bits", pad=0.02)
+
+
+def _name(change: Mapping[str, Any], own: Sequence[str]) -> str:
+    """Of a row: what a sublayer becomes, and from how far below it reads."""
+    text = "nothing" if change["becomes"] == "-" else change["becomes"]
+    if change["reads"] is None:
+        return text
+    nearer = sum(own[place][0] == own[change["reads"]][0] for place in range(change["reads"] + 1, change["place"]))
+    return text if not nearer else f"{text}, reading {nearer + 1} below"

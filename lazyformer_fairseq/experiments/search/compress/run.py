@@ -1,0 +1,251 @@
+"""A search from a trained encoder in its folder. Every file there is complete or absent; a rerun measures the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.compress.budgets import (
+    TICKS,
+    Budgets,
+    Losses,
+    Measured,
+    in_ticks,
+    measure_on_other_text,
+)
+from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choices, read_candidates
+from lazyformer_fairseq.experiments.search.compress.report import CONTROL, SCORED, SUMMED, write_report
+from lazyformer_fairseq.experiments.search.latency import Prices, latency_of, measure_models, prices_of
+from lazyformer_fairseq.experiments.search.run import search_in
+from lazyformer_fairseq.experiments.search.settings import CompressSettings
+from lazyformer_fairseq.fairseq_plugin.models import hub
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import CONFIG_FILE
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
+from lazyformer_fairseq.modules.networks.encoder import Encoder
+from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.warm_start.losses import PASSED_OVER, Scorer, read_text
+from lazyformer_fairseq.warm_start.record import write_record
+from lazyformer_fairseq.warm_start.start import Trained
+
+SCORES = "scores.json"
+
+
+@dataclass(frozen=True)
+class Original:
+    """What a search starts from.
+
+    Attributes:
+        latency_tokens: of a sequence, for latency.
+    """
+
+    trained: Trained
+    tokenizer: TextTokenizer
+    latency_tokens: int
+    latency_memory = 0
+
+    @property
+    def dictionary(self) -> Any:
+        return self.trained.dictionary
+
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def build_model(self, pattern: str) -> tuple[nn.Module, Encoder]:
+        """The encoder in another pattern, with fresh weights, and its stack."""
+        cfg = OmegaConf.merge(self.trained.cfg, {"sublayer_pattern": pattern})
+        model = LazyFormerModel(cfg, self.dictionary).to(self.device)
+        return model, model.encoder.sentence_encoder
+
+
+def load_original(path: Path) -> Original:
+    """The masked-LM encoder of a checkpoint, or of a folder of checkpoints, and its tokenizer.
+
+    Raises:
+        UserError: it is damaged or unsafe, a causal model, or none of this package's.
+    """
+    checkpoint = checkpoint_at(path)
+    try:
+        state = load_safely(checkpoint)
+    except UserError as error:
+        if (checkpoint.parent / CONFIG_FILE).is_file():
+            raise UserError(
+                f"{error}\nA BERT of the Hub becomes a checkpoint of this package first: lazyformer import"
+            ) from None
+        raise
+    _refuse_causal(state, checkpoint)
+    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
+    model = hub.build(LazyFormerModel, state, tokenizer.dictionary, checkpoint)
+    return Original(Trained(model.cfg, model.state_dict(), tokenizer.dictionary), tokenizer, model.cfg.max_positions)
+
+
+def _refuse_causal(state: Any, checkpoint: Path) -> None:
+    try:
+        options = dict(state["cfg"]["model"])
+    except (KeyError, TypeError, ValueError):
+        return  # what loads the model says what it is
+    if "decoder_embed_dim" in options:
+        raise UserError(
+            f"{checkpoint}: is a causal language model; search compress takes masked-LM encoders, for only their "
+            "weights can start another pattern (docs/change_of_pattern.md)"
+        )
+
+
+def run_compress(settings: CompressSettings, original: Original, path: Path) -> dict[str, Any]:
+    """Searches in the folder `path`, goes on with a search that was stopped there, or returns a finished one's result.
+
+    Returns:
+        What result.json holds.
+
+    Raises:
+        UserError: the folder holds a search of other settings, or other things; the text is too short or of another
+            dictionary; or no pattern is as fast as a budget says.
+    """
+    # The text to search with, and twice as much, of which some is in the first.
+    what = (Path(settings.text), original.tokenizer, original.trained.cfg.max_positions)
+    tokens, passed_over = settings.tokens, min(PASSED_OVER, settings.tokens)
+    text, more = (read_text(*what, times * tokens, passed_over) for times in (1, 2))
+    choices = Choices.of(original.trained.plan, read_candidates(settings.candidates))
+
+    def search() -> dict[str, Any]:
+        prices = settings.prices
+        if prices is None:
+            prices = prices_of(original, choices.pattern(choices.own), choices.sublayers, path)
+        scorer = Scorer(original.trained, text, settings.seed)
+        limits = [int(share * TICKS) for share in settings.budgets]
+        budgets = Budgets(
+            choices, Losses(path / SCORES, scorer, choices), in_ticks(prices, choices), limits, settings.reach
+        )
+        budgets.refuse_too_small(settings.budgets)
+        budgets.score()
+        budgets.find(settings.top, settings.rounds)
+        random = settings.control  # in all as many as the search has measured
+        budgets.control(-(-len(budgets.searched) // len(limits)) if random is None else random, settings.seed)
+        found = {share: budgets.best(limit) for share, limit in zip(settings.budgets, limits, strict=True)}
+        drawn = _best_drawn(settings, budgets)
+        scorer_of_more = Scorer(original.trained, more, settings.seed)
+        chosen = [*found.values(), *drawn.values()]
+        on_other_text = measure_on_other_text(chosen, choices, scorer_of_more, text)
+        result = _result(settings, budgets, prices, original, found, drawn, on_other_text)
+        for row in result["budgets"]:
+            _write_start(scorer, choices, row, original, path)
+        write_report(result, path)
+        return result
+
+    return search_in(path, settings, SCORES, search)
+
+
+def _best_drawn(settings: CompressSettings, budgets: Budgets) -> dict[float, ByPlace]:
+    """By budget; where none was drawn there is none."""
+    return {
+        share: budgets.best(limit, control=True)
+        for share, limit in zip(settings.budgets, budgets.limits, strict=True)
+        if any(budgets.latency(each) <= limit for each in budgets.drawn)
+    }
+
+
+def _result(
+    settings: CompressSettings,
+    budgets: Budgets,
+    prices: Prices,
+    original: Original,
+    found: Mapping[float, ByPlace],
+    drawn: Mapping[float, ByPlace],
+    on_other_text: Mapping[ByPlace, Measured],
+) -> dict[str, Any]:
+    choices, losses = budgets.choices, budgets.losses.original
+    patterns = [choices.pattern(each) for each in (choices.own, *found.values(), *drawn.values())]
+    seconds = measure_models(original, patterns)
+
+    def row(by_place: ByPlace) -> dict[str, Any]:
+        described = _describe(budgets, prices, by_place)
+        timing = seconds[described["pattern"]]
+        return described | {
+            "on_other_text": on_other_text[by_place]._asdict() if by_place in on_other_text else None,
+            "measured_ms": spread([1000 * sample for sample in timing.samples]),
+            "measured_share": timing.median / seconds[choices.pattern(choices.own)].median,
+        }
+
+    return {
+        "unit": "bits a masked token",
+        "original": row(choices.own) | {"bits": losses.bits},
+        "masked_tokens": int(losses.words.sum()),
+        "blocks": len(losses.words),
+        "evaluations": {"search": len(budgets.searched), "control": len(budgets.drawn)},
+        "budgets": [
+            {"budget": share, "found": row(found[share]), "control": row(drawn[share]) if share in drawn else None}
+            for share in settings.budgets
+        ],
+        "changes": _changes(budgets),
+        "measured": [
+            *(_describe(budgets, prices, each) | {"by": _why(budgets, each)} for each in budgets.searched),
+            *(_describe(budgets, prices, each) | {"by": CONTROL} for each in budgets.drawn),
+        ],
+        "text": settings.text,
+        "latency_tokens": settings.latency_tokens,
+        "prices": dict(prices),
+        "machine": describe_machine(original.device),
+        "versions": describe_versions(),
+    }
+
+
+def _why(budgets: Budgets, by_place: ByPlace) -> str:
+    """What the search measured a pattern for."""
+    return SCORED if any(scoring.by_place == by_place for scoring in budgets.scorings) else SUMMED
+
+
+def _describe(budgets: Budgets, prices: Prices, by_place: ByPlace) -> dict[str, Any]:
+    pattern = budgets.choices.pattern(by_place)
+    own = latency_of(prices, budgets.choices.pattern(budgets.choices.own))
+    predicted = latency_of(prices, pattern)
+    return {
+        "pattern": pattern,
+        "by_place": list(by_place),
+        "predicted_ms": predicted,
+        "predicted_share": predicted / own,
+        "sum": budgets.sum_of(by_place),
+        **budgets.losses[by_place]._asdict(),
+    }
+
+
+def _changes(budgets: Budgets) -> list[dict[str, Any]]:
+    """The scores, with the error of the pattern that each was measured by."""
+    return [
+        {
+            "place": scoring.made.place,
+            "was": budgets.choices.own[scoring.made.place],
+            "becomes": scoring.made.text,
+            "reads": scoring.made.producer,
+            "score": budgets.scores[scoring.made],
+            "error": budgets.losses[scoring.by_place].error,
+            "is_alone": sum(one != own for one, own in zip(scoring.by_place, budgets.choices.own, strict=True)) == 1,
+        }
+        for scoring in budgets.scorings
+        if scoring.by_place != budgets.choices.own
+    ]
+
+
+def _write_start(scorer: Scorer, choices: Choices, row: Mapping[str, Any], original: Original, path: Path) -> None:
+    """Writes the model of a budget as `lazyformer import` does, before any update."""
+    folder = path / "models" / f"{row['budget']:g}"
+    if folder.exists():
+        return
+    by_place = tuple(row["found"]["by_place"])
+    start = scorer.start({"sublayer_pattern": choices.pattern(by_place)}, choices.origins(by_place))
+    start.record["source"] = path.absolute().name
+    loaded = hub.as_hub(LazyFormerModel, start.new.cfg, start.new.weights, original.tokenizer, folder)
+    with atomic_folder(folder) as unfinished:
+        write_model(loaded, unfinished)
+        write_record(unfinished, start.record)

@@ -1,0 +1,239 @@
+"""Task, model, data and loss of a search, as fairseq-train would build them.
+
+The training data is in two disjoint parts: one for the weights, one for the architecture.
+"""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, NoReturn, Union
+
+import numpy as np
+import torch
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_INV_REGISTRY
+from fairseq.tasks import setup_task
+from torch import Tensor, nn
+
+from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.settings import TASKS, SearchSettings
+from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
+from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+
+OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
+
+
+def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str, ...]) -> Any:
+    """fairseq's config.
+
+    Raises:
+        UserError: the arch does not fit the task, or fairseq rejects an option or its value.
+    """
+    for option in fairseq_options:
+        if option.split("=")[0] in OURS:
+            raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
+    name, criterion, model = TASKS[task]
+    _check_arch(arch, task, ARCH_MODEL_INV_REGISTRY[model])
+    parser = options.get_training_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(
+            f"{message}; options that lazyformer search does not have itself go to fairseq's task and model"
+        )
+
+    parser.error = refuse
+    command = [data, "--task", name, "--criterion", criterion, "--arch", arch, "--seed", str(seed), "--no-save"]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
+
+
+def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
+    """Raises a UserError that lists fitting archs, the most similar ones first."""
+    if arch in fitting:
+        return
+    close = difflib.get_close_matches(arch, fitting)
+    others = [name for name in fitting if name not in close and not name.endswith("_tiny")]
+    raise UserError(
+        f"--arch {arch}: no architecture for --task {task}; choose from {', '.join([*close, *others])}, or the tiny "
+        "twin of one"
+    )
+
+
+class BlocksPart:
+    """Some blocks of a dataset, read in a different order each epoch; the same from any start.
+
+    Args:
+        first, last: the part holds the blocks from `first` up to, not including, `last`.
+    """
+
+    def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int):
+        self.dataset = dataset
+        self.first = first
+        self.last = last
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return -(-(self.last - self.first) // self.batch_size)
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        """An epoch's batches from number `start` on. The part whose epoch began last decides what is masked."""
+        self.dataset.set_epoch(epoch)
+        order = np.asarray(self.dataset.ordered_indices())
+        own = order[(order >= self.first) & (order < self.last)]
+        places = range(start * self.batch_size, len(own), self.batch_size)
+        return (self._batch(own[at : at + self.batch_size]) for at in places)
+
+    def _batch(self, indices: np.ndarray) -> dict[str, Any]:
+        return self.dataset.collater([self.dataset[int(index)] for index in indices])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.dataset.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "epoch" in state:  # a search that began with 0.1.0 has none
+            self.dataset.set_epoch(state["epoch"])
+
+
+class StreamsPart:
+    """Streams of contiguous text, with their memory.
+
+    Each epoch starts at their beginning, with an empty memory.
+
+    Raises:
+        UserError: the streams are shorter than a segment and the memory.
+    """
+
+    def __init__(self, streams: TokenStreams, mem_len: int):
+        check_memory_fits(mem_len, streams)
+        self.streams = streams
+        self.memory = StreamMemory()
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def batches(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        """Batches from segment `start` on; clears the memory at 0."""
+        for segment in range(start, len(self.streams)):
+            if segment == 0:
+                self.memory.clear()
+            batch = dict(self.streams[segment])
+            batch["net_input"] = {**batch["net_input"], "memory": self.memory}
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.memory.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state)
+
+
+Part = Union[BlocksPart, StreamsPart]
+
+
+def two_parts_of_blocks(dataset: SizedDataset, architecture_share: float, batch_size: int) -> tuple[Part, Part]:
+    """(for the weights, for the architecture): the last blocks, which hold other documents, are the architecture's.
+
+    Raises:
+        UserError: a part would be empty.
+    """
+    border = _border(len(dataset), architecture_share, "blocks")
+    return BlocksPart(dataset, 0, border, batch_size), BlocksPart(dataset, border, len(dataset), batch_size)
+
+
+def two_parts_of_text(
+    tokens: np.ndarray, architecture_share: float, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
+) -> tuple[Part, Part]:
+    """As :func:`two_parts_of_blocks`, for one long text."""
+    border = _border(len(tokens), architecture_share, "tokens")
+    weights, architecture = (
+        TokenStreams(part, batch_size, tgt_len, eos, pad) for part in (tokens[:border], tokens[border:])
+    )
+    return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
+
+
+def _border(count: int, architecture_share: float, what: str) -> int:
+    border = count - round(count * architecture_share)
+    if not 0 < border < count:
+        raise UserError(
+            f"the training data's {count} {what} make no second part for the architecture at --architecture-share "
+            f"{architecture_share:g}; give more text or another share"
+        )
+    return border
+
+
+def move_to(batch: dict[str, Any], device: Union[str, torch.device]) -> dict[str, Any]:
+    return utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
+
+
+class FairseqSearch:
+    """What a search builds from fairseq's registries; raises a UserError as the task and :func:`parse` do."""
+
+    def __init__(self, settings: SearchSettings):
+        self.settings = settings
+        self.cfg = parse(settings.data, settings.task, settings.arch, settings.seed, settings.fairseq_options)
+        self.task = setup_task(self.cfg.task)
+        self.criterion = self.task.build_criterion(self.cfg.criterion)
+
+    def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
+        """A fresh seeded model of any pattern, on the search's device, and its stack."""
+        utils.set_torch_seed(self.settings.seed)
+        self.cfg.model.sublayer_pattern = pattern
+        model = self.task.build_model(self.cfg.model).to(self.settings.device)
+        return model, next(module for module in model.modules() if isinstance(module, Stack))
+
+    def build_supernet(self, candidates: tuple[str, ...]) -> SinglePath:
+        """A supernet with as many layers as the baseline."""
+        layers, backend = self.settings.layers, backend_of(self.cfg.model)
+        model, network = self.build_model(supernet_pattern(candidates, layers))
+        supernet = Supernet(model, network, Choices(layers, candidates).to(self.settings.device))
+        return SinglePath(supernet, network, backend)
+
+    def loss_of(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Any]:
+        """Summed loss in nats and number of predictions."""
+        loss, count, _ = self.criterion(model, batch)
+        return loss, count
+
+    def parts(self) -> tuple[Part, Part]:
+        """The training data, for the weights and for the architecture; each call starts it anew.
+
+        Raises:
+            UserError: there is too little of it, or it does not fit the model.
+        """
+        self.task.load_dataset("train")
+        dataset, settings = self.task.dataset("train"), self.settings
+        if settings.task == "masked-lm":
+            dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
+            return two_parts_of_blocks(dataset, settings.architecture_share, settings.batch_size)
+        sizes = (settings.architecture_share, settings.batch_size, *self.training_lengths)
+        return two_parts_of_text(dataset.tokens, *sizes, self.dictionary.eos(), self.dictionary.pad())
+
+    @property
+    def dictionary(self) -> Any:
+        return self.task.dictionary
+
+    @property
+    def training_lengths(self) -> tuple[int, int]:
+        """T and M in training; M is 0 for encoders."""
+        if self.settings.task == "masked-lm":
+            return self.cfg.task.tokens_per_sample, 0
+        return self.cfg.task.tgt_len, self.cfg.model.mem_len
+
+    @property
+    def predicted_share(self) -> float:
+        """Of a sequence's tokens, in training."""
+        return self.cfg.task.mask_prob if self.settings.task == "masked-lm" else 1.0
+
+    @property
+    def latency_tokens(self) -> int:
+        """T for measuring latency: the setting, else the training's."""
+        return self.settings.latency_tokens or self.training_lengths[0]
+
+    @property
+    def latency_memory(self) -> int:
+        """M for measuring latency; 0 for encoders."""
+        asked, memory = self.settings.latency_memory, self.training_lengths[1]
+        return memory if asked is None or self.settings.task == "masked-lm" else asked

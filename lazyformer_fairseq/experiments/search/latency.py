@@ -1,0 +1,180 @@
+"""Latency of patterns: prices of sublayers, given or measured; what a pattern costs by them; whole models, measured."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional, Protocol
+
+import torch
+from scipy.stats import kendalltau, spearmanr
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.folder import kept
+from lazyformer_fairseq.measure.costs.latency import Timing, measure
+from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.patterns.attention_kinds import GIVEN
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer
+from lazyformer_fairseq.patterns.kinds import kinds
+from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.warm_start.losses import global_positions
+
+# Milliseconds of single sublayers by text, such as ``s``, and by ``s_read`` where another one reads it (as ``s`` unless
+# given), and of the rest of the model, embeddings and head. What is missing, such as identity, costs nothing.
+Prices = Mapping[str, float]
+READ, REST = "_read", "rest"
+
+
+def latency_of(prices: Prices, pattern: str) -> float:
+    """Milliseconds of a model of this pattern."""
+    planned = plan(pattern) if pattern else ()
+    return prices.get(REST, 0.0) + sum(_price(prices, sublayer, _is_read(sublayer)) for sublayer in planned)
+
+
+def _price(prices: Prices, sublayer: PlannedSublayer, is_read: bool) -> float:
+    alone = prices.get(sublayer.text, 0.0)
+    return prices.get(sublayer.text + READ, alone) if is_read else alone
+
+
+def _is_read(sublayer: PlannedSublayer) -> bool:
+    return any(what in sublayer.kind.kept_for_consumers for what in sublayer.consumers)
+
+
+def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:
+    """Mean milliseconds of a pattern drawn from these probabilities; differentiable.
+
+    Exact if layers are drawn independently of each other and a kind keeps one thing for others. Whether an ``s``
+    is read depends on the layers above: ``read[what]`` is the probability that one of them that reads it comes before
+    the next that hands it on.
+    """
+    rows = [read_sublayer(name) for name in candidates]
+    zero = probabilities_LK.new_zeros(())
+    total = zero + prices.get(REST, 0.0)
+    read = {what: zero for row in rows for what in (*row.kind.kept_for_consumers, row.kind.reads) if what}
+    for layer in reversed(probabilities_LK.unbind()):
+        for row, chance in zip(rows, layer.unbind(), strict=True):
+            is_read = 1 - math.prod((1 - read[what] for what in row.kind.kept_for_consumers), start=zero + 1)
+            alone, kept = _price(prices, row, False), _price(prices, row, True)
+            total = total + chance * (alone + is_read * (kept - alone))
+        for what, before in read.items():
+            reads = _sum_where(layer, [row.kind.reads == what for row in rows])
+            renews = _sum_where(layer, [what in row.kind.hands_on for row in rows])
+            read[what] = reads + (1 - reads - renews) * before
+    return total
+
+
+def _sum_where(chances_K: Tensor, is_meant: Sequence[bool]) -> Tensor:
+    return chances_K[torch.tensor(is_meant, device=chances_K.device)].sum()
+
+
+def read_price_list(path: Path, sublayers: Collection[str]) -> Prices:
+    """Reads ``{"s": 1.2, "f": 0.7}``: milliseconds by sublayer; ``s_read`` is as ``s`` and ``rest`` 0 unless given.
+
+    Raises:
+        UserError: the file is not such an object, lacks a sublayer, or has an unknown name or a price below 0.
+    """
+    content = read_json(path, 'give an object of milliseconds like {"s": 1.2, "f": 0.7}')
+    plain = [kind.letter for kind in kinds() if not kind.is_identity]
+    names = dict.fromkeys([*plain, *sublayers])
+    known = [*names, *(name + READ for name in names if read_sublayer(name).kind.kept_for_consumers), REST]
+    if not set(content) <= set(known):
+        raise UserError(f'{path}: must be an object of milliseconds like {{"s": 1.2, "f": 0.7}}; names: {known}')
+    for name, value in content.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise UserError(f"{path}: {name} is {value!r}, must be milliseconds, 0 or more")
+    for name in sublayers:
+        if name not in content:
+            raise UserError(f"{path}: has no price of {name}, which the candidates or the baseline have")
+    return content
+
+
+LATENCIES = "latencies.json"
+ROUNDS, ROUNDS_OF_FRONTS = 30, 20
+
+
+class Models(Protocol):
+    """Whose latency is measured.
+
+    Attributes:
+        dictionary: of the words that a model reads.
+        latency_tokens, latency_memory: T and M, of one sequence; M is 0 for encoders.
+    """
+
+    dictionary: Any
+    latency_tokens: int
+    latency_memory: int
+
+    def build_model(self, pattern: str) -> tuple[nn.Module, Stack]:
+        """A model of a pattern, whatever its weights, and its stack."""
+
+
+def prices_of(models: Models, pattern: str, sublayers: Mapping[str, PlannedSublayer], folder: Path) -> Prices:
+    """Median milliseconds of single sublayers by text, and of a model around them, at batch 1.
+
+    Kept in `folder` when they are measured first, because a search that resumes must pay the same.
+
+    Args:
+        pattern: of the model.
+    """
+
+    def measured() -> dict[str, float]:
+        model, network = models.build_model(pattern)
+        things = {text: _first_token_given(each) for text, each in sublayers.items()}
+        kept = {text: each.kind.kept_for_consumers for text, each in things.items() if each.kind.kept_for_consumers}
+        things |= {text + READ: replace(things[text], consumers=consumers) for text, consumers in kept.items()}
+        sizes = (models.latency_tokens, models.latency_memory)
+        timings = measure_sublayers(network, things, *sizes, rounds=ROUNDS)
+        network.sublayers = nn.ModuleList()
+        timings |= measure({REST: _forward(models, model)}, ROUNDS, device=_device(model))
+        return {name: 1000 * timing.median for name, timing in timings.items()}
+
+    return kept(folder / LATENCIES, measured)
+
+
+def measure_models(models: Models, patterns: Sequence[str], rounds: Optional[int] = None) -> dict[str, Timing]:
+    """Seconds of a forward pass of whole models at batch 1, by pattern, in turn."""
+    built = {pattern: models.build_model(pattern)[0] for pattern in dict.fromkeys(patterns)}
+    things = {pattern: _forward(models, model) for pattern, model in built.items()}
+    device = _device(next(iter(built.values())))
+    return measure(things, rounds or ROUNDS, device=device, description="whole models")
+
+
+def _forward(models: Models, model: nn.Module) -> Callable[[], object]:
+    """A forward pass: of an encoder, its head for one token; of a language model with all losses and a full memory."""
+    model.eval()
+    symbols, device = max(len(models.dictionary), 5), _device(model)
+    generator = torch.Generator().manual_seed(1)
+    tokens_BT = torch.randint(4, symbols, (1, models.latency_tokens), generator=generator).to(device)
+    if hasattr(model, "decoder"):
+        model.decoder.mem_len = models.latency_memory
+        return next_segment(model, tokens_BT, tokens_BT, models.latency_memory)
+    given = global_positions(model.encoder.sentence_encoder, tokens_BT)
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def encode() -> object:
+        return model(tokens_BT, masked_tokens=first, has_padding=False, global_positions=given)
+
+    return encode
+
+
+def _first_token_given(planned: PlannedSublayer) -> PlannedSublayer:
+    """With the first token where it asks for tokens that a caller marks: here nobody marks any."""
+    return replace(planned, settings=tuple((name, 1 if value == GIVEN else value) for name, value in planned.settings))
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def rank_correlations(one: Sequence[float], other: Sequence[float]) -> Optional[dict[str, float]]:
+    """Spearman's rho and Kendall's tau; None where there is nothing to rank."""
+    if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
+        return None
+    return {
+        "n": len(one),
+        "spearman": float(spearmanr(one, other).statistic),
+        "kendall": float(kendalltau(one, other).statistic),
+    }

@@ -1,1 +1,0 @@
-"""A search's result as files, tables and pictures."""

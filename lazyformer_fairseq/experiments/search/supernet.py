@@ -1,0 +1,310 @@
+"""The supernet: the model itself, every sublayer a weighted sum of candidates (PAR Transformer, section 2.1), or one.
+
+Of a :class:`SinglePath` one pattern at a time runs, with weights that all patterns share (Guo et al., 2020, SPOS).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.networks.stack import Stack
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
+from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer, connect, read_sublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
+
+
+def supernet_pattern(candidates: tuple[str, ...], layers: int) -> str:
+    """The pattern of a model that holds the candidates of all layers one after the other.
+
+    In each layer those that read come first (the first layer has none): so each reads from the layer below, and a
+    sublayer keeps what it hands on only where a layer above may read it.
+
+    Raises:
+        UserError: there are no layers, or candidates read what cannot be mixed.
+    """
+    if layers < 1:
+        raise UserError(f"--sublayers {layers}: a search needs at least one layer")
+    _refuse_what_cannot_be_mixed(candidates)
+    above = [read_sublayer(name) for name in in_building_order(candidates)]
+    first = [sublayer for sublayer in above if not sublayer.kind.reads]
+    return "".join(sublayer.text for sublayer in first + above * (layers - 1))
+
+
+def _refuse_what_cannot_be_mixed(candidates: Iterable[str]) -> None:
+    """Raises a UserError where a lazy candidate would read a distribution over other things than tokens."""
+    sublayers = [read_sublayer(name) for name in candidates]
+    lazy = next((sublayer for sublayer in sublayers if sublayer.kind.reads == DISTRIBUTION), None)
+    for sublayer in sublayers:
+        if lazy is None or DISTRIBUTION not in sublayer.kind.hands_on:
+            continue
+        if not all(choice.has_probabilities for choice in variant_classes(sublayer.values)):
+            raise UserError(
+                f"--candidates: {lazy.text} beside {sublayer.text}: a search mixes the distributions that {lazy.text} "
+                f"reuses, and that of {sublayer.text} is not one over tokens alone; leave one of the two out"
+            )
+    _refuse_keys_that_cannot_be_mixed(sublayers)
+
+
+def _refuse_keys_that_cannot_be_mixed(sublayers: Sequence[PlannedSublayer]) -> None:
+    """Raises a UserError where a ``k`` would read keys of several kinds, or keys whose scores learn on their own."""
+    consumer = next((sublayer.text for sublayer in sublayers if sublayer.kind.reads == KEYS_AND_VALUES), None)
+    producers = [sublayer for sublayer in sublayers if KEYS_AND_VALUES in sublayer.kind.hands_on]
+    if consumer is None:
+        return
+    if len(producers) > 1:
+        raise UserError(
+            f"--candidates: {consumer} beside {' and '.join(producer.text for producer in producers)}: a search mixes "
+            f"the keys and values that {consumer} reads, and those of several kinds do not mix; keep one, or leave "
+            f"{consumer} out"
+        )
+    for producer in producers:
+        if any(choice.features(producer.values) & _LEARNING for choice in variant_classes(producer.values)):
+            raise UserError(
+                f"--candidates: {consumer} beside {producer.text}: a search mixes the keys and values that {consumer} "
+                f"reads, and not what each {producer.text} adds to their scores; leave one of the two out"
+            )
+
+
+def in_building_order(candidates: Iterable[str]) -> list[str]:
+    """Identity, then what reads, then the others, each in the order given."""
+
+    def place(name: str) -> int:
+        kind = read_sublayer(name).kind
+        return 0 if kind.is_identity else 1 if kind.reads else 2
+
+    return sorted(candidates, key=place)
+
+
+class Choices(nn.Module):
+    """Architecture parameters of all layers, uniform at first (PAR Transformer, section 2.2).
+
+    Args:
+        layers: L.
+        candidates: names, K of them.
+
+    Attributes:
+        logits: the parameter, (L, K).
+        allowed: (L, K); False in the first layer for kinds that read, as nothing is below: their weight is exactly 0.
+        temperature: of the Gumbel-softmax; the search lowers it.
+    """
+
+    def __init__(self, layers: int, candidates: tuple[str, ...]):
+        super().__init__()
+        self.candidates = candidates
+        self.logits = nn.Parameter(torch.zeros(layers, len(candidates)))
+        allowed = torch.ones(layers, len(candidates), dtype=torch.bool)
+        allowed[0] = torch.tensor([read_sublayer(name).kind.reads is None for name in candidates])
+        self.register_buffer("allowed", allowed, persistent=False)
+        self.temperature = 1.0
+
+    def forward(self) -> Tensor:
+        """The weights m (L, K) of equation 4; rows sum to 1.
+
+        In training each call draws them anew by Gumbel-softmax; in evaluation they are the probabilities.
+        """
+        if not self.training:
+            return self.probabilities()
+        return F.gumbel_softmax(self._masked(), tau=self.temperature, dim=-1)
+
+    def probabilities(self) -> Tensor:
+        """(L, K): the probability that each candidate is sampled."""
+        return self._masked().softmax(dim=-1)
+
+    def entropy(self) -> float:
+        """Bits, the mean over layers: log2 K at first (less in a first layer without ``l``), 0 when all is decided."""
+        probabilities = self.probabilities().detach()
+        return -float(torch.xlogy(probabilities, probabilities).sum(dim=-1).mean()) / math.log(2)
+
+    def _masked(self) -> Tensor:
+        return self.logits.masked_fill(~self.allowed, float("-inf"))
+
+
+# Parts of scores that differ from one s to another of the same settings.
+_LEARNING = frozenset({"bias", "learned", "entmax"})
+
+
+class Mixture(nn.Module):
+    """One layer: the sum of its candidates' outputs, each times its weight (equation 4).
+
+    With lazy candidates it also carries a distribution: P_i = m_s P_s + (1 - m_s) P_(i-1), where its own ``s``
+    computes P_s and P_(i-1) comes from below. The first layer has only P_s. If several candidates compute a
+    distribution, P_s is their weighted mean, and m_s the sum of their weights. Rows sum to 1. What reads a mixture has
+    plain values, whatever the kinds in it want of those that read them alone.
+
+    With candidates that read keys and values it carries these in the same way: K_i = m_s K_s + (1 - m_s) K_(i-1).
+    Softmax is not linear, so this is no mean of patterns' outputs; where weights are 0 and 1 it is the pattern's.
+
+    Args:
+        sublayers: its candidates by name.
+        candidates: of all layers, in the order of :attr:`weights`.
+
+    Attributes:
+        weights: (K,); :class:`Supernet` sets them for each forward pass.
+        only: the candidate that runs alone, without weights; None for the mixture.
+    """
+
+    attends = True
+
+    def __init__(self, sublayers: dict[str, nn.Module], candidates: tuple[str, ...]):
+        super().__init__()
+        self.names = tuple(sublayers)
+        self.sublayers = nn.ModuleDict({_key(name): sublayer for name, sublayer in sublayers.items()})
+        self.candidates = candidates
+        self.carries = any(read_sublayer(name).kind.reads == DISTRIBUTION for name in candidates)
+        self.carries_keys = any(read_sublayer(name).kind.reads == KEYS_AND_VALUES for name in candidates)
+        self.attends = any(sublayer.attends for sublayer in sublayers.values())
+        self.weights: Optional[Tensor] = None
+        self.only: Optional[str] = None
+        for name, sublayer in sublayers.items():
+            if read_sublayer(name).kind.reads == DISTRIBUTION:
+                sublayer.inner.value_makers = nn.ModuleDict()
+
+    def forward(
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        """As a :class:`~lazyformer_fairseq.modules.sublayers.residual.ResidualSublayer`'s."""
+        if self.only is not None:
+            return self.candidate(self.only)(x_BTC, below, shared, memory_BMC)
+        weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))
+        mixed: Optional[Tensor] = None
+        own: list[tuple[Tensor, Tensor]] = []
+        carried: dict[str, Any] = {}
+        for name in self.names:
+            y_BTC, handed_on = self.candidate(name)(x_BTC, below, shared, memory_BMC)
+            mixed = y_BTC * weight[name] if mixed is None else torch.addcmul(mixed, y_BTC, weight[name])
+            if self.carries and DISTRIBUTION in handed_on:
+                own.append((handed_on[DISTRIBUTION].probabilities, weight[name]))
+            if self.carries_keys and KEYS_AND_VALUES in handed_on:
+                keys = handed_on[KEYS_AND_VALUES]
+                carried[KEYS_AND_VALUES] = _carried_keys(below.get(KEYS_AND_VALUES), keys, weight[name])
+        if own:
+            carried[DISTRIBUTION] = _carried(below.get(DISTRIBUTION), own)
+        return mixed, carried
+
+    def candidate(self, name: str) -> nn.Module:
+        """The sublayer of this name."""
+        return self.sublayers[_key(name)]
+
+
+def _key(name: str) -> str:
+    """Key of a candidate's module; module names cannot have dots."""
+    return name.replace(".", "_")
+
+
+def _carried(below: Optional[StoredDistribution], own: list[tuple[Tensor, Tensor]]) -> StoredDistribution:
+    probabilities, weight = own[0]
+    if len(own) > 1:
+        shares = torch.stack([share for _, share in own])
+        weight = shares.sum()
+        shares = shares + torch.finfo(shares.dtype).eps ** 2  # all may be 0, where something else is as good as certain
+        probabilities = sum(each * share for (each, _), share in zip(own, shares / shares.sum(), strict=True))
+    if below is None:
+        return StoredDistribution(probabilities)
+    return StoredDistribution(torch.lerp(below.probabilities, probabilities, weight))
+
+
+def _carried_keys(below: Optional[Attention], own: Attention, weight: Tensor) -> Attention:
+    if below is None:
+        return own
+    keys, values = torch.lerp(below.k_BNKD, own.k_BNKD, weight), torch.lerp(below.values, own.values, weight)
+    return replace(own, k_BNKD=keys, values=values)
+
+
+class Supernet(nn.Module):
+    """A model of :func:`supernet_pattern` whose stack, `network`, gets its sublayers gathered into mixtures."""
+
+    def __init__(self, model: nn.Module, network: Stack, choices: Choices):
+        super().__init__()
+        self.model = model
+        self.choices = choices
+        self.mixtures = _into_layers(network.sublayers, choices)
+        network.sublayers = nn.ModuleList(self.mixtures)
+        if any(mixture.carries for mixture in self.mixtures):
+            network.attention_backend = "eager"  # mixing needs stored distributions
+
+    def forward(self, *args, **kwargs) -> Any:
+        """The model's output, with weights drawn for this pass."""
+        for mixture, weights in zip(self.mixtures, self.choices().unbind(), strict=True):
+            mixture.weights = weights
+        return self.model(*args, **kwargs)
+
+    def learn(self, architecture: bool) -> None:
+        """Sends gradients to the choices or to everything else; the other side costs nothing."""
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(not architecture)
+        self.choices.logits.requires_grad_(architecture)
+
+
+def _into_layers(sublayers: nn.ModuleList, choices: Choices) -> list[Mixture]:
+    """The sublayers of a :func:`supernet_pattern`, gathered by layer."""
+    parts = iter(sublayers)
+    mixtures = []
+    for allowed in choices.allowed.tolist():
+        names = [name for name, may in zip(choices.candidates, allowed, strict=True) if may]
+        layer = {name: next(parts) for name in in_building_order(names)}
+        mixtures.append(Mixture(layer, choices.candidates))
+    assert next(parts, None) is None
+    return mixtures
+
+
+class SinglePath(nn.Module):
+    """What runs of a supernet is the pattern last taken: as fast as that pattern's own model, with the same result.
+
+    Args:
+        attention_backend: of a pattern; a mixture needs stored distributions, a pattern does not.
+    """
+
+    def __init__(self, supernet: Supernet, network: Stack, attention_backend: str):
+        super().__init__()
+        self.supernet = supernet
+        self._network = [network]  # in a list: it is in the supernet already
+        self._backends = {"subnets": attention_backend, "mixtures": network.attention_backend}
+        self._consumers = [_consumers(mixture) for mixture in supernet.mixtures]
+
+    def take(self, subnet: Optional[Sequence[str]]) -> None:
+        """Of each layer the candidate that runs from now on; None for mixtures again.
+
+        A sublayer is told who reads it in this pattern, as if that were a model of its own.
+        """
+        network, mixtures = self._network[0], self.supernet.mixtures
+        network.attention_backend = self._backends["mixtures" if subnet is None else "subnets"]
+        if subnet is None:
+            for mixture, consumers in zip(mixtures, self._consumers, strict=True):
+                mixture.only = None
+                _set_consumers(mixture, consumers)
+            return
+        planned = connect([read_sublayer(name) for name in subnet])
+        for mixture, name, sublayer in zip(mixtures, subnet, planned, strict=True):
+            mixture.only = name
+            of_subnet = (sublayer.consumers.count(DISTRIBUTION), KEYS_AND_VALUES in sublayer.consumers)
+            _set_consumers(mixture, {name: of_subnet})
+
+    def forward(self, *args, **kwargs) -> Any:
+        return self.supernet.model(*args, **kwargs)
+
+
+def _inner(mixture: Mixture, name: str) -> Any:
+    """What a candidate has within its residual connection, if it makes a distribution; else None."""
+    inner = getattr(mixture.candidate(name), "inner", None)
+    return inner if hasattr(inner, "consumers") else None
+
+
+def _consumers(mixture: Mixture) -> dict[str, tuple[int, bool]]:
+    """By name, of candidates that can be read: by how many lazy ones, and whether by one that shares keys."""
+    found = {name: _inner(mixture, name) for name in mixture.names}
+    return {name: (inner.consumers, inner.is_key_producer) for name, inner in found.items() if inner is not None}
+
+
+def _set_consumers(mixture: Mixture, consumers: dict[str, tuple[int, bool]]) -> None:
+    for name, (count, gives_keys) in consumers.items():
+        inner = _inner(mixture, name)
+        if inner is not None:
+            inner.consumers, inner.is_key_producer = count, gives_keys

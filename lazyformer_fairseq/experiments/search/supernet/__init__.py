@@ -1,1 +1,0 @@
-"""The network that a search trains: every layer is a mixture of candidates."""

@@ -1,0 +1,129 @@
+"""Losses are measured once, with their errors; few patterns of each budget are measured, and as many random ones."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.compress.budgets import Budgets, Losses, Measured, compare
+from lazyformer_fairseq.experiments.search.compress.choices import Choices
+from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
+from lazyformer_fairseq.patterns.kinds import ENCODER
+from lazyformer_fairseq.warm_start.losses import BlockLosses
+
+TICKS = {"s": 10, "s_read": 12, "l": 4, "f": 5, "rest": 1}
+
+
+class GivenLosses(dict):
+    """By a function of the pattern."""
+
+    def __init__(self, above):
+        self.above = above
+
+    def measure(self, patterns, description):
+        self.update({each: Measured(self.above(each), 0.0) for each in patterns})
+
+
+def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
+    choices = Choices.of(plan(pattern, ENCODER), [read_sublayer(name) for name in names])
+    return Budgets(choices, GivenLosses(above), TICKS, limits, reach=4)
+
+
+def gone(by_place) -> int:
+    return by_place.count("-")
+
+
+def test_the_best_that_was_measured_within_the_budget():
+    def above(by_place):
+        costs = (3, 1, 3, 2)
+        return sum(costs[place] for place, text in enumerate(by_place) if text == "-") + 0.1 * by_place.count("l")
+
+    budgets = budgets_of("sfsf", above, [31, 27, 23])
+    budgets.score()
+    budgets.find(top=1, rounds=1)
+    assert [budgets.choices.pattern(budgets.best(limit)) for limit in budgets.limits] == ["sfsf", "sflf", "slf"]
+    assert budgets.sum_of(budgets.best(23)) == pytest.approx(1.1)
+
+
+def test_a_second_round_finds_what_sums_hide():
+    """Alone each f seems to cost little; the lower two cost much where both go."""
+
+    def above(by_place):
+        single = {0: 9.0, 1: 0.1, 2: 0.2, 3: 0.3}
+        cost = sum(single[place] for place, text in enumerate(by_place) if text == "-")
+        return cost + (5.0 if by_place[1] == by_place[2] == "-" else 0.0)
+
+    for rounds, best in ((1, 5.3), (2, 0.4)):
+        budgets = budgets_of("sfff", above, [16], ("identity",))
+        budgets.score()
+        budgets.find(top=1, rounds=rounds)
+        assert budgets.losses[budgets.best(16)].above == pytest.approx(best)
+
+
+def test_random_patterns_stay_within_the_budget_and_are_drawn_once():
+    budgets = budgets_of("(sf)x3", gone, [36, 25])
+    budgets.score()
+    before = dict(budgets.searched)
+    budgets.control(count=6, seed=1)
+    fast = [each for each in budgets.drawn if budgets.latency(each) <= 25]
+    assert 6 <= len(fast) <= len(budgets.drawn) <= 12 and before == budgets.searched
+    assert all(budgets.latency(each) <= 36 and budgets.choices.is_possible(each) for each in budgets.drawn)
+    best = budgets.best(36, control=True)
+    assert gone(best) == min(map(gone, budgets.drawn))
+    again = budgets_of("(sf)x3", gone, [36, 25])
+    again.score()
+    again.control(count=6, seed=1)
+    assert again.drawn == budgets.drawn
+
+
+def test_a_budget_that_nothing_meets_is_refused():
+    budgets = budgets_of("sfsf", gone, [31, 14], ("l",))
+    with pytest.raises(UserError, match=r"--budgets 0.4: no choice of --candidates makes the model so fast"):
+        budgets.refuse_too_small([0.9, 0.4])
+
+
+CHOICES = Choices.of(plan("sfsf", ENCODER), [read_sublayer("l"), read_sublayer("-")])
+
+
+class Scorer:
+    """Two blocks of text; what it measures depends on the pattern's length."""
+
+    def __init__(self):
+        self.asked = []
+
+    def by_block(self, pattern, origins):
+        self.asked.append(pattern)
+        return BlockLosses(np.array([1.0, 3.0]) * len(pattern), np.array([2, 6]))
+
+
+def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
+    chance = np.random.default_rng(1)
+    original, gains = chance.uniform(5, 9, 50), chance.normal(0.2, 1, 50)
+    found = compare(BlockLosses(original + gains, np.full(50, 7)), BlockLosses(original, np.full(50, 7)))
+    bits = gains / 7 / np.log(2)
+    assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
+
+
+def test_the_error_agrees_with_blocks_drawn_again_and_again():
+    chance = np.random.default_rng(2)
+    words = chance.integers(3, 30, 200)
+    gains = words * 0.3 + chance.normal(0, 1, 200) * np.sqrt(words)
+    found = compare(BlockLosses(gains, words), BlockLosses(np.zeros(200), words))
+    drawn = chance.integers(0, 200, (2000, 200))
+    means = gains[drawn].sum(1) / words[drawn].sum(1) / np.log(2)
+    assert found.error == pytest.approx(means.std(), rel=0.1)
+
+
+def test_a_second_run_measures_the_rest(tmp_path):
+    path, scorer = tmp_path / "scores.json", Scorer()
+    losses = Losses(path, scorer, CHOICES)
+    short = ("s", "f", "-", "f")
+    assert losses.measure([short, short, CHOICES.own], "test") == [short]
+    assert losses[short] == pytest.approx((-4 / 8 / np.log(2), 0))
+    again = Losses(path, Scorer(), CHOICES)
+    shorter = ("s", "-", "-", "f")
+    assert again.measure([short, shorter], "test") == [shorter] and again[short] == losses[short]
+    assert sorted(again.scorer.asked) == ["sf", "sfsf"]
+    content = json.loads(path.read_text())
+    assert content["patterns"].keys() == {"s f s f", "s f - f", "s - - f"} and content["masked_tokens"] == 8

@@ -1,0 +1,201 @@
+"""Whole searches from a tiny checkpoint: by the command, stopped and resumed, refused."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import ROOT
+from trained_encoders import HEADS, WIDTH
+
+from lazyformer_fairseq import LazyFormerModel
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.experiments.search.compress.budgets import Losses
+from lazyformer_fairseq.experiments.search.latency import latency_of
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.export import write_model
+from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
+from lazyformer_fairseq.patterns.grammar import expand
+from lazyformer_fairseq.warm_start.losses import masked_lm_bits, read_text
+from lazyformer_fairseq.warm_start.record import read_record
+from lazyformer_fairseq.warm_start.start import Trained
+
+PRICES = {"s": 3.0, "s_read": 4.0, "l": 1.0, "f": 2.0, "rest": 1.0}
+SMALL = ("--tokens", 96, "--candidates", "l,identity", "--top", 2, "--control", 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, data_folder) -> Path:
+    return written(tmp_path_factory.mktemp("model"), data_folder, "(sf)x2")
+
+
+def written(folder: Path, data_folder: Path, pattern: str, **options) -> Path:
+    tokenizer = Tokenizer.load(data_folder / "tokenizer")
+    sizes = {"encoder_embed_dim": WIDTH, "encoder_ffn_embed_dim": 24, "encoder_attention_heads": HEADS}
+    torch.manual_seed(1)
+    cfg = LazyFormerConfig(sublayer_pattern=pattern, max_positions=32, **sizes, **options)
+    network = LazyFormerModel(cfg, tokenizer.dictionary)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    folder.mkdir(exist_ok=True)
+    write_model(LazyFormerHub(network, tokenizer), folder)
+    return folder
+
+
+@pytest.fixture
+def latencies(tmp_path) -> Path:
+    path = tmp_path / "latencies.json"
+    path.write_text(json.dumps(PRICES))
+    return path
+
+
+def search(*words: object) -> str:
+    done = CliRunner().invoke(main, ["search", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
+    out = tmp_path / "out"
+    said = search("compress", model, data_folder, out, "--budgets", "0.8,0.5", "--latencies", latencies, *SMALL)
+    assert {path.name for path in out.iterdir()} == {
+        *("settings.json", "scores.json", "result.json", "report.md", "changes.csv", "patterns.csv"),
+        *("losses.png", "changes.png", "models", ".lock"),
+    }
+    result = json.loads((out / "result.json").read_text())
+    old = LazyFormerModel.from_pretrained(model)
+    text = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    original = bits(old, text)
+    assert result["original"]["bits"] == pytest.approx(original)
+    whole = latency_of(PRICES, "sfsf")
+    for row in result["budgets"]:
+        found, control = row["found"], row["control"]
+        assert found["predicted_ms"] == latency_of(PRICES, found["pattern"]) <= row["budget"] * whole + 0.01
+        assert control["predicted_ms"] <= row["budget"] * whole + 0.01
+        folder = out / "models" / f"{row['budget']:g}"
+        hub = LazyFormerModel.from_pretrained(folder)
+        assert hub.model.cfg.sublayer_pattern == found["pattern"]
+        assert bits(hub, text) - original == pytest.approx(found["above"], abs=1e-5)
+        assert found["on_other_text"]["above"] == pytest.approx(rise_on_other_text(old, hub, data_folder), abs=1e-5)
+        record = read_record(folder)
+        assert (record["old_pattern"], record["new_pattern"]) == ("sfsf", found["pattern"])
+        assert f"lazyformer continue {folder} {data_folder} --save-dir" in (out / "report.md").read_text()
+        assert found["pattern"] in [expand(pattern) for pattern in patterns_in(said)]
+    assert result["evaluations"]["control"] > 0
+
+
+def bits(hub, text) -> float:
+    return masked_lm_bits(Trained(hub.model.cfg, hub.model.state_dict(), hub.tokenizer.dictionary), text)
+
+
+def rise_on_other_text(old, new, data_folder) -> float:
+    """From losses of single tokens of the blocks that the search did not see."""
+    more = read_text(data_folder, old.tokenizer, 32, 192, 96)
+    used = read_text(data_folder, old.tokenizer, 32, 96, 96)
+    seen = {int(block) for batch in used for block in batch["id"]}
+    rises = []
+    for batch in more:
+        tokens, targets = batch["net_input"]["src_tokens"], batch["target"]
+        with torch.no_grad():
+            one, other = (hub.model(tokens)[0].log_softmax(-1) for hub in (old, new))
+        rises += [
+            float(one[row, at, targets[row, at]] - other[row, at, targets[row, at]])
+            for row, at in targets.ne(old.tokenizer.special.pad).nonzero().tolist()
+            if int(batch["id"][row]) not in seen
+        ]
+    return sum(rises) / len(rises) / math.log(2)
+
+
+def patterns_in(table: str) -> list[str]:
+    return [cell.strip("` ") for line in table.splitlines() for cell in line.split("|") if "`" in cell]
+
+
+def test_a_search_that_was_stopped_measures_the_rest(model, data_folder, latencies, tmp_path, monkeypatch):
+    words = ("compress", model, data_folder, tmp_path / "out", "--budgets", "0.7", "--latencies", latencies, *SMALL)
+    asked: list[str] = []
+    measure = Losses._by_block
+
+    def stops_at(count):
+        def by_block(self, by_place):
+            if len(asked) == count:
+                raise KeyboardInterrupt
+            asked.append(" ".join(by_place))
+            return measure(self, by_place)
+
+        return by_block
+
+    monkeypatch.setattr(Losses, "_by_block", stops_at(5))
+    assert CliRunner().invoke(main, ["search", *map(str, words)]).exit_code != 0
+    monkeypatch.setattr(Losses, "_by_block", stops_at(-1))
+    search(*words)
+    assert sorted(each for each in set(asked) if asked.count(each) > 1) == ["s f s f"], "the original alone comes twice"
+    before = list(asked)
+    assert "this search is finished" in search(*words) and asked == before
+    with pytest.raises(UserError, match="holds a search of other settings .seed is 1 there, 2 here"):
+        search(*words, "--seed", 2)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [("s[window=4]flf", {"encoder_normalize_before": True}), ("s[window=4,global=given]s-f", {})],
+)
+def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, options):
+    model = written(tmp_path / "model", data_folder, pattern, **options)
+    few = ("--tokens", 64, "--top", 1, "--control", 1, "--latency-tokens", 8)
+    words = ("--budgets", 0.9, "--candidates", "s,l,identity", *few)
+    said = search("compress", model, data_folder, tmp_path / "out", *words)
+    (found,) = (each for each in patterns_in(said))
+    hub = LazyFormerModel.from_pretrained(tmp_path / "out" / "models" / "0.9")
+    assert expand(hub.model.cfg.sublayer_pattern) == expand(found) != expand(pattern)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM"])
+def test_a_bert_of_the_hub_is_imported_first(tmp_path, kind):
+    pytest.importorskip("transformers")
+    from tiny_berts import save_tiny
+
+    save_tiny(tmp_path / "in", kind)
+    (tmp_path / "text.txt").write_text("The cat sat on the mat, a dog ran.\n" * 60)
+    with pytest.raises(UserError, match="becomes a checkpoint of this package first: lazyformer import"):
+        search("compress", tmp_path / "in", tmp_path / "text.txt", tmp_path / "out")
+    assert CliRunner().invoke(main, ["import", str(tmp_path / "in"), str(tmp_path / "ours")]).exit_code == 0
+    words = ("--tokens", 64, "--candidates", "identity", "--top", 1, "--rounds", 1, "--control", 1, "--budgets", 0.8)
+    said = search("compress", tmp_path / "ours", tmp_path / "text.txt", tmp_path / "out", *words)
+    assert "`" in said and "lazyformer continue" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_causal_model_is_refused(tmp_path, data_folder):
+    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/language_model"
+    with pytest.raises(UserError, match="is a causal language model; search compress takes masked-LM encoders"):
+        search("compress", folder, data_folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--candidates", "k"), "--budgets 0.1: no choice of --candidates makes the model so fast"),
+        (("--candidates", "f[width=2]"), "--candidates: .*has no setting"),
+        (("--candidates", "s"), "--candidates s: no sublayer of .* becomes any of them"),
+        (("--latency-tokens", 99), "--latency-tokens 99: the model reads 32 at most"),
+    ],
+)
+def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message):
+    (tmp_path / "latencies.json").write_text(json.dumps(PRICES | {"k": 2.0}))
+    with pytest.raises(UserError, match=message):
+        search("compress", model, data_folder, tmp_path / "out", "--budgets", 0.1, "--latencies", latencies, *words)
+    assert not (tmp_path / "out" / "scores.json").exists()
+
+
+def test_it_takes_its_own_options_and_answers_to_its_old_name(model, data_folder, latencies, tmp_path):
+    run = CliRunner()
+    assert "--reach" in run.invoke(main, ["search", "compress", "--help"]).output
+    assert "--reach" not in run.invoke(main, ["search", "run", "--help"]).output
+    words = [str(data_folder), str(tmp_path / "out"), "--budgets", "2"]
+    for old in (["--from", str(model), *words], [*words[:1], f"--from={model}", *words[1:]]):
+        refused = run.invoke(main, ["search", *old])
+        assert refused.exit_code == 2 and "--from: is compress now" in refused.output
+        assert "a share of the model's latency" in " ".join(refused.output.split())

@@ -75,22 +75,22 @@ echo "== models"
 models=(
   --arch lazyformer_m2x6_s,lazyformer_m6x2_s --pattern m2x6_w3072=M2x6 --backend fused,recompute --precision "$precision"
   --baseline-backend recompute,fused
-  --lengths 8192,512,4096 --tokens 32768 --what encoder,training --rounds 20 --minutes 2.2
+  --lengths 8192,512,4096 --tokens 32768 --what encoder,training --rounds 20 --budget 2.2min
 )
 [[ ${#tiny[@]} -eq 0 ]] || models=(
   --arch lazyformer_m2x6_s_tiny,lazyformer_m6x2_s_tiny --pattern m2x6_w3072=M2x6 --backend fused,recompute
   --baseline-arch bert_tiny --lengths 16,32 --tokens 32 --what encoder,training --rounds 2
 )
-part 190 "${cli[@]}" "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
+part 190 "${cli[@]}" models "${models[@]}" --device "$device" --output "$out/models" || failed+=("models")
 [[ ! -e $out/models/results.json ]] || "$python" "$root/scripts/gpu_bars.py" "$out/models" | tee "$out/bars.txt"
 
 echo "== back ends"
-back_ends=(--lengths 128,512,2048,8192 --layers 1,2,6 --batches 4 --heads 12x64 --tokens 32768 --rounds 5 --minutes 0.7)
+back_ends=(--lengths 128,512,2048,8192 --layers 1,2,6 --batches 4 --heads 12x64 --tokens 32768 --rounds 5 --budget 0.7min)
 [[ ${#tiny[@]} -eq 0 ]] || back_ends=(--lengths 16 --layers 1,2 --batches 1 --heads 2x8 --rounds 2)
 part 95 "${cli[@]}" backends "${back_ends[@]}" --device "$device" --output "$out/measured.json" || failed+=("back ends")
 
 echo "== kinds of attention"
-kinds=(--lengths 4096,16384 --heads 12x64 --rounds 5 --minutes 0.6)
+kinds=(--lengths 4096,16384 --heads 12x64 --rounds 5 --budget 0.6min)
 [[ ${#tiny[@]} -eq 0 ]] || kinds=(--lengths 32 --heads 2x8 --rounds 2)
 part --signal=INT 85 "${cli[@]}" kinds "${kinds[@]}" --device "$device" >"$out/kinds.txt" || failed+=("kinds of attention")
 cat "$out/kinds.txt"

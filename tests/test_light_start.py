@@ -109,8 +109,6 @@ def test_completion_is_light(run, words, offered):
         "demo --corpus nowhere",
         "export nowhere out",
         "bench draw nowhere",
-        "bench loader README.md:nowhere",
-        "bench startup nowhere",
         "glue prepare --data nowhere --tokenizer tests --output out",
         "glue prepare --data tests --tokenizer nowhere --output out",
         "glue run --checkpoint bert=nowhere --output out",

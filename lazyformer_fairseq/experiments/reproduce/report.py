@@ -25,7 +25,7 @@ from lazyformer_fairseq.finetuning.glue.report.paper_table import COLUMNS, PAPER
 from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
 from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, own_row
 from lazyformer_fairseq.finetuning.report.results import Results
-from lazyformer_fairseq.measure.bench.models.entries import OURS
+from lazyformer_fairseq.measure.bench.models import OURS
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.tables import markdown_table, write_csv

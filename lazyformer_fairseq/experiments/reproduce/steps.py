@@ -135,9 +135,9 @@ def _bench(
 ) -> Step:
     folder = places.bench(name)
     command = (
-        *(CLI, "bench", "--arch", ",".join(size.bench_arch(arch) for arch in archs if arch != "bert_base")),
+        *(CLI, "bench", "models", "--arch", ",".join(size.bench_arch(arch) for arch in archs if arch != "bert_base")),
         *("--lengths", ",".join(map(str, lengths)), "--what", "training", "--relative-position-buckets", "32"),
-        *("--precision", precision, "--minutes", f"{size.minutes:g}", *size.bench, "--output", str(folder)),
+        *("--precision", precision, "--budget", f"{size.minutes:g}min", *size.bench, "--output", str(folder)),
     )
     return Step(f"bench_{name}", what, command, folder / "results.json", starts_anew=True)
 

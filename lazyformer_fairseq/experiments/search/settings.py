@@ -54,9 +54,7 @@ class Schedule:
     )
     temperature: float = a_rate(5.0, "Of the Gumbel-softmax, until the architecture learns.")
     final_temperature: float = a_rate(0.087, "At the last update; exponential decay from --constant-updates on.")
-    unchanged_share: float = a_rate(
-        0.75, "The pattern is found when it has not changed for so many architecture stages."
-    )
+    unchanged_share: float = a_rate(0.75, "Architecture stages without a change after which the pattern is found.")
 
     def temperature_at(self, update: int) -> float:
         """Constant while the architecture is, then exponential decay."""
@@ -97,9 +95,7 @@ class SearchSettings:
     )
     schedule: Schedule = field(default_factory=Schedule)
     batch_size: int = option(128, "Sequences, or streams of text, an update.", low=1)
-    architecture_share: float = option(
-        0.2, "Share of the training data that is held apart for the architecture.", low=0, high=1, is_open=True
-    )
+    architecture_share: float = a_rate(0.2, "Share of the training data that is held apart for the architecture.")
     weights_lr: float = a_rate(1e-2, "LAMB's learning rate.")
     weights_decay: float = option(1e-4, "LAMB's weight decay.", low=0)
     clip_norm: float = option(0.25, "Longest gradient of the weights; 0 for any.", low=0)
@@ -197,11 +193,7 @@ class FrontSettings:
     )
     evaluations: int = option(96, "Of a front: patterns that are judged with inherited weights.", low=1)
     judged_batches: int = option(8, "Of a front: batches of held-apart data that judge a pattern.", low=1)
-    check_patterns: int = option(
-        12,
-        "Of a front: patterns spread over the space whose latency is predicted and measured; 0 for none.",
-        low=0,
-    )
+    check_patterns: int = option(12, "Of a front: patterns whose latency is predicted and measured; or 0.", low=0)
     control: bool = option(True, "Of a front: random search of the same cost beside the method.")
 
     def __post_init__(self):

@@ -12,10 +12,9 @@ from typing import Optional
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.latency import measure
+from lazyformer_fairseq.measure.bench.measuring import Things, in_a_line, measured
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
 from lazyformer_fairseq.modules.attention.choice import (
     NOTHING_LEARNED,
@@ -93,7 +92,7 @@ def _mask(block: Block) -> Optional[AttentionMask]:
 
 
 def measure_back_ends(
-    blocks: Sequence[Block], device: str, rounds: int = 10, minutes: Optional[float] = None
+    blocks: Sequence[Block], device: str, rounds: int = 10, budget: Optional[float] = None
 ) -> dict[Block, dict[str, float]]:
     """Milliseconds of every back end for every block; the back ends of a block take turns.
 
@@ -101,26 +100,23 @@ def measure_back_ends(
 
     Args:
         rounds: samples; the median counts.
-        minutes: limit for all rounds together; one round of each always runs. None for no limit.
+        budget: see :func:`~lazyformer_fairseq.measure.bench.measuring.measured`.
 
     Returns:
         By block milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
     """
-    seconds = None if minutes is None else 60 * minutes / len(blocks)
+
+    def things_of(block: Block) -> Things:
+        precision = getattr(torch, block.precision)
+        return _agreeing(block, _Attention(block, device, precision), LARGEST_ERROR[precision])
+
     rows: dict[Block, dict[str, float]] = {}
     hasty = 0
-    try:
-        for block in tqdm(blocks, desc="back ends", unit=" blocks"):
-            precision = getattr(torch, block.precision)
-            things = _agreeing(block, _Attention(block, device, precision), LARGEST_ERROR[precision])
-            timings = measure(things, rounds, 1, device, description=str(block), seconds=seconds)
-            hasty += any(len(timing.samples) < min(rounds, FEWEST_FOR_QUARTILES) for timing in timings.values())
-            rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
-    except KeyboardInterrupt:
-        if not rows:
-            raise
+    for block, timings in measured(blocks, things_of, device, rounds, budget):
+        hasty += any(len(timing.samples) < min(rounds, FEWEST_FOR_QUARTILES) for timing in timings.values())
+        rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
     if hasty:
-        logger.warning("%d of %d blocks had time for fewer than %d rounds: give more --minutes, or fewer blocks",
+        logger.warning("%d of %d blocks had time for fewer than %d rounds: give a longer --budget, or fewer blocks",
                        hasty, len(rows), FEWEST_FOR_QUARTILES)  # fmt: skip
     return rows
 
@@ -141,7 +137,7 @@ def _agreeing(block: Block, attention: "_Attention", largest_error: float) -> di
         except torch.OutOfMemoryError:
             continue
         except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
-            logger.warning("%s: %s fails, left out (%s: %s)", block, name, type(error).__name__, error)
+            logger.warning("%s: %s fails, left out (%s)", block, name, in_a_line(error))
             continue
         expected = found if expected is None else expected
         error = _error(found, expected)

@@ -1,7 +1,7 @@
 """Kinds of attention alone, on this machine: of given queries, keys and values, beside torch's fused full attention."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.bench.longformer import HuggingFaceLongformer, plain_window
-from lazyformer_fairseq.measure.costs.latency import Timing, measure
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
+from lazyformer_fairseq.measure.bench.measuring import Things, measured, try_out
+from lazyformer_fairseq.measure.bench.settings import KindSettings
+from lazyformer_fairseq.measure.costs.latency import Timing
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
 from lazyformer_fairseq.patterns.grammar import plan
@@ -42,17 +43,7 @@ class Row(NamedTuple):
     memory: int
 
 
-def measure_kinds(
-    kinds: Sequence[str],
-    lengths: Sequence[int],
-    batch: int,
-    heads: tuple[int, int],
-    device: str,
-    precision: torch.dtype,
-    back_end: str = "auto",
-    rounds: int = 10,
-    minutes: Optional[float] = None,
-) -> list[Row]:
+def measure_kinds(settings: KindSettings, heads: tuple[int, int], device: str, precision: torch.dtype) -> list[Row]:
     """Forward and backward of each kind and of torch's full attention, which take turns.
 
     Beside a plain window runs Hugging Face's Longformer, where it is installed and the length fits its blocks.
@@ -60,30 +51,26 @@ def measure_kinds(
     Linformer's E and F, counts. Ctrl-C ends it early: it then returns the lengths measured so far, if any.
 
     Args:
-        kinds: patterns of ``s``, ``l`` and ``c``, such as ``s[window=256]``.
-        lengths: T.
-        batch: B.
         heads: N and D.
-        back_end: of all kinds.
-        rounds: samples.
-        minutes: limit for all lengths together; one round of each always runs. None for no limit.
 
     Raises:
         UserError: a pattern has letters other than s, l and c, or cannot be read.
     """
-    for kind in kinds:
+    for kind in settings.kinds:
         if other := sorted({planned.kind.letter for planned in plan(kind, ENCODER)} - set(LETTERS)):
             raise UserError(f"--kinds {kind}: give patterns of s, l and c, without {other[0]}")
+    memory: dict[str, int] = {}
+
+    def things_of(length: int) -> Things:
+        tried = try_out(_things(settings, length, heads, device, precision), device)
+        for name, reason in tried.left_out.items():
+            logger.warning("%s, %d tokens: %s, left out", name, length, reason)
+        memory.update(tried.memory)
+        return tried.things
+
     rows: list[Row] = []
-    try:
-        for length in lengths:
-            things = _things(kinds, length, batch, heads, device, precision, back_end)
-            seconds = None if minutes is None else 60 * minutes / len(lengths)
-            timings = measure(things, rounds, 1, device, description=f"{length} tokens", seconds=seconds)
-            rows += [Row(name, length, timings[name], peak_memory(thing, device)) for name, thing in things.items()]
-    except KeyboardInterrupt:
-        if not rows:
-            raise
+    for length, timings in measured(settings.lengths, things_of, device, settings.rounds, settings.budget):
+        rows += [Row(name, length, timing, memory[name]) for name, timing in timings.items()]
     return rows
 
 
@@ -104,31 +91,17 @@ def table(rows: Sequence[Row]) -> str:
     return markdown_table(lines)
 
 
-def _things(
-    kinds: Sequence[str],
-    length: int,
-    batch: int,
-    heads: tuple[int, int],
-    device: str,
-    precision: torch.dtype,
-    back_end: str,
-) -> Mapping[str, Callable[[], object]]:
-    """By name what to measure. What does not fit into a GPU's memory is left out."""
+def _things(settings: KindSettings, length: int, heads: tuple[int, int], device: str, precision: torch.dtype) -> Things:
+    """By name what to measure."""
     like = {"device": device, "dtype": precision}
     width = heads[0] * heads[1]
-    projected = torch.randn(batch, length, 3 * width, **like, requires_grad=True)
-    gradient = torch.randn(batch, length, width, **like)
+    projected = torch.randn(settings.batch, length, 3 * width, **like, requires_grad=True)
+    gradient = torch.randn(settings.batch, length, width, **like)
     things: dict[str, Callable[[], object]] = {FULL: partial(_full, projected, gradient, heads[0])}
-    for kind in kinds:
-        things[kind] = _Given(kind, projected, gradient, heads[0], back_end)
+    for kind in settings.kinds:
+        things[kind] = _Given(kind, projected, gradient, heads[0], settings.back_end)
         if (window := plain_window(kind, length)) is not None:
             things[f"Hugging Face's Longformer, {kind}"] = HuggingFaceLongformer(window, projected, gradient, heads[0])
-    for name in list(things):
-        try:
-            things[name]()
-        except torch.OutOfMemoryError:
-            logger.warning("%s, %d tokens: does not fit into memory, left out", name, length)
-            del things[name]
     return things
 
 
@@ -189,3 +162,56 @@ class _Projection(nn.Module):
 
     def part(self, x_BTC: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
         return self.given[..., start:stop] if x_BTC.size(1) == self.given.size(1) else x_BTC
+
+
+class HuggingFaceLongformer:
+    """Forward and backward of `LongformerSelfAttention` whose projections give what is given.
+
+    Args:
+        window: keys to either side.
+        projected: (B, T, 3 C), queries, keys and values; T must be a multiple of twice the window.
+        gradient: of the output, (B, T, C).
+        heads: N.
+    """
+
+    def __init__(self, window: int, projected: Tensor, gradient: Tensor, heads: int):
+        from transformers.models.longformer.modeling_longformer import LongformerConfig, LongformerSelfAttention
+
+        batch, time, width = gradient.shape
+        config = LongformerConfig(
+            hidden_size=width,
+            num_attention_heads=heads,
+            attention_window=[2 * window],
+            attention_probs_dropout_prob=0.0,
+        )
+        self.layer = LongformerSelfAttention(config, 0)
+        parts = (part.detach().transpose(0, 1).clone().requires_grad_() for part in projected.chunk(3, -1))
+        self.given = [_Part(part) for part in parts]
+        self.layer.query, self.layer.key, self.layer.value = self.given
+        self.x = torch.zeros_like(gradient)
+        self.mask = gradient.new_zeros(batch, time)
+        self.nowhere = torch.zeros(batch, time, dtype=torch.bool, device=gradient.device)
+        self.gradient = gradient
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """Gradients of queries, keys and values, each (T, B, C)."""
+        output = self.layer(self.x, self.mask, self.nowhere, self.nowhere, False)[0]
+        return torch.autograd.grad(output, [given.part for given in self.given], self.gradient)
+
+
+class _Part(nn.Module):
+    def __init__(self, part: Tensor):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part * 1  # the layer divides queries in place
+
+
+def plain_window(kind: str, time: int) -> Optional[int]:
+    """w of ``s[window=w]`` where Hugging Face's layer computes the same; None elsewhere, and without the package."""
+    first, *others = plan(kind, ENCODER)
+    names = [name for name, _ in first.settings]
+    if others or names != ["window"] or time % (2 * first.values["window"]) or not has_transformers():
+        return None
+    return first.values["window"]

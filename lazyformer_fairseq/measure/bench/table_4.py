@@ -1,17 +1,15 @@
 """PAR Transformer's Table 4 without scores: costs of encoders in SQuAD's inference, the paper's latencies beside."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 
-from lazyformer_fairseq.measure.bench.models.contenders import VOCAB_SIZE, OurModel, random_tokens
-from lazyformer_fairseq.measure.bench.models.report import milliseconds
-from lazyformer_fairseq.measure.bench.models.settings import check_names
-from lazyformer_fairseq.measure.bench.paper_latency import PAPER_LATENCY
+from lazyformer_fairseq.measure.bench.models import VOCAB_SIZE, OurModel, random_tokens
+from lazyformer_fairseq.measure.bench.report import milliseconds
+from lazyformer_fairseq.measure.bench.settings import PAPER_LATENCY, Table4Settings, check_names
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters, sublayer_flops
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
@@ -20,8 +18,9 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.sizes import EncoderSizes
 from lazyformer_fairseq.report.numbers import spread, with_spread
-from lazyformer_fairseq.report.tables import markdown_table
-from lazyformer_fairseq.storage.atomic import refuse_filled_folder, write_text
+from lazyformer_fairseq.report.page import Notes, write_page
+from lazyformer_fairseq.report.tables import Table
+from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
 BASELINE = "bert_base_absolute"
@@ -29,36 +28,7 @@ SPANS = "squad"  # the head's name
 WARM_UP = 2
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a row of :data:`ARCHITECTURES` costs by formula.
-
-    Attributes:
-        parameters: with the masked-LM head, at 32,768 pieces.
-        flops: of one sequence through encoder and span head, twice the multiply-adds of the matrix products.
-        attention_flops: of these the products of n x n numbers; the projections are no part of them.
-    """
-
-    parameters: int
-    flops: int
-    attention_flops: int
-
-
-def cost_of(arch: str, length: int) -> Cost:
-    """By formula, of a sequence of `length` tokens."""
-    row = ARCHITECTURES[arch]
-    widths = (row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads)
-    sizes = EncoderSizes(VOCAB_SIZE, *widths, row.max_positions or 512, row.relative_position_buckets)
-    span_head = 2 * length * row.encoder_embed_dim * 2
-    products = (
-        flops.scores + flops.values
-        for flops in (sublayer_flops(planned, sizes, length) for planned in plan(row.sublayer_pattern))
-    )
-    encoder = count_flops(row.sublayer_pattern, sizes, length, predicted=0)
-    return Cost(count_parameters(row.sublayer_pattern, sizes), encoder + span_head, sum(products))
-
-
-class _Inference:
+class SpanInference:
     """Span logits of one sequence; keeps the seconds that the process computed in each call, on all its threads."""
 
     def __init__(self, arch: str, length: int, device: str, precision: torch.dtype):
@@ -76,75 +46,68 @@ class _Inference:
         return logits
 
 
-def table_4_to(folder: Path, archs: Sequence[str], length: int, threads: Optional[int] = None, **how: Any) -> str:
-    """Measures, writes ``table4.json`` and ``table4.md``, and returns what the latter holds.
+def cost_of(arch: str, length: int) -> dict[str, int]:
+    """`parameters`, with the masked-LM head, at 32,768 pieces; `flops` of a sequence through encoder and span head.
 
-    Args:
-        archs, length: as for :func:`measure_table_4`, as is `how`.
-        threads: of torch; None for as many as it has.
+    `attention_flops` are those of the products of n x n numbers; the projections are no part of them.
+    """
+    row = ARCHITECTURES[arch]
+    widths = (row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads)
+    sizes = EncoderSizes(VOCAB_SIZE, *widths, row.max_positions or 512, row.relative_position_buckets)
+    flops = count_flops(row.sublayer_pattern, sizes, length, predicted=0) + 2 * length * row.encoder_embed_dim * 2
+    products = (sublayer_flops(planned, sizes, length) for planned in plan(row.sublayer_pattern))
+    attention = sum(each.scores + each.values for each in products)
+    parameters = count_parameters(row.sublayer_pattern, sizes)
+    return {"parameters": parameters, "flops": flops, "attention_flops": attention}
+
+
+def table_4_to(folder: Path, settings: Table4Settings, device: str, precision: str) -> str:
+    """Measures all in turn, writes ``table4.json`` and ``table4.md``, and returns what the latter holds.
 
     Raises:
         UserError: there is no such arch, or the folder is not empty.
     """
     refuse_filled_folder(folder)
-    check_names("--arch", archs, tuple(ARCHITECTURES))
+    check_names("--arch", settings.archs, tuple(ARCHITECTURES))
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(threads or before)
-        rows = measure_table_4(archs, length, **how)
-        machine = {**describe_machine(how["device"]), **describe_versions()}
+        torch.set_num_threads(settings.threads or before)
+        rows = _measure(settings, device, precision)
+        machine = {**describe_machine(device), **describe_versions()}
     finally:
         torch.set_num_threads(before)
-    facts = {**machine, "precision": how["precision"], "tokens": length, "rounds": rows[0]["seconds"]["n"]}
-    described = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    text = f"{described}\n\n{table(rows)}"
+    rounds = rows[0]["seconds"]["n"]
+    facts = {**machine, "precision": precision, "tokens": settings.tokens, "rounds": rounds}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "table4.json", {**facts, "rows": rows})
-    write_text(folder / "table4.md", f"{text}\n")
-    return text
+    notes = Notes([f"{name}: {value}" for name, value in facts.items()])
+    return write_page([notes, _table(rows)], folder, "table4").strip()
 
 
-def measure_table_4(
-    archs: Sequence[str], length: int, rounds: int, minutes: Optional[float], device: str, precision: str
-) -> list[dict[str, Any]]:
-    """Measures all in turn, round after round; a row each: costs, samples, and times as a share of BERT's.
-
-    Args:
-        archs: of :data:`ARCHITECTURES`; :data:`BASELINE` is measured whether it is among them or not.
-        length: n, tokens of the sequence.
-        rounds, minutes, device: as for :func:`~lazyformer_fairseq.measure.costs.latency.measure`.
-        precision: a key of :data:`PRECISIONS`.
-    """
-    named = list(dict.fromkeys([*archs, BASELINE]))
-    things = {arch: _Inference(arch, length, device, PRECISIONS[precision]) for arch in named}
-    seconds = None if minutes is None else 60 * minutes
-    timings = measure(things, rounds, WARM_UP, device, description="table 4", seconds=seconds)
-    wall = {arch: timings[arch].samples for arch in named}
-    computed = {arch: tuple(things[arch].seconds[WARM_UP:]) for arch in named}
-    return [_row(arch, length, wall, computed if device == "cpu" else {}) for arch in named]
-
-
-def _row(arch: str, length: int, wall: Mapping[str, tuple], computed: Mapping[str, tuple]) -> dict[str, Any]:
-    cost, of_baseline = cost_of(arch, length), cost_of(BASELINE, length)
-    row = {
-        "arch": arch,
-        "pattern": ARCHITECTURES[arch].sublayer_pattern,
-        "buckets": ARCHITECTURES[arch].relative_position_buckets,
-        **vars(cost),
-        "seconds": {**spread(wall[arch]), "samples": list(wall[arch])},
-        "share_of_bert": spread(_ratios(wall, arch)),
-        "share_of_bert_by_flops": cost.flops / of_baseline.flops,
-        "paper_ms_on_a100": PAPER_LATENCY.get(arch),
-    }
-    if computed:
-        row["processor_seconds"] = {**spread(computed[arch]), "samples": list(computed[arch])}
-        row["processor_share_of_bert"] = spread(_ratios(computed, arch))
-    return row
-
-
-def _ratios(samples: Mapping[str, tuple], arch: str) -> list[float]:
-    """To the baseline's, round by round."""
-    return [one / other for one, other in zip(samples[arch], samples[BASELINE], strict=True)]
+def _measure(settings: Table4Settings, device: str, precision: str) -> list[dict[str, Any]]:
+    """A row a model: costs, samples, and times as a share of BERT's, round by round."""
+    names = list(dict.fromkeys([*settings.archs, BASELINE]))
+    things = {name: SpanInference(name, settings.tokens, device, PRECISIONS[precision]) for name in names}
+    how = {"device": device, "description": "table 4", "seconds": settings.budget}
+    timings = measure(things, settings.rounds, WARM_UP, **how)
+    clocks: dict[str, Mapping[str, tuple[float, ...]]] = {"": {name: timings[name].samples for name in names}}
+    if device == "cpu":
+        clocks["processor_"] = {name: tuple(things[name].seconds[WARM_UP:]) for name in names}
+    flops = cost_of(BASELINE, settings.tokens)["flops"]
+    rows = []
+    for name in names:
+        cost = cost_of(name, settings.tokens)
+        row = {"arch": name, "pattern": ARCHITECTURES[name].sublayer_pattern, **cost}
+        row |= {
+            "buckets": ARCHITECTURES[name].relative_position_buckets,
+            "share_of_bert_by_flops": cost["flops"] / flops,
+        }
+        for clock, samples in clocks.items():
+            ratios = [one / other for one, other in zip(samples[name], samples[BASELINE], strict=True)]
+            row[f"{clock}seconds"] = {**spread(samples[name]), "samples": list(samples[name])}
+            row[f"{clock}share_of_bert"] = spread(ratios)
+        rows.append({**row, "paper_ms_on_a100": PAPER_LATENCY.get(name)})
+    return rows
 
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -167,7 +130,7 @@ def _paper_share(latency: Optional[str]) -> str:
     return f"{float(latency.rstrip('+')) / float(PAPER_LATENCY[BASELINE]):.2f}" if latency else ""
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """In Markdown, a model a line; without the processor's time for a GPU."""
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """A model a line; without the processor's time for a GPU."""
     shown = [name for name in COLUMNS if "processor" not in name or "processor_seconds" in rows[0]]
-    return markdown_table([{name: COLUMNS[name](row) for name in shown} for row in rows], left=("pattern",))
+    return Table("", [{name: COLUMNS[name](row) for name in shown} for row in rows], left=("pattern",))

@@ -21,7 +21,7 @@ from lazyformer_fairseq.experiments.reproduce.settings import (
 )
 from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, cost_of, steps
 from lazyformer_fairseq.finetuning.glue.report.paper_table import PAPER_ROWS
-from lazyformer_fairseq.measure.bench.models.settings import BenchSettings
+from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 SIZES = pytest.mark.parametrize("size", [PAPER, TINY], ids=["paper", "tiny"])
@@ -45,7 +45,7 @@ def steps_of(raw, size, out, precision="fp16", batch_size=None) -> list[Step]:
 def parsed(monkeypatch) -> Callable[..., dict]:
     """What a command is called with, options checked and converted; it does nothing."""
     called: list[dict] = []
-    for path in ("corpus build", "bench", "glue run", "pretrain"):
+    for path in ("corpus build", "bench models", "glue run", "pretrain"):
         command = main
         for name in path.split():
             command = command.commands[name]

@@ -64,10 +64,10 @@ def result_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-SLOW = (pytest.param("greedy", marks=pytest.mark.slow), pytest.param("random", marks=pytest.mark.slow))
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("evolution", "greedy", "random")]
 
 
-@pytest.mark.parametrize("method", ["gradient", "evolution", *SLOW])
+@pytest.mark.parametrize("method", ["gradient", *SLOW])
 def test_a_method_finds_a_front_beside_its_control(method, search, finished):
     out = finished(method)
     result = result_of(out)
@@ -126,6 +126,7 @@ def test_a_front_killed_anywhere_ends_as_one_that_was_not(method, search, finish
     assert all(torch.equal(states[0]["model"][name], value) for name, value in states[1]["model"].items())
 
 
+@pytest.mark.slow
 def test_a_front_of_language_models_which_remember(lm_data, prices, tmp_path, monkeypatch):
     monkeypatch.setattr(a_front, "ROUNDS_OF_FRONTS", 3)
     options = (
@@ -145,10 +146,10 @@ def test_a_front_of_language_models_which_remember(lm_data, prices, tmp_path, mo
 
 
 def test_a_finished_front_is_trained_from_scratch_beside_its_control(search, finished, tmp_path):
-    shutil.copytree(finished("evolution"), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(finished("gradient"), tmp_path, dirs_exist_ok=True)
     before = result_of(tmp_path)
     some = ("--train-updates", "1", "--train-patterns", "3", "--train-seeds", "2")
-    done = search(tmp_path, "evolution", *some)
+    done = search(tmp_path, "gradient", *some)
     assert done.exit_code == 0 and "loss from scratch, of 3 patterns" in done.output
     assert result_of(tmp_path) == before
     trained = json.loads((tmp_path / "trained.json").read_text())
@@ -161,7 +162,7 @@ def test_a_finished_front_is_trained_from_scratch_beside_its_control(search, fin
     assert trained["cpu_seconds"] > 0
     assert (tmp_path / "inherited.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="--train-patterns 9: this search judged 3"):
-        search(tmp_path, "evolution", "--train-updates", "1", "--train-patterns", "9")
+        search(tmp_path, "gradient", "--train-updates", "1", "--train-patterns", "9")
 
 
 @pytest.mark.parametrize(

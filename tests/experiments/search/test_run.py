@@ -1,6 +1,7 @@
 """Whole searches at tiny size: results, resumption, refusals; by Python and by the command."""
 
 import copy
+import functools
 import json
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
@@ -66,8 +67,8 @@ def language_model(masked_lm, tmp_path_factory) -> FairseqSearch:
 
 
 @pytest.fixture
-def either(request, masked_lm, language_model) -> FairseqSearch:
-    return {"masked-lm": masked_lm, "language-model": language_model}[request.param]
+def either(request) -> FairseqSearch:
+    return request.getfixturevalue(request.param.replace("-", "_"))
 
 
 def training_of(fairseq: FairseqSearch, **changes: Any) -> PatternSearch:
@@ -85,12 +86,16 @@ def searched(fairseq: FairseqSearch, path: Path, save_interval: int = 500, **cha
 
 
 @pytest.fixture(scope="session")
-def whole(masked_lm, language_model, tmp_path_factory) -> dict[str, Path]:
-    """Of either task the folder of a search that nothing stopped."""
-    folders = {name: tmp_path_factory.mktemp(name) for name in ("masked-lm", "language-model")}
-    for fairseq, folder in zip((masked_lm, language_model), folders.values(), strict=True):
-        searched(fairseq, folder)
-    return folders
+def whole(tmp_path_factory) -> Callable[[FairseqSearch], Path]:
+    """The folder of a search that nothing stopped."""
+
+    @functools.cache
+    def folder(fairseq: FairseqSearch) -> Path:
+        path = tmp_path_factory.mktemp(fairseq.settings.task)
+        searched(fairseq, path)
+        return path
+
+    return folder
 
 
 def contents(folder: Path) -> dict:
@@ -135,10 +140,11 @@ def killed_at(monkeypatch):
     return at
 
 
+LANGUAGE_MODEL = pytest.param("language-model", marks=pytest.mark.slow)
 EACH = pytest.param(range(1, 24), marks=pytest.mark.slow, id="after each update")
 
 
-@pytest.mark.parametrize("either", ["masked-lm", "language-model"], indirect=True)
+@pytest.mark.parametrize("either", ["masked-lm", LANGUAGE_MODEL], indirect=True)
 @pytest.mark.parametrize("updates", [(5, 15), EACH])
 def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, updates, whole, killed_at, tmp_path, capsys):
     interval = 1 if len(updates) > 2 else 5
@@ -148,7 +154,7 @@ def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, updates, whol
             searched(either, tmp_path, interval)
     searched(either, tmp_path, interval)
     assert f"resumes at update {updates[-1]}." in capsys.readouterr().out
-    assert_equal(contents(whole[either.settings.task]), contents(tmp_path))
+    assert_equal(contents(whole(either)), contents(tmp_path))
 
 
 def as_0_1_0_wrote(state: dict) -> dict:
@@ -176,14 +182,15 @@ def as_0_1_0_wrote(state: dict) -> dict:
     }
 
 
-@pytest.mark.parametrize("update", [8, 20])  # between the two updates of a stage of the architecture; behind one
+# Between the two updates of a stage of the architecture; behind one.
+@pytest.mark.parametrize("update", [8, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_search_that_began_with_0_1_0_goes_on(masked_lm, update, whole, killed_at, tmp_path, capsys):
     killed_at([update], as_0_1_0_wrote)
     with pytest.raises(Killed):
         searched(masked_lm, tmp_path, save_interval=4)
     searched(masked_lm, tmp_path)
     assert "began with pytorch_optimizer's LAMB" in capsys.readouterr().out
-    theirs, ours = contents(whole["masked-lm"]), contents(tmp_path)
+    theirs, ours = contents(whole(masked_lm)), contents(tmp_path)
     for each in (theirs, ours):
         spent = each["state"].pop("spent")
         assert spent["weights_updates"] + spent["architecture_updates"] == spent["counted"] == 24
@@ -217,10 +224,11 @@ def test_results_fit_together(masked_lm, tmp_path, capsys):
         run_search(replace(settings, seed=2), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_seeded_search_is_repeatable_to_the_bit(masked_lm, whole, tmp_path):
     for name, seed in (("second", 1), ("third", 2)):
         searched(masked_lm, tmp_path / name, seed=seed)
-    first, second, third = (contents(path) for path in (whole["masked-lm"], tmp_path / "second", tmp_path / "third"))
+    first, second, third = (contents(path) for path in (whole(masked_lm), tmp_path / "second", tmp_path / "third"))
     assert_equal(first, second)
     assert first["history"] != third["history"]
 
@@ -242,6 +250,7 @@ def test_a_high_price_on_attention_leaves_none_of_it(masked_lm, tmp_path):
     assert search.choices[0].probabilities()[:, 0].max() < 0.3
 
 
+@pytest.mark.slow
 def test_where_nothing_is_left_the_result_says_so(masked_lm, tmp_path):
     prices = dict.fromkeys(PRICES, 100.0)
     settings = replace(masked_lm.settings, prices=prices, latency_price=100.0, architecture_lr=0.1)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.bench import back_ends
+from lazyformer_fairseq.measure.bench import back_ends, measuring
 from lazyformer_fairseq.modules.attention import choice
 from lazyformer_fairseq.modules.attention.choice import Block, add_rows, back_ends_of, read_table, table_of, user_file
 from lazyformer_fairseq.modules.processor import device_kind
@@ -34,8 +34,8 @@ def blocks(*layers: int, precision: str = "float32") -> list[Block]:
 
 
 def test_too_little_time_for_a_median_is_said(caplog):
-    back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, minutes=1e-9)
-    (said,) = (record.message for record in caplog.records if "--minutes" in record.message)
+    back_ends.measure_back_ends(blocks(1), "cpu", rounds=10, budget=1e-9)
+    (said,) = (record.message for record in caplog.records if "--budget" in record.message)
     assert said.startswith(f"{len(blocks(1))} of {len(blocks(1))} blocks had time for fewer than 3 rounds")
 
 
@@ -109,7 +109,7 @@ def test_another_file_may_be_named(tmp_path, own_file):
 
 
 def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
-    right, begun = back_ends.measure, []
+    right, begun = measuring.measure, []
 
     def measure(*arguments, **more):
         begun.append(more["description"])
@@ -117,7 +117,7 @@ def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
             raise KeyboardInterrupt
         return right(*arguments, **more)
 
-    monkeypatch.setattr(back_ends, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
     assert len(read_table(own_file, device_kind("cpu")).rows) == 3
@@ -127,7 +127,7 @@ def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
     def measure(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(back_ends, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "nothing was written" in stopped.output
     assert not own_file.exists()

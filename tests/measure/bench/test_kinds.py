@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.bench import kinds
+from lazyformer_fairseq.measure.bench import kinds, measuring
+from lazyformer_fairseq.measure.bench.settings import KindSettings
 from lazyformer_fairseq.measure.costs.latency import Timing
 
 SMALL = (
@@ -75,18 +76,18 @@ def test_it_stands_beside_nothing_else(kind):
 
 def test_other_letters_are_refused():
     with pytest.raises(UserError, match="give patterns of s, l and c, without f"):
-        kinds.measure_kinds(["sf"], [8], 1, (2, 4), "cpu", torch.float32)
+        kinds.measure_kinds(KindSettings(kinds=("sf",), lengths=(8,)), (2, 4), "cpu", torch.float32)
 
 
 def test_ctrl_c_keeps_the_lengths_that_were_measured(monkeypatch):
-    right = kinds.measure
+    right = measuring.measure
 
     def measure(*args, **options):
         if "24" in options["description"]:
             raise KeyboardInterrupt
         return right(*args, **options)
 
-    monkeypatch.setattr(kinds, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
     result = CliRunner().invoke(main, SMALL.split())
     assert result.exit_code == 130 and "s[window=2]" in result.output and "| 24 " not in result.output
 

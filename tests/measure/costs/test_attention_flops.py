@@ -6,9 +6,15 @@ from attention_with_bias import as_plain_functions
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
-from lazyformer_fairseq.measure.bench.models.contenders import VOCAB_SIZE, FairseqRoberta, HuggingFaceBert
-from lazyformer_fairseq.measure.bench.models.entries import FAIRSEQ, HUGGING_FACE, Entry
-from lazyformer_fairseq.measure.bench.models.workloads import encoder_training, inference
+from lazyformer_fairseq.measure.bench.models import (
+    FAIRSEQ,
+    HUGGING_FACE,
+    VOCAB_SIZE,
+    FairseqRoberta,
+    HuggingFaceBert,
+    OnBackEnd,
+)
+from lazyformer_fairseq.measure.bench.run import encoder_training, inference
 from lazyformer_fairseq.measure.costs.flops import (
     PRODUCTS,
     Flops,
@@ -82,9 +88,9 @@ def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
 def test_a_baseline_of_others(name, build):
     if name == HUGGING_FACE and not has_transformers():
         pytest.skip("transformers cannot be imported")
-    entry = Entry(name, build(EncoderSizes(VOCAB_SIZE, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
-    assert counted(encoder_training(entry.contender, 2, 16)) == entry.count_flops(2, 16, training=True)
-    assert counted(inference(entry.contender, 2, 16)) == entry.count_flops(2, 16, training=False)
+    model = OnBackEnd(name, build(EncoderSizes(VOCAB_SIZE, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
+    assert counted(encoder_training(model.model, 2, 16)) == model.count_flops(2, 16, training=True)
+    assert counted(inference(model.model, 2, 16)) == model.count_flops(2, 16, training=False)
 
 
 def test_products_of_fused_blocks():

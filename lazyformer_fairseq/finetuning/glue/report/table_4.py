@@ -16,7 +16,7 @@ from lazyformer_fairseq.finetuning.report.read_results import read_results
 from lazyformer_fairseq.finetuning.report.results import Results
 from lazyformer_fairseq.finetuning.report.tables import INCOMPLETE, NOTHING, Table
 from lazyformer_fairseq.finetuning.squad_family import SQUAD, SQUAD_FAMILY
-from lazyformer_fairseq.measure.bench.paper_latency import PAPER_LATENCY
+from lazyformer_fairseq.measure.bench.settings import PAPER_LATENCY
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.storage.json_files import read_json
 

@@ -153,6 +153,7 @@ def test_settings_lazy_models_and_pre_norm(data_folder, tmp_path, pattern, optio
     assert expand(hub.model.cfg.sublayer_pattern) == expand(found) != expand(pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["BertForMaskedLM"])
 def test_a_bert_of_the_hub_is_imported_first(tmp_path, kind):
     pytest.importorskip("transformers")

@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.bench.models.contenders import (
-    VOCAB_SIZE,
-    OurModel,
-    a_dictionary,
-    predicted_words,
-    random_batch,
-)
-from lazyformer_fairseq.measure.bench.models.workloads import Update, encoder_training, inference
+from lazyformer_fairseq.measure.bench.models import VOCAB_SIZE, OurModel, a_dictionary, predicted_words, random_batch
+from lazyformer_fairseq.measure.bench.run import Update, encoder_training, inference
 from lazyformer_fairseq.measure.costs import matrix_peak
 from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
@@ -23,27 +17,27 @@ def tiny() -> OurModel:
 
 @pytest.mark.parametrize(("precision", "bytes_a_weight"), [("float32", 4 + 8), ("bfloat16", 2 + 4 + 8)])
 def test_an_update_trains(precision, bytes_a_weight):
-    contender = tiny()
-    contender.model.to(getattr(torch, precision))
-    update = Update(contender, batch=2, time=8)
+    model = tiny()
+    model.model.to(getattr(torch, precision))
+    update = Update(model, batch=2, time=8)
     update.optimizer.param_groups[0]["lr"] = 0.1
     before = [weight.detach().clone() for weight in update.weights]
     update()
     assert sum(not torch.equal(*pair) for pair in zip(before, update.weights, strict=True)) == len(before)
     assert all(weight.grad is None for weight in [*update.weights, *update.masters])
     steps = 4 * len(before)  # Adam counts them for each weight
-    assert update.held_bytes() == bytes_a_weight * contender.parameters + steps
+    assert update.held_bytes() == bytes_a_weight * model.parameters + steps
 
 
 def test_the_loss_scale_of_fp16_goes_out_again():
     options = {**ARCHITECTURES["lazyformer_m2x6_s_tiny"].options(), "sublayer_pattern": "M2", "dropout": 0.0}
-    contender = OurModel(options, 16)
-    update = Update(contender, batch=2, time=8)
+    model = OurModel(options, 16)
+    update = Update(model, batch=2, time=8)
     seen = {}
     update.optimizer.register_step_pre_hook(lambda *_: seen.update(fp32=gradients_of(update)))
     update()
-    contender.model.half()
-    in_half = Update(contender, batch=2, time=8)
+    model.model.half()
+    in_half = Update(model, batch=2, time=8)
     in_half.batch = update.batch
     in_half.optimizer.register_step_pre_hook(lambda *_: seen.update(fp16=gradients_of(in_half)))
     in_half()
@@ -55,11 +49,11 @@ def gradients_of(update: Update) -> torch.Tensor:
 
 
 def test_encoder_and_inference_leave_no_gradient():
-    contender = tiny()
-    encoder_training(contender, 2, 8)()
-    assert contender.model.training and all(weight.grad is None for weight in contender.model.parameters())
-    assert inference(contender, 2, 8)().shape == (2, 8, 32)
-    assert not contender.model.training
+    model = tiny()
+    encoder_training(model, 2, 8)()
+    assert model.model.training and all(weight.grad is None for weight in model.model.parameters())
+    assert inference(model, 2, 8)().shape == (2, 8, 32)
+    assert not model.model.training
 
 
 def test_a_batch_masks_15_percent():
@@ -83,12 +77,12 @@ def test_peak_memory_counts_what_was_held_at_once():
 
 @pytest.mark.parametrize("back_end", ["recompute", "fused"])
 def test_memory_of_linear_back_ends_grows_linearly(back_end):
-    contender = OurModel({**ARCHITECTURES["lazyformer_m2x6_s_tiny"].options(), "sublayer_pattern": "M2"}, 2048)
-    contender.encoder.attention_backend = back_end
-    at_n, at_2n = (peak_memory(encoder_training(contender, 1, time), "cpu") for time in (1024, 2048))
+    model = OurModel({**ARCHITECTURES["lazyformer_m2x6_s_tiny"].options(), "sublayer_pattern": "M2"}, 2048)
+    model.encoder.attention_backend = back_end
+    at_n, at_2n = (peak_memory(encoder_training(model, 1, time), "cpu") for time in (1024, 2048))
     assert at_2n < 2.2 * at_n
-    contender.encoder.attention_backend = "eager"
-    assert peak_memory(encoder_training(contender, 1, 2048), "cpu") > 3 * at_2n
+    model.encoder.attention_backend = "eager"
+    assert peak_memory(encoder_training(model, 1, 2048), "cpu") > 3 * at_2n
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -1,12 +1,13 @@
-"""The results of a benchmark as tables on the screen, in Markdown and in CSV."""
+"""The results of `lazyformer bench` as tables on the screen, in Markdown and in CSV."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lazyformer_fairseq.measure.bench.models.entries import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
-from lazyformer_fairseq.measure.bench.models.workloads import WORKLOADS
+from lazyformer_fairseq.measure.bench.models import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
+from lazyformer_fairseq.measure.bench.settings import WORKLOADS
 from lazyformer_fairseq.report.numbers import with_spread
-from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.report.page import Block, Notes
+from lazyformer_fairseq.report.tables import Table
 
 # A speed-up's column header names its baseline; here it is in full.
 EXPLAINED = {
@@ -41,7 +42,8 @@ CELLS = {
     "of peak": lambda row: f"{row['share_of_peak']:.0%}",
     "MB": lambda row: f"{row['memory_bytes'] / 1e6:,.0f}",
 }
-OF_ENCODERS = ("model", "bias", "back end", "parameters", "ms", "tokens/s", "GFLOPs", "GFLOP/s", "of peak", "MB")
+SIZES, SPEED = ("model", "(W, H, N)", "bias", "back end", "parameters"), ("ms", "tokens/s", "GFLOPs", "GFLOP/s")
+OF_ENCODERS = (*SIZES, *SPEED, "of peak", "MB")
 OF_CAUSAL_MODELS = ("model", "pattern", "precision", "T, M", "parameters", "GFLOPs", "ms", "of peak")
 
 
@@ -49,17 +51,16 @@ def cells(row: dict[str, Any], headers: Iterable[str]) -> dict[str, Any]:
     return {header: CELLS[header](row) for header in headers}
 
 
-def tables(results: dict[str, Any]) -> str:
-    """A Markdown table for each cell, and an explanation of the baselines."""
-    parts = [_cell_table(cell) for cell in results["cells"]]
+def page(results: dict[str, Any]) -> list[Block]:
+    """A table for each cell, and an explanation of the baselines."""
+    blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
     if results["causal"]:
         title = f"Causal language models, batch 1; {rounds_of(results['causal'])}"
-        parts.append(f"{title}\n\n{causal_table(results['causal'])}")
+        blocks += [title, _causal_table(results["causal"])]
     if stopped_early(results):
-        parts.append("The run was stopped before all was measured.")
-    baselines = [f"- {name}: {EXPLAINED[name]}" for name in BASELINES]
+        blocks.append("The run was stopped before all was measured.")
     sizes = f"Baselines have the sizes of {results['settings']['baseline_arch']}:"
-    return "\n\n".join([*parts, LEGEND, "\n".join([sizes, "", *baselines])])
+    return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in BASELINES])]
 
 
 def stopped_early(results: dict[str, Any]) -> bool:
@@ -68,7 +69,7 @@ def stopped_early(results: dict[str, Any]) -> bool:
     return len(results["cells"]) + len(causal) < results["cells_planned"]
 
 
-def _cell_table(cell: dict[str, Any]) -> str:
+def _cell_page(cell: dict[str, Any]) -> list[Block]:
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
         f"{rounds_of(cell['rows'])}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
@@ -78,11 +79,11 @@ def _cell_table(cell: dict[str, Any]) -> str:
         {**cells(row, OF_ENCODERS), **{header: _speedup(row, name) for header, name in speedups.items()}}
         for row in cell["rows"]
     ]
-    left_out = [f"left out: {name} ({reason})" for name, reason in cell["left_out"].items()]
-    return "\n".join([f"{title}\n\n{markdown_table(rows, left=('back end', *speedups))}", *left_out])
+    left_out = "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
+    return [title, Table("", rows, left=("back end", *speedups)), *([left_out] if left_out else [])]
 
 
-def causal_table(rows: list[dict[str, Any]]) -> str:
+def _causal_table(rows: list[dict[str, Any]]) -> Table:
     """In the form of PAR Transformer's Table 6."""
     (baseline,) = rows[0]["against"]
     lines = []
@@ -90,7 +91,7 @@ def causal_table(rows: list[dict[str, Any]]) -> str:
         beside = row["against"][baseline]
         speedup = f"{beside['speedup']:.2f}, limit {beside['limit']:.2f}"
         lines.append({**cells(row, OF_CAUSAL_MODELS), f"x {baseline}": speedup})
-    return markdown_table(lines, left=("pattern", "precision"))
+    return Table("", lines, left=("pattern", "precision"))
 
 
 def milliseconds(seconds: dict[str, Any]) -> str:

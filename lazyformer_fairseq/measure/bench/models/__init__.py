@@ -1,1 +1,0 @@
-"""``lazyformer bench``: whole models beside baselines."""

@@ -59,7 +59,8 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
 
     def run(config: str, *overrides: object) -> DictConfig:
         our_runs = "lazyformer_fairseq.fairseq_plugin.reliability.our_runs"
-        no_folder = mock.patch.multiple(our_runs, claim=mock.DEFAULT, log_to=mock.DEFAULT)  # the config's --save-dir
+        # Neither is wanted in the config's --save-dir.
+        no_folder = mock.patch.multiple(our_runs, lock_for_process=mock.DEFAULT, log_to=mock.DEFAULT)
         with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_folder:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
         return call_main.call_args.args[0]

@@ -6,6 +6,7 @@ libFuzzer.
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import shutil
@@ -35,7 +36,7 @@ from lazyformer_fairseq.data.squad.windows import WindowSettings
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
-from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, _sha256
+from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import check_archive, read_setting
@@ -153,7 +154,7 @@ def _tokenizer_targets(folder: Path, tokenizer: Path) -> dict[str, Target]:
             (folder / each).write_bytes(original)
         if name != SETTINGS_FILE:
             settings = json.loads(contents[SETTINGS_FILE])
-            settings["sha256"][name] = _sha256(content)
+            settings["sha256"][name] = hashlib.sha256(content).hexdigest()
             (folder / SETTINGS_FILE).write_text(json.dumps(settings))
         (folder / name).write_bytes(content)
         Tokenizer.load(folder)
@@ -179,7 +180,7 @@ def _other_tokenizer_targets(folder: Path) -> dict[str, Target]:
     def load(path: Path) -> None:
         if path.name != SETTINGS_FILE:
             settings = json.loads((path.parent / SETTINGS_FILE).read_bytes())
-            settings["sha256"][path.name] = _sha256(path.read_bytes())
+            settings["sha256"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
             (path.parent / SETTINGS_FILE).write_text(json.dumps(settings))
         load_tokenizer(path.parent)
 

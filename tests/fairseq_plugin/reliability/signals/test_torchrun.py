@@ -19,7 +19,8 @@ import torch
 from helpers import ROOT, assert_equal_state
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED, torchrun
+from lazyformer_fairseq.fairseq_plugin.reliability import torchrun
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED
 from lazyformer_fairseq.fairseq_plugin.reliability.torchrun import Agent
 
 ENVIRONMENT = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

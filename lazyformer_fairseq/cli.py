@@ -6,7 +6,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, GroupOfCommands
+from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.corpus.commands import corpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.commands import compare
@@ -18,20 +18,20 @@ from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin import registration, replacements
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage
-from lazyformer_fairseq.finetuning.glue.commands import glue
-from lazyformer_fairseq.finetuning.squad.commands import squad
+from lazyformer_fairseq.finetuning.commands import evaluate, finetune, glue, predict, squad
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.measure.bench.commands import bench
 from lazyformer_fairseq.measure.pattern.commands import pattern
 from lazyformer_fairseq.measure.planning.commands import plan
+from lazyformer_fairseq.options import Group
 from lazyformer_fairseq.pretraining.commands import pretrain, train
 from lazyformer_fairseq.pretraining.continuing import continue_pretraining
 from lazyformer_fairseq.pretraining.phases import pretrain_phases
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
-@click.group(cls=GroupOfCommands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
@@ -47,11 +47,14 @@ for command in (
     continue_pretraining,
     corpus,
     curves,
+    evaluate,
+    finetune,
     glue,
     import_model,
     lm,
     pattern,
     plan,
+    predict,
     pretrain,
     pretrain_phases,
     reproduce,
@@ -62,49 +65,6 @@ for command in (
 ):
     main.add_command(command)
 lm.add_command(train)
-
-
-@main.command(context_settings={"ignore_unknown_options": True})
-@click.argument("checkpoint")
-@click.argument("glue_data")
-@click.argument("out")
-@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF GLUE RUN]...")
-@click.pass_context
-def finetune(ctx: click.Context, checkpoint: str, glue_data: str, out: str, given: tuple[str, ...]) -> None:
-    """Fine-tune CHECKPOINT, a file or NAME=FILE, on GLUE_DATA by LazyFormer's Table 5, on the GPUs or cores there are.
-
-    GLUE_DATA is the folder of the official download (CoLA/train.tsv and so on). Every task is trained at four learning
-    rates with five seeds; the paper's table is printed and goes to OUT/report. Stop it at any time; rerun to resume.
-
-    It is `lazyformer glue run --checkpoint CHECKPOINT --data GLUE_DATA --output OUT`, whose options may follow:
-    --tasks CoLA RTE --seeds 1 2 3, or --checkpoint NAME=FILE for more models in the same table.
-    """
-    _run_grid(ctx, glue, ["--checkpoint", checkpoint, "--data", glue_data, "--output", out, *given])
-
-
-@main.command("finetune-squad", context_settings={"ignore_unknown_options": True})
-@click.argument("checkpoint")
-@click.argument("squad_data")
-@click.argument("out")
-@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF SQUAD RUN]...")
-@click.pass_context
-def finetune_squad(ctx: click.Context, checkpoint: str, squad_data: str, out: str, given: tuple[str, ...]) -> None:
-    """Fine-tune CHECKPOINT, a file or NAME=FILE, on SQUAD_DATA as in PAR's Table 4, on the GPUs or cores there are.
-
-    SQUAD_DATA is the folder of train-v1.1.json and dev-v1.1.json. The model is trained with five seeds; the table is
-    printed and goes to OUT/report. Stop it at any time; rerun to resume.
-
-    It is `lazyformer squad run --checkpoint CHECKPOINT --data SQUAD_DATA --output OUT`, whose options may follow:
-    --seeds 1 2 3, or --checkpoint NAME=FILE for more models in the same table.
-    """
-    _run_grid(ctx, squad, ["--checkpoint", checkpoint, "--data", squad_data, "--output", out, *given])
-
-
-def _run_grid(ctx: click.Context, group: click.Group, words: list[str]) -> None:
-    """Runs the command ``run`` of a group, and ends as it does."""
-    run = group.commands["run"]
-    with run.make_context(f"lazyformer {group.name} run", words, parent=ctx) as inner:
-        run.invoke(inner)
 
 
 @main.command()

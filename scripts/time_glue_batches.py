@@ -16,10 +16,12 @@ from fairseq import options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tabulate import tabulate
 
-from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.finetuning.glue.run.grid import Grid
-from lazyformer_fairseq.finetuning.run.grid import BATCH_SIZE
-from lazyformer_fairseq.finetuning.run.start_models import load_start_models
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.finetuning.checkpoints import load_start_models
+from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK
+
+BATCH_SIZE = BENCHMARK.usual.batch_size
 
 
 def batches(dataset, order: np.ndarray, count: int) -> list[dict]:
@@ -38,7 +40,9 @@ def main() -> None:
 
     prepared = PreparedTask.load(given.task)
     models = load_start_models({"model": given.checkpoint}, prepared.tokenizer_folder)
-    (run,) = Grid(Path("unused"), models, {prepared.task.name: prepared}, [2e-5], [1], {prepared.task.name: 1}).runs
+    name, own = prepared.task.name, {"head": None, "head_dropout": None}
+    what = {"benchmark": BENCHMARK, "output": Path("unused"), "models": models, "own": own}
+    (run,) = Grid(**what, tasks={name: prepared}, lrs=[2e-5], seeds=[1], epochs={name: 1}).runs
     cuda = torch.cuda.is_available()
     arguments = run.command(run.model.checkpoint, cpu=not cuda)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Union
 
-from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.finetuning.report.results import RunKey
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.finetuning.results import RunKey
 
 
 def write_grid(folder: Path, models: dict[str, str], tasks: list[str], rates: list[float], seeds: list[int]) -> Path:

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.data.glue.task_table import TASKS, Split, TaskDescription
+from lazyformer_fairseq.data.glue import TASKS, Split, TaskDescription
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi

@@ -18,9 +18,9 @@ from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import LinearWarmupConfig, PolynomialWarmupConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig
-from lazyformer_fairseq.fairseq_plugin.tasks.squad import SquadConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
+from lazyformer_fairseq.finetuning.tasks.squad import SquadConfig
+from lazyformer_fairseq.finetuning.texts import GlueConfig
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.patterns import attention_kinds

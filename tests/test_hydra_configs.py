@@ -15,7 +15,7 @@ from helpers import ROOT, write_toy_glue
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from lazyformer_fairseq.data.glue.task_table import find_task
+from lazyformer_fairseq.data.glue import find_task
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

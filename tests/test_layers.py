@@ -16,7 +16,8 @@ import lazyformer_fairseq
 LAYERS = (
     ("cli",),
     ("experiments",),
-    ("corpus", "finetuning", "huggingface", "language_modeling", "pretraining"),
+    ("finetuning",),
+    ("corpus", "huggingface", "language_modeling", "pretraining"),
     ("warm_start",),
     ("measure",),
     ("lazyformer_fairseq",),  # its __init__.py

@@ -17,8 +17,8 @@ from other_tokenizers import write_bert_files, write_roberta_files
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.words import NormaliseWords
-from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
@@ -29,7 +29,7 @@ from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,
     FullSentencesMaskedLMTask,
 )
-from lazyformer_fairseq.finetuning.glue.prepare import Preparation, prepare_tasks
+from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 KINDS = ("bert", "roberta")

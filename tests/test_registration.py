@@ -29,10 +29,10 @@ OURS = [
     *("lazyformer_fairseq.fairseq_plugin.optim.fused_adam", "lazyformer_fairseq.fairseq_plugin.optim.nvlamb"),
     *(
         "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
-        "lazyformer_fairseq.fairseq_plugin.tasks.glue",
+        "lazyformer_fairseq.finetuning.texts",
     ),
     *(
-        "lazyformer_fairseq.fairseq_plugin.tasks.squad",
+        "lazyformer_fairseq.finetuning.tasks.squad",
         "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
     ),
 ]

@@ -1,16 +1,33 @@
-"""A folder that ``lazyformer glue prepare`` or ``lazyformer squad prepare`` wrote, by its manifest."""
+"""Folders of prepared data, by their manifest: of GLUE's tasks, of diagnostics, of SQuAD.
+
+A folder of labelled texts, which task ``glue`` reads:
+
+TASK/SPLIT.bin  TASK/SPLIT.idx     inputs, in fairseq's memory-mapped format
+TASK/targets.SPLIT.npy             classes (int64) or scores (float64); not for splits without labels
+TASK/manifest.json                 where it comes from, and what was counted
+TASK/tokenizer/                    a copy of the tokenizer
+"""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, Union
+from typing import Any, ClassVar, Optional, Self, Union
 
+import numpy as np
+
+from lazyformer_fairseq.data.glue import DIAGNOSTICS, TASKS, Example, TaskDescription
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.extras import versions
+from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.indexed_format import MappedItems, check_items, type_of_ids, write_items
+from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 MANIFEST = "manifest.json"
+PACKAGES = ("fairseq-fixed", "sacremoses", "sentencepiece", "torch")  # whose versions a manifest names
 
 
 @dataclass(frozen=True)
@@ -67,3 +84,209 @@ class PreparedFolder(ABC):
     @property
     def tokenizer_folder(self) -> Path:
         return self.folder / "tokenizer"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest input that there may be."""
+        return self.manifest["max_length"]
+
+    def size_of(self, split: str) -> tuple[int, int]:
+        """Rows of a split, and tokens of their inputs."""
+        counts = self.manifest["splits"][split]
+        return counts["rows"], counts["kept_tokens"]
+
+    @classmethod
+    def reuse(cls, folder: Path, settings: Mapping[str, Any]) -> Optional[Self]:
+        """What was prepared there of the same settings; None where there is no folder; UserError for other settings."""
+        if not folder.exists():
+            return None
+        prepared = cls.load(folder)
+        different = [name.replace("_", " ") for name in cls.SETTINGS if prepared.manifest[name] != settings[name]]
+        if different:
+            raise UserError(
+                f"{folder}: was prepared before with other {' and '.join(different)} (see {MANIFEST} there); "
+                "remove it, give another --output, or use it as it is by leaving out --data"
+            )
+        return prepared
+
+    @classmethod
+    def write(
+        cls,
+        folder: Path,
+        settings: Mapping[str, Any],
+        tokenizer: TextTokenizer,
+        write_splits: Callable[[Path], dict[str, Any]],
+        **facts: Any,
+    ) -> Self:
+        """Writes a folder, whole or not at all.
+
+        Args:
+            settings: the values of SETTINGS.
+            write_splits: writes the data of all splits into a folder; returns each one's entry in the manifest.
+            facts: further fields of the manifest.
+        """
+        with atomic_folder(folder) as unfinished:
+            splits = write_splits(unfinished)
+            tokenizer.save(unfinished / "tokenizer")
+            manifest = {"format": cls.FORMAT, **settings, **facts, "splits": splits, "versions": versions(PACKAGES)}
+            write_json(unfinished / MANIFEST, manifest, durable=False)
+        return cls(folder, manifest)
+
+
+SUBSET_SEED = 1
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
+    """Examples to train or test on: inputs, and targets (N,) where the split has labels."""
+
+    inputs: Sequence[np.ndarray]
+    targets: Optional[np.ndarray]
+
+
+class MappedInputs(Sequence):
+    """Inputs on disk, cut to `longest` ids when they are read.
+
+    Attributes:
+        sizes: ids of each as it is read, (N,).
+    """
+
+    def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
+        self._items = items
+        self._longest = longest
+        self._eos = eos
+        self.sizes = items.sizes.astype(np.int64)
+        if longest is not None:
+            self.sizes = np.minimum(self.sizes, longest)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        ids = self._items[index]
+        return ids if self._longest is None else cut_input(ids, self._longest, self._eos)
+
+
+class PreparedTask(PreparedFolder):
+    """The folder of a task.
+
+    Attributes:
+        TABLE: the tasks that it may hold.
+    """
+
+    FORMAT, FORMAT_VERSION = "lazyformer glue task", 1
+    SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
+    CONTENT, COMMAND = "a GLUE task", "lazyformer glue prepare"
+    TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
+
+    @classmethod
+    def is_whole(cls, manifest: dict[str, Any]) -> bool:
+        name, splits = manifest["task"], manifest.get("splits")
+        return (
+            isinstance(name, str)
+            and name in cls.TABLE
+            and isinstance(splits, dict)
+            and all(
+                split in cls.TABLE[name].splits  # it becomes a file's name
+                and isinstance(counts, dict)
+                and all(type(counts.get(count)) is int for count in ("rows", "bytes"))
+                for split, counts in splits.items()
+            )
+        )
+
+    @property
+    def task(self) -> TaskDescription:
+        return self.TABLE[self.manifest["task"]]
+
+    def read(self, split: str, longest: Optional[int], eos: int) -> EncodedExamples:
+        """A split, still on disk.
+
+        Args:
+            longest: cut inputs to this many ids, on top of prepare's cuts.
+
+        Raises:
+            UserError: the official files had no such split, or its data is gone or damaged.
+        """
+        if split not in self.manifest["splits"]:
+            file = self.task.splits[split].file if split in self.task.splits else f"split {split!r}"
+            raise UserError(
+                f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
+                f"files, remove {self.folder} and run `{self.COMMAND}` again"
+            )
+        gone = [path for path in (self.folder / f"{split}.bin", self.folder / f"{split}.idx") if not path.is_file()]
+        if gone:
+            raise self._damaged(split, f"{gone[0].name} is gone")
+        try:
+            check_items(self.folder / split, vocab_size=None, eos=None)
+            items = MappedItems(self.folder / split)
+            targets = None
+            if self.task.splits[split].label is not None:
+                targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
+        except Exception as error:  # numpy may raise anything for a damaged header
+            raise self._damaged(split, str(error)) from error
+        rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
+        found = (self.folder / f"{split}.bin").stat().st_size
+        if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
+            raise self._damaged(split, f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")
+        return EncodedExamples(MappedInputs(items, longest, eos), targets)
+
+    def _damaged(self, split: str, reason: str) -> UserError:
+        return UserError(
+            f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `{self.COMMAND}` again"
+        )
+
+
+class PreparedDiagnostic(PreparedTask):
+    """The folder of a diagnostic with long inputs: made, not official, so it is never prepared from files."""
+
+    FORMAT, FORMAT_VERSION = "lazyformer diagnostic", 1
+    SETTINGS = ("format_version", "task", "settings", "tokenizer")
+    CONTENT, COMMAND = "a diagnostic", "lazyformer tasks"
+    TABLE = DIAGNOSTICS
+
+    @classmethod
+    def is_whole(cls, manifest: dict[str, Any]) -> bool:
+        return super().is_whole(manifest) and set(manifest["splits"]) == {"train", "valid", "test"}
+
+    @property
+    def longest(self) -> int:
+        return max(counts["longest"] for counts in self.manifest["splits"].values())
+
+    def size_of(self, split: str) -> tuple[int, int]:
+        counts = self.manifest["splits"][split]
+        return counts["rows"], counts["tokens"]
+
+
+def load_prepared(folder: Union[str, Path]) -> PreparedTask:
+    """What is prepared in a folder, a GLUE task or a diagnostic; UserError where neither is."""
+    manifest = read_json(Path(folder) / MANIFEST, f"run `{PreparedTask.COMMAND}`")
+    kind = PreparedDiagnostic if manifest.get("format") == PreparedDiagnostic.FORMAT else PreparedTask
+    return kind.load(folder)
+
+
+def write_split(folder: Path, split: str, examples: EncodedExamples, vocab_size: int) -> None:
+    """Writes SPLIT.bin, .idx and, where there are targets, theirs."""
+    prefix = folder / split
+    ids, sizes = np.concatenate(examples.inputs), np.array([len(ids) for ids in examples.inputs])
+    write_items(prefix, type_of_ids(vocab_size), [(ids, sizes)], durable=False)
+    if examples.targets is not None:
+        np.save(folder / f"targets.{split}.npy", examples.targets)
+
+
+def targets_of(task: TaskDescription, examples: list[Example]) -> Optional[np.ndarray]:
+    """Classes or scores (N,), None for a split without labels.
+
+    Scores are float64, which fairseq leaves alone: with fp16 and bf16 it makes float32 as coarse as the weights.
+    """
+    if examples[0].target is None:
+        return None
+    return np.array([example.target for example in examples], dtype=np.float64 if task.is_regression else np.int64)
+
+
+def draw_rows(examples: EncodedExamples, count: int) -> EncodedExamples:
+    """`count` of the examples in their order, the same ones whatever a run's seed; all if there are no more."""
+    if count >= len(examples.inputs):
+        return examples
+    chosen = np.sort(np.random.default_rng(SUBSET_SEED).choice(len(examples.inputs), count, replace=False))
+    targets = None if examples.targets is None else examples.targets[chosen]
+    return EncodedExamples([examples.inputs[index] for index in chosen], targets)

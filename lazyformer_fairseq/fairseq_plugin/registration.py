@@ -13,20 +13,18 @@ from typing import Any, Optional
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install
 
 REGISTERED = (
-    "criterions.continued_masked_lm",
-    "criterions.glue",
-    "criterions.language_modeling",
-    "criterions.squad",
-    "models.causal_lm",
-    "models.huggingface_bert",
-    "models.lazyformer",
-    "optim.fused_adam",
-    "optim.nvlamb",
-    "optim.schedules",
-    "tasks.full_sentences_masked_lm",
-    "tasks.glue",
-    "tasks.squad",
-    "tasks.stream_language_modeling",
+    "fairseq_plugin.criterions.continued_masked_lm",
+    "fairseq_plugin.criterions.language_modeling",
+    "fairseq_plugin.models.causal_lm",
+    "fairseq_plugin.models.huggingface_bert",
+    "fairseq_plugin.models.lazyformer",
+    "fairseq_plugin.optim.fused_adam",
+    "fairseq_plugin.optim.nvlamb",
+    "fairseq_plugin.optim.schedules",
+    "fairseq_plugin.tasks.full_sentences_masked_lm",
+    "fairseq_plugin.tasks.stream_language_modeling",
+    "finetuning.tasks.squad",
+    "finetuning.texts",
 )
 
 
@@ -47,7 +45,7 @@ def register() -> None:
         with _logging_left_alone():
             importlib.import_module("fairseq")
             for name in REGISTERED:
-                importlib.import_module(f"{PACKAGE}.fairseq_plugin.{name}")
+                importlib.import_module(f"{PACKAGE}.{name}")
             install(Stage.REGISTRATION)
     except BaseException:
         _watcher.is_done = False

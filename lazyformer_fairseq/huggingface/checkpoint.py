@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from lazyformer_fairseq.arguments import checkpoint_at
-from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint

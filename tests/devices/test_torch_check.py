@@ -14,7 +14,7 @@ from helpers import false_nvidia_smi
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.devices.torch_check import misfit_of_torch, refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.run.executor import choose_gpus
+from lazyformer_fairseq.finetuning.executors import choose_gpus
 from lazyformer_fairseq.measure.costs.machine import device_named
 
 TORCH_2_13 = ("13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120")

@@ -176,7 +176,7 @@ def test_whose_task_a_command_names(settings, ours):
 
 
 def test_a_task_that_extends_ours_is_ours():
-    from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueTask
+    from lazyformer_fairseq.finetuning.texts import GlueTask
 
     assert is_task_of_ours(type("Mine", (GlueTask,), {"__module__": "mine"}))
     assert not is_task_of_ours(FairseqTask) and not is_task_of_ours(None)

@@ -10,8 +10,8 @@ from exports import code_in, export_custom, some_ids, tiny_model
 from helpers import ROOT
 from tiny_berts import save_tiny
 
-from lazyformer_fairseq.data.squad.official import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.data.squad.windows import WindowSettings
+from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
+from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model

@@ -6,9 +6,8 @@ from helpers import ROOT, write_toy_glue
 from transformers import Trainer, TrainingArguments
 
 from lazyformer_fairseq import LazyFormerModel
-from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.fairseq_plugin.criterions.glue import GlueCriterion
-from lazyformer_fairseq.fairseq_plugin.tasks.glue import GlueConfig, GlueTask
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.finetuning.texts import GlueConfig, GlueCriterion, GlueTask
 from lazyformer_fairseq.huggingface.export import export_to_huggingface
 from lazyformer_fairseq.huggingface.exported import heads
 

@@ -16,7 +16,7 @@ from typing import Optional, Union
 import numpy as np
 
 from lazyformer_fairseq.experiments.compare.results import BASELINE, COSTS, Comparison, Measure, Model
-from lazyformer_fairseq.finetuning.report.results import mean_bounds
+from lazyformer_fairseq.finetuning.results import mean_bounds
 
 CLOCKS = ("curve", "whole")
 NEVER = math.inf  # of a time: the target was not reached

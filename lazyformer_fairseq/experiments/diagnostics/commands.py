@@ -64,9 +64,8 @@ def listops(out: Path, operators: tuple[str, ...], **given: Any) -> None:
     """
     refuse_filled_folder(out)
     refuse_without_extra("huggingface", "lazyformer tasks listops")
-    from lazyformer_fairseq.experiments.diagnostics.listops.prepare import prepare_listops
-    from lazyformer_fairseq.experiments.diagnostics.listops.settings import ListOpsSettings
-    from lazyformer_fairseq.experiments.diagnostics.prepared import report_of
+    from lazyformer_fairseq.finetuning.made import report_of
+    from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
 
     rows = {split: given.pop(split) for split in SPLITS}
     manifest = prepare_listops(ListOpsSettings(rows=rows, operators=operators, **given), out)
@@ -100,9 +99,8 @@ def pairs(corpus: str, out: Path, vocab_size: int, tokenizer: Optional[Path], **
         from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
 
         refuse_missing_inputs((corpus,))
-    from lazyformer_fairseq.experiments.diagnostics.pairs.prepare import prepare_pairs
-    from lazyformer_fairseq.experiments.diagnostics.pairs.stretches import PairsSettings
-    from lazyformer_fairseq.experiments.diagnostics.prepared import report_of
+    from lazyformer_fairseq.finetuning.made import report_of
+    from lazyformer_fairseq.finetuning.tasks.pairs import PairsSettings, prepare_pairs
 
     rows = {split: given.pop(split) for split in SPLITS}
     manifest = prepare_pairs(PairsSettings(rows=rows, **given), corpus, out, vocab_size, tokenizer)
@@ -130,7 +128,7 @@ def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], 
     lazyformer tasks run listops results/listops --self-pretrain 1000 \\
         --pattern 'all=(sf)x4' --pattern 'window=(s[window=64,global=1] f)x4'
     """
-    from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
+    from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
     from lazyformer_fairseq.experiments.diagnostics.comparison import run as compare
     from lazyformer_fairseq.experiments.folder import stoppable
     from lazyformer_fairseq.measure.costs.machine import device_named

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lazyformer_fairseq.data.glue.prepared_data import PreparedDiagnostic
+from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic
 from lazyformer_fairseq.experiments.diagnostics.settings import SCRATCH, SELF_PRETRAINED, TaskRunSettings
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, record
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train
-from lazyformer_fairseq.fairseq_plugin.tasks import fine_tuning
+from lazyformer_fairseq.finetuning import fairseq_task
 from lazyformer_fairseq.report.figures import picture
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import write_page
@@ -104,7 +104,7 @@ def _entry(settings: TaskRunSettings, jobs: Mapping[tuple, Job], name: str, star
 @contextmanager
 def _random_starts_are_meant() -> Iterator[None]:
     """Without the fine-tuning task's warning of them."""
-    logger = logging.getLogger(fine_tuning.__name__)
+    logger = logging.getLogger(fairseq_task.__name__)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:

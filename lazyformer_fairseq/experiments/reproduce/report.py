@@ -20,11 +20,12 @@ from lazyformer_fairseq.experiments.reproduce.settings import (
     Size,
 )
 from lazyformer_fairseq.experiments.reproduce.steps import Places, Step, model_name, record_of
-from lazyformer_fairseq.finetuning.glue.report.grid_report import write_report as write_glue_report
-from lazyformer_fairseq.finetuning.glue.report.paper_table import COLUMNS, PAPER_ROWS
-from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
-from lazyformer_fairseq.finetuning.glue.report.tables import TableRow, own_row
-from lazyformer_fairseq.finetuning.report.results import Results
+from lazyformer_fairseq.finetuning.benchmark import TableRow
+from lazyformer_fairseq.finetuning.papers import COLUMNS, PAPER_ROWS
+from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
+from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
+from lazyformer_fairseq.finetuning.results import Results, read_results
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.measure.bench.models import OURS
 from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions, device_named
 from lazyformer_fairseq.report.numbers import NOTHING
@@ -83,10 +84,10 @@ def _introduction(size: Size, inputs: Inputs) -> str:
 def _glue_results(places: Places) -> Optional[Results]:
     if not (places.glue / "runs" / "grid.json").exists():
         return None
-    results = read_results(places.glue)
+    results = read_results(places.glue, GLUE)
     if not results.runs:
         return None
-    write_glue_report(places.glue, places.report / "glue")
+    write_glue_report(places.glue, places.report / "glue", GLUE)
     return results
 
 
@@ -99,7 +100,7 @@ def _missing(step: str) -> str:
 
 def _own(glue: Optional[Results], arch: str, updates: int) -> Optional[TableRow]:
     name = model_name(arch, updates)
-    return own_row(glue, name) if glue and name in glue.grid.models else None
+    return own_row(glue, GLUE, name) if glue and name in glue.grid.models else None
 
 
 def _table_1(glue: Optional[Results], size: Size) -> str:
@@ -112,17 +113,16 @@ def _table_1(glue: Optional[Results], size: Size) -> str:
     rows = []
     for arch, updates, called in wanted:
         if own := _own(glue, arch, updates):
-            rows.append(own.cells())
+            rows.append(cells(own, GLUE))
         theirs = printed[called]
-        rows.append(TableRow(f"{called} (paper)", "paper", theirs.updates, dict(theirs.scores)).cells())
-    headers = ("model", "updates", *COLUMNS, "Avg.")
-    text = markdown_table([dict(zip(headers, row, strict=True)) for row in rows])
-    return f"{text}\n\nAll scores, spreads and baselines: [glue/glue.md](glue/glue.md)."
+        rows.append(cells(TableRow(f"{called} (paper)", "paper", theirs.updates, theirs.scores), GLUE))
+    return f"{markdown_table(rows)}\n\nAll scores, spreads and baselines: [glue/glue.md](glue/glue.md)."
 
 
 def _average(glue: Optional[Results], arch: str, size: Size) -> str:
     own = _own(glue, arch, size.updates)
-    return f"{own.average:.2f}" if own and own.average is not None else NOTHING
+    average = average_of(own, GLUE) if own else None
+    return NOTHING if average is None else f"{average:.2f}"
 
 
 def _table_4(glue: Optional[Results], size: Size) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from lazyformer_fairseq.data.glue.task_table import TASKS, find_task
+from lazyformer_fairseq.data.glue import TASKS, find_task
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.glue.report.paper_table import LEARNING_RATES, PAPER_TASKS, SEEDS
+from lazyformer_fairseq.finetuning.papers import LEARNING_RATES, PAPER_TASKS, SEEDS
 from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

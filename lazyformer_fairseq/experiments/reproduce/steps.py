@@ -23,7 +23,7 @@ import click
 from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import run_to_its_end
-from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.reproduce.settings import (
     FIGURE_3,

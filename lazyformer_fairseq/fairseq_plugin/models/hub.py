@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
-from lazyformer_fairseq.data.datasets.question_windows import QuestionWindowsDataset
-from lazyformer_fairseq.data.squad.answers import USUAL_ANSWERS, FoundAnswer
-from lazyformer_fairseq.data.squad.official import Paragraph, Question, SquadFile
-from lazyformer_fairseq.data.squad.windows import USUAL, WindowSettings, make_windows
+from lazyformer_fairseq.data.datasets.question_windows import (
+    USUAL,
+    USUAL_ANSWERS,
+    FoundAnswer,
+    QuestionWindowsDataset,
+    WindowSettings,
+    make_windows,
+)
+from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK

@@ -11,13 +11,12 @@ from click.testing import CliRunner
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.datasets.masked_blocks import MaskedInputsDataset, Masking
-from lazyformer_fairseq.data.glue.prepared_data import load_prepared
+from lazyformer_fairseq.data.prepared_folder import load_prepared
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.diagnostics import comparison
 from lazyformer_fairseq.experiments.diagnostics.comparison import rows_of, seconds_in_all
-from lazyformer_fairseq.experiments.diagnostics.listops.prepare import prepare_listops
-from lazyformer_fairseq.experiments.diagnostics.listops.settings import ListOpsSettings
 from lazyformer_fairseq.experiments.diagnostics.settings import TaskRunSettings
+from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 
 # An operator on two digits: a tiny model learns something of it in a second or two.

@@ -12,8 +12,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.reproduce.report import write_report
 from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, Size, find_inputs
 from lazyformer_fairseq.experiments.reproduce.steps import steps
-from lazyformer_fairseq.finetuning.glue.report.paper_table import PAPER_TASKS
-from lazyformer_fairseq.finetuning.report.results import RunKey
+from lazyformer_fairseq.finetuning.papers import PAPER_TASKS
+from lazyformer_fairseq.finetuning.results import RunKey
 
 
 def prepare(tmp_path: Path, size: Size):

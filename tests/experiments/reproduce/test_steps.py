@@ -20,7 +20,7 @@ from lazyformer_fairseq.experiments.reproduce.settings import (
     find_inputs,
 )
 from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, cost_of, steps
-from lazyformer_fairseq.finetuning.glue.report.paper_table import PAPER_ROWS
+from lazyformer_fairseq.finetuning.papers import PAPER_ROWS
 from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

@@ -27,12 +27,10 @@ from lazyformer_fairseq.corpus.build import finished_manifest
 from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.files import Piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
-from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
-from lazyformer_fairseq.data.glue.task_table import TASKS
-from lazyformer_fairseq.data.glue.tsv import read_split
-from lazyformer_fairseq.data.squad.official import SPLITS, read_squad
-from lazyformer_fairseq.data.squad.prepared_data import PreparedSquad, prepare_squad
-from lazyformer_fairseq.data.squad.windows import WindowSettings
+from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
+from lazyformer_fairseq.data.glue import TASKS, read_split
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.data.squad import SPLITS, read_squad
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
@@ -41,7 +39,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import check_archive, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_shards, check_totals
-from lazyformer_fairseq.finetuning.glue.report.read_results import read_results
+from lazyformer_fairseq.finetuning.results import read_results
+from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.indexed_format import check_items, read_index
 

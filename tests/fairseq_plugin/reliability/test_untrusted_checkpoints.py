@@ -17,14 +17,14 @@ from helpers import write_toy_glue
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq import LazyFormerModel
-from lazyformer_fairseq.data.glue.task_table import TASKS
+from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.training import STATE, load_state
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
-from lazyformer_fairseq.finetuning.glue.predict import load_finetuned
-from lazyformer_fairseq.finetuning.run.start_models import load_start_models
+from lazyformer_fairseq.finetuning.checkpoints import load_start_models
+from lazyformer_fairseq.finetuning.tasks.glue import load_finetuned
 from lazyformer_fairseq.language_modeling.evaluate import load_model
 
 pytestmark = [

@@ -20,7 +20,7 @@ from lazyformer_fairseq.corpus.readers import book, files
 from lazyformer_fairseq.corpus.readers.documents import read_piece
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
-from lazyformer_fairseq.data.glue.prepared_data import PreparedTask
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError

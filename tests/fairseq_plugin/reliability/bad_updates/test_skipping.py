@@ -11,9 +11,9 @@ from helpers import write_toy_glue
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.criterions.glue import GlueCriterion
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion, MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.reliability import options as reliability_options
+from lazyformer_fairseq.finetuning.texts import GlueCriterion
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 TINY = f"{TINY} --disable-validation"

@@ -1,1 +1,0 @@
-"""GLUE's table of tasks, its files, and the data made from them."""

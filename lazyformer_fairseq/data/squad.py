@@ -1,0 +1,277 @@
+"""SQuAD's official files, version 1.1, and its official marks.
+
+    {"version": "1.1", "data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
+        {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
+
+``answer_start`` counts characters (Unicode code points) of the context (Rajpurkar et al., 2016, arXiv 1606.05250). The
+reader names article, paragraph and question of whatever is wrong.
+
+Exact match and F1 are the official evaluation's (section 6.1). Both compare texts without case, punctuation of ASCII,
+English articles and superfluous spaces. Other punctuation, such as a curly quote or a long dash, stays.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.json_files import read_json
+
+SPLITS: Mapping[str, str] = {"train": "train-v1.1.json", "valid": "dev-v1.1.json"}
+VERSIONS = ("1.1", "v1.1", None)  # None: a part of the official file often has no version
+SHOWN = 5  # mistakes in a message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of a context: its text, and the character where it starts."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """One past the last character."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; people have answered those of the dev file three times and more, others once."""
+
+    id: str
+    text: str
+    answers: tuple[Answer, ...]
+
+    @property
+    def answer_texts(self) -> tuple[str, ...]:
+        return tuple(answer.text for answer in self.answers)
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A context and the questions on it."""
+
+    title: str
+    context: str
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True)
+class SquadFile:
+    """What a file holds, in its order.
+
+    Attributes:
+        left_out: the mistakes of questions that were left out.
+    """
+
+    path: Path
+    paragraphs: list[Paragraph]
+    left_out: list[str] = field(default_factory=list)
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        return [question for paragraph in self.paragraphs for question in paragraph.questions]
+
+    @cached_property
+    def contexts(self) -> list[str]:
+        return [paragraph.context for paragraph in self.paragraphs]
+
+    @cached_property
+    def paragraph_of(self) -> np.ndarray:
+        """The number of each question's paragraph, int64 (questions,)."""
+        counts = [len(paragraph.questions) for paragraph in self.paragraphs]
+        return np.repeat(np.arange(len(counts)), counts)
+
+
+def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answers: bool = True) -> SquadFile:
+    """Reads a file of the official layout, version 1.1.
+
+    Args:
+        skip_mistakes: leave out the questions that are wrong; :attr:`SquadFile.left_out` says why.
+        needs_answers: whether a question without answers is a mistake; without, answers are read where there are some.
+
+    Raises:
+        UserError: no such file, no JSON, another layout or version; no question; unless they are skipped, questions
+            that are wrong: the first ones by name, and how many.
+    """
+    path = Path(path)
+    file, mistakes = _read(path, needs_answers)
+    if mistakes and not skip_mistakes:
+        raise UserError(_described(path, mistakes))
+    if not file.questions:
+        raise UserError(f"{path}: holds no question; download it again")
+    return SquadFile(path, file.paragraphs, mistakes)
+
+
+def mistakes_of(path: Union[str, Path], needs_answers: bool = True) -> list[str]:
+    """Every mistake that :func:`read_squad` would name, one line each; the same UserErrors for other layouts."""
+    return _read(Path(path), needs_answers)[1]
+
+
+def _described(path: Path, mistakes: list[str]) -> str:
+    lines = "\n".join(f"  {mistake}" for mistake in mistakes[:SHOWN])
+    more = f"\n  and {len(mistakes) - SHOWN:,} more" if len(mistakes) > SHOWN else ""
+    number = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
+    return f"{path}: {number}; mend the file, or have what is wrong left out (--skip-mistakes):\n{lines}{more}"
+
+
+def _read(path: Path, needs_answers: bool) -> tuple[SquadFile, list[str]]:
+    content = read_json(path, "give the official file, as train-v1.1.json")
+    _check_layout(path, content)
+    reader = _Reader(needs_answers)
+    return SquadFile(path, list(reader.paragraphs(content["data"]))), reader.mistakes
+
+
+def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
+    """Raises a UserError for another version, or another layout than the official one."""
+    version = content.get("version")
+    if version not in VERSIONS:
+        advice = "its questions without an answer are not for this task" if "2.0" in str(version) else "take that one"
+        raise UserError(f"{path}: is SQuAD's version {str(version)[:20]!r}, but this reads 1.1; {advice}")
+    if not isinstance(content.get("data"), list):
+        found = ", ".join(map(repr, list(content)[:5])) or "nothing"
+        raise UserError(
+            f"{path}: not in SQuAD's official layout, an object with a list 'data' of articles (found {found}); "
+            "download train-v1.1.json and dev-v1.1.json as SQuAD's authors publish them"
+        )
+
+
+class _Reader:
+    """Walks the articles, keeps what is right, and lists what is not.
+
+    Attributes:
+        mistakes: a line each.
+    """
+
+    def __init__(self, needs_answers: bool):
+        self.needs_answers = needs_answers
+        self.mistakes: list[str] = []
+        self._place_of_id: dict[str, str] = {}
+
+    def paragraphs(self, articles: list[Any]) -> Iterator[Paragraph]:
+        for number, article in enumerate(articles, start=1):
+            title = article.get("title") if isinstance(article, dict) else None
+            title = title if isinstance(title, str) else ""
+            place = f"article {number}" + (f" ({title})" if title else "")
+            paragraphs = self._list(article, "paragraphs", place)
+            for at, paragraph in enumerate(paragraphs, start=1):
+                if found := self._paragraph(paragraph, title, f"{place}, paragraph {at}"):
+                    yield found
+
+    def _list(self, parent: Any, name: str, place: str) -> list[Any]:
+        value = parent.get(name) if isinstance(parent, dict) else None
+        if isinstance(value, list):
+            return value
+        self.mistakes.append(f"{place}: has no list {name!r}")
+        return []
+
+    def _paragraph(self, values: Any, title: str, place: str) -> Optional[Paragraph]:
+        context = values.get("context") if isinstance(values, dict) else None
+        if not isinstance(context, str) or not context.strip():
+            self.mistakes.append(f"{place}: has no context")
+            return None
+        questions = []
+        for number, each in enumerate(self._list(values, "qas", place), start=1):
+            identity = each.get("id") if isinstance(each, dict) else None
+            there = f"{place}, question {number}" + (f" (id {identity})" if isinstance(identity, str) else "")
+            try:
+                question = _question(each, context, self.needs_answers)
+                if first := self._place_of_id.get(question.id):
+                    raise _MistakeError(f"its id is that of {first} too")
+            except _MistakeError as mistake:
+                self.mistakes.append(f"{there}: {mistake}")
+                continue
+            self._place_of_id[question.id] = there
+            questions.append(question)
+        return Paragraph(title, context, tuple(questions))
+
+
+class _MistakeError(ValueError):
+    """What is wrong with one question."""
+
+
+def _question(values: Any, context: str, needs_answers: bool) -> Question:
+    """Raises a _MistakeError."""
+    if not isinstance(values, dict):
+        raise _MistakeError("is no object")
+    identity, text = values.get("id"), values.get("question")
+    if not isinstance(identity, str) or not identity:
+        raise _MistakeError("has no id")
+    if not isinstance(text, str) or not text.strip():
+        raise _MistakeError("its question is empty")
+    if values.get("is_impossible"):
+        raise _MistakeError("is_impossible: a question of version 2.0 that the context does not answer")
+    answers = values.get("answers", [])
+    if not isinstance(answers, list):
+        raise _MistakeError("its answers are no list; Hugging Face's layout? Take the official file")
+    if needs_answers and not answers:
+        raise _MistakeError("has no answer")
+    return Question(identity, text, tuple(_answer(answer, context) for answer in answers))
+
+
+def _answer(values: Any, context: str) -> Answer:
+    """Raises a _MistakeError."""
+    text, start = (values.get("text"), values.get("answer_start")) if isinstance(values, dict) else (None, None)
+    if not isinstance(text, str) or not text.strip():
+        raise _MistakeError("an answer is empty")
+    if type(start) is not int or start < 0:
+        raise _MistakeError(f"answer {text[:40]!r} has answer_start {str(start)[:20]!r}, no character's number")
+    found = context[start : start + len(text)]
+    if found != text:
+        elsewhere = context.find(text)
+        hint = f"it stands at {elsewhere}" if elsewhere >= 0 else "the context does not hold it"
+        raise _MistakeError(f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is; {hint}")
+    return Answer(text, start)
+
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """Lower case, then no punctuation, then no articles, then single spaces; in this order."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 where the prediction is one of the answers, normalised; else 0.0."""
+    wanted = normalise(prediction)
+    return float(any(wanted == normalise(answer) for answer in answers))
+
+
+def f1(prediction: str, answers: Sequence[str]) -> float:
+    """The best F1 of the prediction's words with those of an answer, as bags; 0.0 where none is shared.
+
+    So two texts of articles alone match exactly and have F1 of 0.0, as in the official evaluation of version 1.1.
+    """
+    found = Counter(normalise(prediction).split())
+    return max((_f1(found, Counter(normalise(answer).split())) for answer in answers), default=0.0)
+
+
+def _f1(found: Counter, wanted: Counter) -> float:
+    shared = (found & wanted).total()
+    return 2 * shared / (found.total() + wanted.total()) if shared else 0.0
+
+
+METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {"exact_match": exact_match, "f1": f1}
+
+
+def score(file: SquadFile, predictions: Mapping[str, str]) -> dict[str, float]:
+    """The mean of each metric over a file's questions, 0.0 to 1.0; a question without a prediction counts as 0.0.
+
+    Args:
+        predictions: a text for each question's id.
+    """
+    pairs = [(predictions.get(question.id), question.answer_texts) for question in file.questions]
+    return {
+        name: sum(metric(text, answers) for text, answers in pairs if text is not None) / len(pairs)
+        for name, metric in METRICS.items()
+    }

@@ -1,1 +1,0 @@
-"""ListOps: nested operations on lists of digits."""

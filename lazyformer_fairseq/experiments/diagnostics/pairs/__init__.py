@@ -1,1 +1,0 @@
-"""Pairs: do two halves belong to the same document?"""

@@ -1,0 +1,238 @@
+"""What a grid of fine-tuning runs, its queue and its report need to know of tasks: a file of `finetuning/tasks` each.
+
+A benchmark is one task, or several that stand in one table, as GLUE's do. Its file says how the data is prepared and
+read, what fairseq-train is told, how a model is marked, what it predicts, and what the report prints beside it. The
+rest (start models, rates and seeds, processes or a cluster, resuming, medians and bounds, pictures) is shared.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Optional
+
+from lazyformer_fairseq.data.glue import TaskDescription
+from lazyformer_fairseq.data.prepared_folder import PreparedFolder, PreparedTask
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.papers import Score, TuningProtocol
+from lazyformer_fairseq.finetuning.results import GRID_FILE, Results, ScoredTask
+from lazyformer_fairseq.finetuning.settings import MODULES, GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.storage.json_files import read_json
+
+
+class TableRow(NamedTuple):
+    """A row of the report's first table.
+
+    Attributes:
+        source: "ours", "baseline" or "paper".
+        updates: of pre-training.
+        scores: name of a score -> percent; those that are known.
+        incomplete: tasks whose grid lacks runs.
+    """
+
+    name: str
+    source: str
+    updates: Optional[int]
+    scores: Mapping[str, float]
+    incomplete: frozenset[str] = frozenset()
+
+
+@dataclass
+class Prediction:
+    """What was written of one model: name of a file -> its number of answers, and remarks for the user."""
+
+    folder: Path
+    rows: dict[str, int] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """What the command prints."""
+        return [*(f"{self.folder / name}: {rows:,} rows" for name, rows in self.rows.items()), *self.remarks]
+
+
+class Benchmark(ABC):
+    """The tasks that one grid may hold.
+
+    Attributes:
+        name: for messages: GLUE, SQuAD.
+        key: on the command line, and of the report's files.
+        command: that runs a grid.
+        tasks: by name.
+        protocols: by name; the first is the default.
+        options: fields of the settings that not all benchmarks take, and this one does.
+        rows_worth_resuming: a run with fewer rows than these, all epochs counted, is over in minutes: after a kill it
+            starts anew. A longer one saves its optimizer, three times the size of its model, after each epoch, and
+            resumes from there.
+        prepared_in: the folder of prepared data in that of a grid.
+        cuts_inputs: whether inputs are cut to the positions that a model has.
+        scores: of the report's first table.
+        average: whether the table has their mean too.
+        baseline_name: of the baseline, for pictures.
+    """
+
+    name: ClassVar[str]
+    key: ClassVar[str]
+    tasks: ClassVar[Mapping[str, ScoredTask]]
+    protocols: ClassVar[Mapping[str, TuningProtocol]]
+    options: ClassVar[frozenset[str]] = frozenset()
+    rows_worth_resuming: ClassVar[int] = 200_000
+    prepared_in: ClassVar[str] = "tasks"
+    cuts_inputs: ClassVar[bool] = True
+    scores: ClassVar[tuple[Score, ...]]
+    average: ClassVar[bool] = False
+    baseline_name: ClassVar[str]
+
+    @property
+    def command(self) -> str:
+        return f"lazyformer {self.key} run"
+
+    @property
+    def usual(self) -> TuningProtocol:
+        """The protocol whose settings need no mention in results."""
+        return next(iter(self.protocols.values()))
+
+    # --- data ---------------------------------------------------------------------------------------------------------
+
+    def choose_tasks(self, names: Sequence[str]) -> list[str]:
+        """The tasks that were named, else the usual ones; UserError for one that cannot be trained."""
+        if unknown := [name for name in names if name not in self.tasks]:
+            raise UserError(f"--tasks: {unknown[0]!r} is no {self.name} task; known are {', '.join(self.tasks)}")
+        return list(names or self.usual.tasks)
+
+    @abstractmethod
+    def prepare(self, wanted: Preparation) -> str:
+        """Makes the folders of data that a grid reads, or reuses them. Returns an overview for the user.
+
+        Raises:
+            UserError: a file is missing or wrong, or data of other settings is in the way.
+        """
+
+    @abstractmethod
+    def load(self, folder: Path, names: Sequence[str]) -> Mapping[str, PreparedFolder]:
+        """Task -> its prepared data in `folder`, checked; UserError where some is missing or damaged."""
+
+    def longest_input(self, wanted: Preparation) -> Optional[int]:
+        """Tokens of the longest input that will be prepared, where they must fit the model."""
+        return None
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
+        """Settings that decide results and that only runs of this benchmark have, as JSON."""
+        return {}
+
+    def starts(self, given: GridSettings, names: Sequence[str]) -> Mapping[str, str]:
+        """Task -> the task that its model is fine-tuned on first; UserError where that one is not in the grid."""
+        return {}
+
+    @abstractmethod
+    def train_options(
+        self, task: ScoredTask, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
+    ) -> list[str]:
+        """What fairseq-train is told of task, criterion and head.
+
+        Args:
+            tokens: of the longest input.
+            max_rows: to train on; None for all.
+            own: as :meth:`own_settings` returned them.
+        """
+
+    # --- report -------------------------------------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> Mapping[str, tuple[str, ...]]:
+        """Columns of the first table, and the scores that each holds."""
+        return {score.name: (score.name,) for score in self.scores}
+
+    def other_rows(self, results: Results) -> Iterable[TableRow]:
+        """Rows under our models: baselines, and models of papers."""
+        found = {score.name: results.baseline(score.task, score.split, score.metric) for score in self.scores}
+        known = {name: value for name, value in found.items() if value is not None}
+        return [TableRow(self.baseline_name, "baseline", None, known)]
+
+    def notes(self, results: Results) -> Iterator[str]:
+        """What a reader needs to compare the numbers with others, a sentence or two each."""
+        yield "A score is the median over seeds at each learning rate, and of these medians the best; times 100."
+
+    def deviations(self, results: Results) -> Iterator[str]:
+        """Where runs differ from the protocol."""
+        yield from ()
+
+    # --- predictions --------------------------------------------------------------------------------------------------
+
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> Prediction:
+        """Writes what the runs (task -> folder, or checkpoint) predict of unlabelled data into `folder`."""
+        raise UserError(f"{self.name} has no data without labels to predict")
+
+
+class TextsBenchmark(Benchmark):
+    """Tasks that label texts or pairs, whose runs are those of task and criterion ``glue``.
+
+    Attributes:
+        names_task: whether fairseq-train is told which task it is; else the folder of data says it.
+    """
+
+    names_task: ClassVar[bool] = True
+    options = frozenset(("max_train_rows", "glue_head", "pooler_dropout"))
+    baseline_name = "majority class or constant"
+
+    def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
+        """Raises a UserError for a task prepared with another tokenizer than the first, too."""
+        missing = [name for name in names if not PreparedTask.is_at(folder / name)]
+        if missing:
+            raise UserError(
+                f"{folder}: {', '.join(missing)} not prepared; run `lazyformer {self.key} prepare`, or name the tasks "
+                "you want, as in --tasks CoLA RTE"
+            )
+        found = {name: PreparedTask.load(folder / name) for name in names}
+        first = next(iter(found.values()))
+        for name, prepared in found.items():
+            if prepared.manifest["tokenizer"] != first.manifest["tokenizer"]:
+                raise UserError(f"{folder}: {name} was prepared with another tokenizer than {first.task.name}")
+            for split in prepared.task.splits:
+                if not split.startswith("test"):
+                    prepared.read(split, None, 0)
+        return found
+
+    def train_options(
+        self, task: TaskDescription, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
+    ) -> list[str]:
+        return [
+            *("--task", "glue", "--criterion", "glue", "--tokens-per-sample", str(tokens)),
+            *(("--glue-task", task.name) if self.names_task else ()),
+            *(("--max-train-rows", str(max_rows)) if max_rows else ()),
+            *(("--glue-head", own["head"]) if own["head"] else ()),
+            *(("--pooler-dropout", repr(own["head_dropout"])) if own["head_dropout"] is not None else ()),
+        ]
+
+    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
+        return head_settings(given.glue_head, given.pooler_dropout)
+
+
+def head_settings(kind: str, dropout: Optional[float]) -> dict[str, Any]:
+    """Kind and dropout of the head, None for a default; a linear one's dropout is 0.1, as published."""
+    if kind == "dense":
+        return {"head": None, "head_dropout": dropout}
+    return {"head": kind, "head_dropout": 0.1 if dropout is None else dropout}
+
+
+def find_benchmark(key: str) -> Benchmark:
+    """The benchmark of this name on the command line."""
+    return importlib.import_module(MODULES[key]).BENCHMARK
+
+
+def benchmark_of_task(name: str) -> Optional[Benchmark]:
+    """The benchmark that has a task of this name."""
+    return next((found for found in map(find_benchmark, MODULES) if name in found.tasks), None)
+
+
+def benchmark_of_grid(folder: Path) -> Benchmark:
+    """The benchmark whose grid lies in a folder; UserError where there is none."""
+    path = folder / "runs" / GRID_FILE
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
+    tasks = read_json(path).get("tasks") or [""]
+    if (found := benchmark_of_task(str(tasks[0]))) is None:
+        raise UserError(f"{path}: {tasks[0]!r} is no task of {', '.join(MODULES)}")
+    return found

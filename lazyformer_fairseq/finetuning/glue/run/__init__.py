@@ -1,1 +1,0 @@
-"""Runs a grid of fine-tunings on whatever machines there are."""

@@ -1,0 +1,404 @@
+"""The report of a grid of fine-tuning runs, whatever the benchmark: its tables, notes and pictures, as files.
+
+STEM.md, STEM.tex, STEM.csv (the first table), STEM_scores.csv (every score), STEM_seeds.png and STEM_updates.png.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow, benchmark_of_grid
+from lazyformer_fairseq.finetuning.papers import Score
+from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, mean_bounds, read_results
+from lazyformer_fairseq.report.figures import Style, handles, picture, styles
+from lazyformer_fairseq.report.numbers import NOTHING
+from lazyformer_fairseq.report.page import Notes, Picture, write_page
+from lazyformer_fairseq.report.tables import Table, write_csv
+
+INCOMPLETE = "*"
+AVERAGE = "Avg."
+
+
+def write_report(folder: Path, output: Path, benchmark: Optional[Benchmark] = None) -> str:
+    """Writes the report of the grid in `folder` into `output`. Returns what a screen shows of it.
+
+    Args:
+        benchmark: whose grid it must be; None for the one that it is of.
+
+    Raises:
+        UserError: a file of the folder is wrong, or no run has ended well.
+    """
+    benchmark = benchmark or benchmark_of_grid(folder)
+    results = read_results(folder, benchmark)
+    if not results.runs:
+        raise UserError(
+            f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
+            f"it, or run `{benchmark.command}` again"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    rows = table_rows(results, benchmark)
+    title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
+    first = Table(title, [cells(row, benchmark) for row in rows])
+    others = [_partial_average(rows, benchmark), _score_table(results, benchmark), *_extra_and_gaps(results)]
+    pictures = draw(results, benchmark, output)
+    blocks = [first, Notes(notes(results, benchmark)), *(table for table in others if table and table.rows), *pictures]
+    write_csv([_six_digits(_as_csv(row, benchmark)) for row in rows], output / f"{benchmark.key}.csv")
+    write_csv(list(map(_six_digits, _scores_as_csv(results))), output / f"{benchmark.key}_scores.csv")
+    return write_page(blocks, output, benchmark.key, with_latex=True)
+
+
+def notes(results: Results, benchmark: Benchmark) -> list[str]:
+    """What a reader needs to compare these numbers with others, a sentence or two each."""
+    grid, runs = results.grid, results.runs.values()
+    said = [
+        *benchmark.notes(results),
+        "95% bounds: Student's t, two-sided, of the mean over the seeds of the chosen rate; above baseline: the lower "
+        "bound is. They tell the chance of the seed from learning. That epoch and rate were chosen on the same "
+        "development set is not in them.",
+        f"Hours of all runs ({len(runs)}) together: {sum(run.seconds for run in runs) / 3600:.2f}.",
+    ]
+    if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
+        said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
+    said += benchmark.deviations(results)
+    if results.outside_grid:
+        said.append(f"Runs in the folder that are not of this grid, and left out: {results.outside_grid}.")
+    return said + [f"Failed: {failure.folder}: {failure.message}" for failure in results.failures.values()]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def table_rows(results: Results, benchmark: Benchmark) -> list[TableRow]:
+    """Our models, baselines, and models of papers."""
+    return [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
+
+
+def own_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
+    """One of our models: its medians, in percent."""
+    tasks = {task: results.of(model, task) for task in results.grid.tasks}
+    updates = next((found.updates for found in tasks.values() if found.runs), None)
+    scores = {
+        score.name: float(np.median(tasks[score.task].values(score.split, score.metric)))
+        for score in benchmark.scores
+        if score.task in tasks and tasks[score.task].runs
+    }
+    shown = {score.task for score in benchmark.scores}
+    incomplete = frozenset(task for task, found in tasks.items() if task in shown and not found.is_complete)
+    return TableRow(model, "ours", updates, scores, incomplete)
+
+
+def complete_scores(row: TableRow, benchmark: Benchmark) -> dict[str, float]:
+    """The scores of tasks whose grid lacks no run."""
+    task_of = {score.name: score.task for score in benchmark.scores}
+    return {name: value for name, value in row.scores.items() if task_of[name] not in row.incomplete}
+
+
+def average_of(row: TableRow, benchmark: Benchmark) -> Optional[float]:
+    """The mean of all scores of the table; None where one is missing or incomplete."""
+    complete = complete_scores(row, benchmark)
+    return fmean(complete[score.name] for score in benchmark.scores) if len(complete) == len(benchmark.scores) else None
+
+
+def cells(row: TableRow, benchmark: Benchmark) -> dict[str, str]:
+    """The row as it is printed."""
+    complete = complete_scores(row, benchmark)
+
+    def cell(name: str) -> str:
+        return f"{row.scores[name]:.2f}{'' if name in complete else INCOMPLETE}" if name in row.scores else NOTHING
+
+    found = {"model": row.name, "updates": NOTHING if row.updates is None else f"{row.updates:,}"}
+    found |= {title: "/".join(map(cell, names)) for title, names in benchmark.columns.items()}
+    if benchmark.average:
+        average, missing = average_of(row, benchmark), NOTHING if row.source == "baseline" else "incomplete"
+        found[AVERAGE] = missing if average is None else f"{average:.2f}"
+    return found
+
+
+def _as_csv(row: TableRow, benchmark: Benchmark) -> dict[str, Any]:
+    scores = {score.column: row.scores.get(score.name) for score in benchmark.scores}
+    average = {AVERAGE: average_of(row, benchmark)} if benchmark.average else {}
+    known = {"model": row.name, "source": row.source, "updates": row.updates}
+    return {**known, **scores, **average, "incomplete": " ".join(sorted(row.incomplete))}
+
+
+def _partial_average(rows: Sequence[TableRow], benchmark: Benchmark) -> Optional[Table]:
+    """Where some model lacks one of the numbers: the mean of those that all models have."""
+    ours = [complete_scores(row, benchmark) for row in rows if row.source == "ours"]
+    shared = [score.name for score in benchmark.scores if all(score.name in scores for scores in ours)]
+    if not benchmark.average or len(shared) < 2 or len(shared) == len(benchmark.scores):
+        return None
+    label = f"mean of {', '.join(shared)}"
+    of_all = [row for row in rows if set(shared) <= row.scores.keys()]
+    means = [{"model": row.name, label: f"{fmean(row.scores[name] for name in shared):.2f}"} for row in of_all]
+    return Table(f"Not the paper's average: {label} alone", means)
+
+
+def _score_table(results: Results, benchmark: Benchmark) -> Table:
+    """The selecting metric of every model and development set."""
+    names = {(score.task, score.split): score.name for score in benchmark.scores} if len(benchmark.tasks) > 1 else {}
+    rows = []
+    for one in filter(lambda one: one.selects, results.measurements()):
+        bounds = mean_bounds(one.values)
+        rows.append(
+            {
+                **{"model": one.model, "score": names.get((one.task, one.split), one.task), "metric": one.metric},
+                **_median_and_span(one),
+                "seeds": f"{len(one.values)} of {len(results.grid.seeds)}",
+                "rate": f"{one.found.rate:g}",
+                "baseline": f"{one.baseline:.2f}",
+                "95% bounds of the mean": NOTHING if bounds is None else _span(*bounds),
+                "above baseline": NOTHING if bounds is None else ("yes" if bounds[0] > one.baseline else "no"),
+            }
+        )
+    title = "Each score: median and spread over the seeds of the chosen rate"
+    return Table(title, rows, left=("score", "metric"))
+
+
+def _extra_and_gaps(results: Results) -> Iterator[Table]:
+    """The other metrics, at the rate that the selecting one chose; models and tasks that lack runs."""
+    rows = [
+        {
+            **{"model": one.model, "task": one.task, "metric": one.metric},
+            **_median_and_span(one),
+            "baseline": f"{one.baseline:.2f}",
+        }
+        for one in results.measurements()
+        if not one.selects
+    ]
+    yield Table("Other metrics of the same runs", rows, left=("task", "metric"))
+    rows = []
+    for model, task in itertools.product(results.grid.models, results.grid.tasks):
+        found = results.of(model, task)
+        if not found.is_complete:
+            gaps = {"missing: rate (seeds)": _listed(found.missing), "failed: rate (seeds)": _listed(found.failed)}
+            done = f"{len(found.runs)} of {len(found.asked)}"
+            rows.append({"model": model, "task": task, "runs done": done, **gaps})
+    yield Table("Incomplete grids", rows, left=rows[0] if rows else ())
+
+
+def _median_and_span(one: Measurement) -> dict[str, str]:
+    median = f"{np.median(one.values):.2f}{'' if one.found.is_complete else INCOMPLETE}"
+    return {"median": median, "min to max": _span(one.values.min(), one.values.max())}
+
+
+def _listed(keys: Sequence[RunKey]) -> str:
+    """How many, and which: "3: 2e-05 (1 2), 3e-05 (1)"."""
+    seeds: dict[float, list[str]] = {}
+    for key in keys:
+        seeds.setdefault(key.rate, []).append(str(key.seed))
+    if not keys:
+        return "0"
+    return f"{len(keys)}: " + ", ".join(f"{rate:g} ({' '.join(numbers)})" for rate, numbers in seeds.items())
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}"
+
+
+def _scores_as_csv(results: Results) -> Iterator[dict[str, Any]]:
+    for one in results.measurements():
+        found, bounds = one.found, mean_bounds(one.values) or (None, None)
+        yield {
+            **{"model": one.model, "task": one.task, "split": one.split, "metric": one.metric},
+            **{"median": np.median(one.values), "lowest": one.values.min(), "highest": one.values.max()},
+            **{"lower_bound": bounds[0], "upper_bound": bounds[1], "baseline": one.baseline, "rate": found.rate},
+            **{"seeds": len(one.values), "seeds_asked": len(results.grid.seeds), "runs": len(found.runs)},
+            **{"runs_asked": len(found.asked), "runs_failed": len(found.failed)},
+        }
+
+
+def _six_digits(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: f"{cell:.6g}" if isinstance(cell, float) else cell for name, cell in row.items()}
+
+
+# --- pictures: the spread over seeds, and scores against updates of pre-training --------------------------------------
+
+BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
+FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all
+LEAST_HEIGHT = 2.0  # of an axis, in points: what lies within it is noise
+FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
+METRIC_NAMES = {
+    "matthews": "Matthews' correlation x 100",
+    "pearson": "Pearson's correlation x 100",
+    "f1": "F1, %",
+    "exact_match": "exact match, %",
+}
+PANELS_IN_A_ROW = 3
+PANEL = (3.4, 2.8)  # inches
+
+
+def draw(results: Results, benchmark: Benchmark, output: Path) -> list[Picture]:
+    """Draws STEM_seeds.png and, where there are checkpoints to draw it of, STEM_updates.png. Returns what it drew."""
+    shown = {score.task for score in benchmark.scores}
+    others = [task for name, task in benchmark.tasks.items() if name in results.grid.tasks and name not in shown]
+    panels = [*benchmark.scores, *(Score(one.name, one.name, "valid", one.selecting_metric, "") for one in others)]
+    seeds, updates = output / f"{benchmark.key}_seeds.png", output / f"{benchmark.key}_updates.png"
+    draw_seeds(results, panels, seeds, benchmark.baseline_name)
+    if draw_updates(results, panels, updates, benchmark):
+        return [Picture(seeds.name), Picture(updates.name)]
+    updates.unlink(missing_ok=True)  # of an earlier report on another grid
+    return [Picture(seeds.name)]
+
+
+def draw_seeds(results: Results, scores: Sequence[Score], path: Path, baseline_name: str) -> None:
+    """A panel per score that a model has a run of: every seed at the chosen rate, a box where there are enough."""
+    models = list(results.grid.models)
+    style_of = styles(models)
+    scores = _drawable(results, scores, models)
+    legend = [*handles(style_of, linestyle=""), *handles({f"baseline: {baseline_name}": BASELINE})]
+    title = "Development scores, a mark a seed at the chosen learning rate"
+    with picture(path, *_rows_and_columns(len(scores)), panel=PANEL, title=title, legend=legend) as axes:
+        for axis, score in zip(_panels(axes, len(scores)), scores, strict=True):
+            drawn = []
+            for place, model in enumerate(models):
+                found = results.of(model, score.task)
+                if found.runs:
+                    drawn.append(found.values(score.split, score.metric))
+                    _draw_model(axis, place, drawn[-1], style_of[model])
+            baseline = results.baseline(score.task, score.split, score.metric)
+            _draw_baseline(axis, baseline, np.concatenate(drawn), models=len(drawn))
+            axis.set(xlim=(-0.6, len(models) - 0.4), xticks=[])
+            complete = all(results.of(model, score.task).is_complete for model in models)
+            _name(axis, score.name if complete else f"{score.name} (incomplete)", score.metric)
+
+
+def draw_updates(results: Results, scores: Sequence[Score], path: Path, benchmark: Benchmark) -> bool:
+    """A panel per score against updates of pre-training, as LazyFormer's Figure 2: medians, and the seeds' range.
+
+    Returns:
+        False, and nothing is drawn, where no model has checkpoints of several numbers of updates.
+    """
+    series = checkpoint_series(results)
+    if not any(len(points) > 1 for points in series.values()):
+        return False
+    style_of = styles(series)
+    scores = _drawable(results, scores, [model for points in series.values() for _, model in points])
+    averages = {name: _averages(results, benchmark, points) for name, points in series.items()}
+    number = len(scores) + any(averages.values())
+    legend = [*handles(style_of), *handles({f"baseline: {benchmark.baseline_name}": BASELINE})]
+    title = "Development scores: median over seeds; bars from the lowest to the highest"
+    with picture(path, *_rows_and_columns(number), panel=PANEL, title=title, legend=legend) as axes:
+        panels = _panels(axes, number)
+        for axis, score in zip(panels, scores, strict=False):
+            drawn = [_draw_series(axis, results, score, points, style_of[name]) for name, points in series.items()]
+            _draw_baseline(axis, results.baseline(score.task, score.split, score.metric), np.concatenate(drawn))
+            _name(axis, score.name, score.metric)
+        if any(averages.values()):
+            for name, points in averages.items():
+                panels[-1].plot(*zip(*points, strict=True) if points else ((), ()), **style_of[name])
+            _name(panels[-1], f"{AVERAGE} of the {len(benchmark.scores)}", "mean of the paper's numbers")
+        for axis in panels:
+            axis.set_xlim(left=0)
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axis.xaxis.set_major_locator(MaxNLocator(5))
+            axis.set_xlabel("updates of pre-training", fontsize=8)
+    return True
+
+
+def checkpoint_series(results: Results) -> dict[str, list[tuple[int, str]]]:
+    """Models of known updates, grouped by the folder of their checkpoints: name -> [(updates, model)].
+
+    A series takes the common start of its models' names, else their folder's name.
+    """
+    folders: dict[Path, dict[str, int]] = {}
+    for key, run in results.runs.items():
+        if run.updates is not None:
+            folders.setdefault(Path(run.checkpoint).parent, {})[key.model] = run.updates
+    series = {}
+    for folder, updates in folders.items():
+        words = zip(*(re.split(r"([-_@ ])", model) for model in updates), strict=False)
+        shared = itertools.takewhile(lambda column: len(set(column)) == 1, words)
+        name = "".join(column[0] for column in shared).rstrip("-_@ ") or folder.name
+        series[name if name not in series else str(folder)] = sorted((n, model) for model, n in updates.items())
+    return series
+
+
+def _drawable(results: Results, scores: Sequence[Score], models: Collection[str]) -> list[Score]:
+    """Those on whose task one of the models has a run."""
+    has_run = {task for task in results.grid.tasks if any(results.of(model, task).runs for model in models)}
+    return [score for score in scores if score.task in has_run]
+
+
+def _rows_and_columns(count: int) -> tuple[int, int]:
+    columns = min(count, PANELS_IN_A_ROW)
+    return math.ceil(count / columns), columns
+
+
+def _panels(axes: np.ndarray, count: int) -> list[Axes]:
+    """The first `count` of them; the others are removed."""
+    for axis in axes.flat[count:]:
+        axis.remove()
+    return list(axes.flat[:count])
+
+
+def _name(axis: Axes, title: str, metric: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_ylabel(METRIC_NAMES.get(metric, metric if " " in metric else f"{metric}, %"), fontsize=8)
+    axis.tick_params(labelsize=8)
+
+
+def _draw_model(axis: Axes, place: int, values: np.ndarray, style: Style) -> None:
+    if len(values) >= FEWEST_FOR_A_BOX:
+        axis.boxplot(
+            values,
+            positions=[place],
+            widths=0.6,
+            showfliers=False,  # every seed is drawn below
+            patch_artist=True,
+            boxprops={"facecolor": style["color"], "alpha": 0.25, "edgecolor": style["color"]},
+            medianprops={"color": style["color"], "linewidth": 2},
+            whiskerprops={"color": style["color"]},
+            capprops={"color": style["color"]},
+        )
+    else:
+        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=style["color"], linewidth=2)
+    beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0.0]
+    axis.plot(place + np.asarray(beside), values, **{**style, "linestyle": "", "markersize": 4, "alpha": 0.8})
+
+
+def _draw_series(
+    axis: Axes, results: Results, score: Score, points: Sequence[tuple[int, str]], style: Style
+) -> np.ndarray:
+    """Medians of a series' checkpoints with the seeds' range. Returns all that was drawn."""
+    found = [(updates, results.of(model, score.task)) for updates, model in points]
+    seeds = {updates: task.values(score.split, score.metric) for updates, task in found if task.runs}
+    if not seeds:
+        return np.empty(0)
+    medians = np.array([np.median(values) for values in seeds.values()])
+    below = medians - [values.min() for values in seeds.values()]
+    above = [values.max() for values in seeds.values()] - medians
+    axis.errorbar(list(seeds), medians, yerr=[below, above], capsize=2.5, elinewidth=1, **style)
+    return np.concatenate(list(seeds.values()))
+
+
+def _averages(results: Results, benchmark: Benchmark, points: Sequence[tuple[int, str]]) -> list[tuple[int, float]]:
+    """(updates, average) of the checkpoints that have one."""
+    if not benchmark.average:
+        return []
+    averages = ((updates, average_of(own_row(results, benchmark, model), benchmark)) for updates, model in points)
+    return [(updates, value) for updates, value in averages if value is not None]
+
+
+def _draw_baseline(axis: Axes, baseline: float, values: np.ndarray, models: int = 1) -> None:
+    """A line; or, where models are compared and it lies so far below that it would flatten their differences, words at
+    the foot of the panel.
+    """
+    spread = max(float(np.ptp(values)), 1.0)
+    if models == 1 or values.min() - baseline <= FARTHEST_BASELINE * spread:
+        axis.axhline(baseline, **BASELINE)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, max(high, low + LEAST_HEIGHT))
+        return
+    low, high = axis.get_ylim()
+    axis.set_ylim(low - 0.15 * (high - low), high)
+    axis.text(0.5, 0.02, f"baseline {baseline:.1f}, below", transform=axis.transAxes, ha="center", va="bottom",
+              fontsize=7.5, color="0.35", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip

@@ -1,1 +1,0 @@
-"""Runs of a grid: what decides each, where they run, and in which order."""

@@ -1,1 +1,0 @@
-"""lazyformer squad: prepare, run, report, predict."""

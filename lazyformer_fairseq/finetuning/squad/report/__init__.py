@@ -1,1 +1,0 @@
-"""Tables and pictures of a grid on SQuAD."""

@@ -1,1 +1,0 @@
-"""Runs of a grid on SQuAD."""

@@ -1,0 +1,252 @@
+"""SQuAD's official files prepared into a folder of windows, which all runs share.
+
+FOLDER/SPLIT.npz        windows: ids, where the context stands in them, the characters of its tokens
+FOLDER/SPLIT.json       a copy of the official file: contexts, questions, answers
+FOLDER/manifest.json    where it comes from, and what was counted
+FOLDER/tokenizer/       a copy of the tokenizer
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tabulate import tabulate
+
+from lazyformer_fairseq.data.datasets.question_windows import (
+    USUAL,
+    Windows,
+    WindowSettings,
+    make_windows,
+)
+from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
+from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.settings import Preparation
+from lazyformer_fairseq.storage.atomic import atomic_folder, write_text
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.indexed_format import type_of_ids
+from lazyformer_fairseq.storage.json_files import read_json, write_json
+
+SIZES = ("max_length", "stride", "max_question_length")  # a manifest's names of the settings of windows
+PREPARED_IN = "data"  # of a grid's folder
+OFFICIAL_QUESTIONS = {"train": 87_599, "valid": 10_570}
+
+
+class PreparedSplit(NamedTuple):
+    """The questions of a file, and the windows made of it."""
+
+    file: SquadFile
+    windows: Windows
+
+
+class PreparedSquad(PreparedFolder):
+    """The folder of SQuAD's windows."""
+
+    FORMAT, FORMAT_VERSION = "lazyformer squad", 1
+    SETTINGS = ("format_version", *SIZES, "skip_mistakes", "tokenizer", "files")
+    CONTENT, COMMAND = "prepared SQuAD", "lazyformer squad prepare"
+
+    @staticmethod
+    def is_whole(manifest: dict[str, Any]) -> bool:
+        splits = manifest.get("splits")
+        return (
+            isinstance(splits, dict)
+            and all(
+                name in SPLITS  # it becomes a file's name
+                and isinstance(counts, dict)
+                and all(type(counts.get(count)) is int for count in ("rows", "windows", "kept_tokens"))
+                for name, counts in splits.items()
+            )
+            and all(type(manifest[size]) is int for size in SIZES)
+        )
+
+    @property
+    def settings(self) -> WindowSettings:
+        return WindowSettings(*(self.manifest[size] for size in SIZES))
+
+    def read(self, split: str) -> PreparedSplit:
+        """Reads a split.
+
+        Raises:
+            UserError: there was no such file when the folder was made, or its data is gone or damaged.
+        """
+        if split not in self.manifest["splits"]:
+            raise UserError(
+                f"{self.folder}: holds no split {split!r}, but {', '.join(self.manifest['splits'])}; prepare its file "
+                "into another folder"
+            )
+        wanted = self.manifest["splits"][split]
+        try:
+            file = read_squad(self.folder / f"{split}.json", self.manifest["skip_mistakes"], needs_answers=False)
+            windows = Windows.load(self.folder / f"{split}.npz")
+            counts = {"questions": wanted["rows"], "windows": wanted["windows"], "tokens": wanted["kept_tokens"]}
+            windows.check(file, len(load_tokenizer(self.tokenizer_folder).symbols), counts, MANIFEST)
+        except Exception as error:  # numpy may raise anything for a damaged file
+            raise UserError(
+                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
+            ) from error
+        return PreparedSplit(file, windows)
+
+
+def prepare_squad(
+    files: Mapping[str, Path],
+    tokenizer: Path,
+    folder: Path,
+    settings: WindowSettings = USUAL,
+    skip_mistakes: bool = False,
+) -> PreparedSquad:
+    """Writes a folder, whole or not at all, or reuses what was prepared from the same files in the same way.
+
+    Args:
+        files: an official file of each split, "train" and "valid" or one of them.
+        tokenizer: its folder.
+        folder: to write.
+        skip_mistakes: leave out questions that are wrong in the files.
+
+    Raises:
+        UserError: a file is missing or wrong; the folder was prepared before in another way.
+    """
+    for path in files.values():
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; put SQuAD's official files there, {' and '.join(SPLITS.values())}")
+    sizes = dict(zip(SIZES, asdict(settings).values(), strict=True))
+    hashes = {split: sha256_of(path) for split, path in files.items()}
+    wanted = {"format_version": PreparedSquad.FORMAT_VERSION, **sizes, "skip_mistakes": skip_mistakes}
+    wanted |= {"tokenizer": tokenizer_hashes(tokenizer), "files": hashes}
+    if (there := PreparedSquad.reuse(folder, wanted)) is not None:
+        return there
+    read = {split: read_squad(path, skip_mistakes) for split, path in files.items()}  # before any is encoded
+    own = load_tokenizer(tokenizer)
+
+    def write_splits(unfinished: Path) -> dict[str, Any]:
+        return {split: _write(file, split, own, settings, unfinished) for split, file in read.items()}
+
+    return PreparedSquad.write(folder, wanted, own, write_splits)
+
+
+def _write(
+    file: SquadFile, split: str, tokenizer: TextTokenizer, settings: WindowSettings, folder: Path
+) -> dict[str, Any]:
+    """Writes a split. Returns its entry in the manifest."""
+    windows = make_windows(tokenizer, file, settings)
+    arrays = {each.name: getattr(windows, each.name) for each in fields(Windows)}
+    arrays["ids"] = windows.ids.astype(type_of_ids(len(tokenizer.symbols)))
+    arrays["targets"] = np.zeros((0, 2), np.int64) if windows.targets is None else windows.targets
+    np.savez(folder / f"{split}.npz", **arrays)
+    shutil.copyfile(file.path, folder / f"{split}.json")
+    return {
+        "file": file.path.name,
+        "articles": len({paragraph.title for paragraph in file.paragraphs}),
+        "paragraphs": len(file.paragraphs),
+        "rows": len(file.questions),
+        "left_out": file.left_out,
+        "windows": len(windows),
+        "windows_with_answer": 0 if windows.targets is None else int((windows.targets[:, 0] > 0).sum()),
+        "cut_questions": windows.cut_questions,
+        "kept_tokens": int(windows.sizes.sum()),
+        "longest": int(windows.sizes.max()),
+        "unknown_tokens": int((windows.ids == tokenizer.special.unk).sum()),
+    }
+
+
+def window_settings(wanted: Preparation) -> WindowSettings:
+    return WindowSettings(
+        wanted.max_length or USUAL.longest,
+        wanted.stride or USUAL.stride,
+        wanted.max_question_length or USUAL.longest_question,
+    )
+
+
+def prepare(wanted: Preparation) -> PreparedSquad:
+    """Prepares the official files into OUT/data, or reuses what is there; files that are split go to OUT/split.
+
+    Raises:
+        UserError: a file is missing or wrong, or the folder holds what was prepared in another way.
+    """
+    folder = wanted.data
+    if wanted.dev_articles is not None:
+        source = folder / SPLITS["train"] if folder.is_dir() else folder
+        folder = split_by_articles(source, wanted.dev_articles, wanted.output / "split")
+    elif folder.is_file():
+        raise UserError(
+            f"{folder}: is a file; give the folder of {' and '.join(SPLITS.values())}, or hold out articles "
+            "of this file, as in --dev-articles 5"
+        )
+    files = {split: folder / name for split, name in SPLITS.items()}
+    output = wanted.output / PREPARED_IN
+    return prepare_squad(files, wanted.tokenizer, output, window_settings(wanted), wanted.skip_mistakes)
+
+
+def overview(prepared: PreparedSquad) -> str:
+    """A table of the prepared data, a row per file, and under it what was left out and unofficial numbers."""
+    rows, remarks = [], []
+    for split, counts in prepared.manifest["splits"].items():
+        whole = {name: f"{counts[name]:,}" for name in ("rows", "windows", "windows_with_answer", "cut_questions")}
+        rows.append(
+            {
+                "file": counts["file"],
+                "articles": f"{counts['articles']:,}",
+                "paragraphs": f"{counts['paragraphs']:,}",
+                "questions": whole["rows"],
+                "left out": f"{len(counts['left_out']):,}",
+                "windows": whole["windows"],
+                "with the answer": whole["windows_with_answer"],
+                "questions cut": whole["cut_questions"],
+                "tokens a window": f"{counts['kept_tokens'] / counts['windows']:.1f}",
+                "unknown tokens": f"{100 * counts['unknown_tokens'] / counts['kept_tokens']:.2f}%",
+            }
+        )
+        remarks += [f"{counts['file']}: left out: {mistake}" for mistake in counts["left_out"]]
+        if counts["rows"] != (official := OFFICIAL_QUESTIONS[split]):
+            remarks.append(f"{counts['file']}: has {whole['rows']} questions; the official file has {official:,}")
+    table = tabulate(rows, "keys", colalign=("left", *["right"] * 9), disable_numparse=True)
+    return "\n".join([table, *(f"note: {remark}" for remark in remarks)])
+
+
+def split_by_articles(source: Path, every: int, folder: Path) -> Path:
+    """Writes two official files, or reuses them: articles number `every`, 2 `every`, ... go to the second.
+
+    No article is in both. There is no chance in it, so the same file gives the same split everywhere; the manifest,
+    ``split.json``, names the articles.
+
+    Args:
+        every: 2 at least.
+        folder: to write; it holds the files by their official names, and the manifest.
+
+    Raises:
+        UserError: no such file, another layout, fewer articles than `every`, or `folder` holds another split.
+    """
+    content = read_json(source, "give the official file, as train-v1.1.json")
+    articles = content.get("data")
+    if not isinstance(articles, list) or len(articles) < every:
+        found = f"{len(articles)} articles" if isinstance(articles, list) else "no list 'data' of articles"
+        raise UserError(f"{source}: has {found}, so that every {every}th cannot be held out (--dev-articles {every})")
+    held_out = articles[every - 1 :: every]
+    trained = [article for number, article in enumerate(articles, start=1) if number % every]
+    settings = {"format": "lazyformer squad split", "sha256": sha256_of(source), "every": every}
+    if folder.exists():
+        there = read_json(folder / "split.json", f"remove {folder}, or give another --output")
+        other = [name for name, value in settings.items() if there.get(name) != value]
+        other = other or [file for file in SPLITS.values() if not (folder / file).is_file()]
+        if other:
+            raise UserError(
+                f"{folder}: holds another split (other {' and '.join(other)}); remove it, or give another --output"
+            )
+        return folder
+    with atomic_folder(folder) as unfinished:
+        for file, part in zip(SPLITS.values(), (trained, held_out), strict=True):
+            write_text(unfinished / file, json.dumps({**content, "data": part}, ensure_ascii=False))
+        titles = {"train_articles": list(map(_title, trained)), "dev_articles": list(map(_title, held_out))}
+        write_json(unfinished / "split.json", {**settings, "source": str(source), **titles})
+    return folder
+
+
+def _title(article: object) -> str:
+    title = article.get("title") if isinstance(article, dict) else None
+    return title if isinstance(title, str) else "untitled"

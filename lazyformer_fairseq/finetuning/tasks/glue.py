@@ -1,0 +1,435 @@
+"""GLUE: its official files prepared, the paper's table, and the files that gluebenchmark.com takes.
+
+The runs themselves are those of task and criterion ``glue``, in `finetuning/texts.py`.
+"""
+
+import csv
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from tabulate import tabulate
+from tqdm import tqdm
+
+from lazyformer_fairseq.data.glue import (
+    ODDITIES,
+    TASKS,
+    SplitFile,
+    TaskDescription,
+    describe_oddities,
+    find_task,
+    read_split,
+)
+from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
+from lazyformer_fairseq.data.text.interface import TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.benchmark import Prediction, TableRow, TextsBenchmark
+from lazyformer_fairseq.finetuning.papers import COLUMNS, LAZYFORMER, PAPER_ROWS, PAR_ROWS, PROTOCOLS, SCORES
+from lazyformer_fairseq.finetuning.results import BEST, Results, Run, either, listed
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.storage.hashes import sha256_of
+
+FROM_MNLI = ("RTE", "MRPC", "STS-B")
+LONGEST = 512  # ids of an input where nobody says
+HEADER = ("index", "prediction")
+LAZYFORMERS = PROTOCOLS[LAZYFORMER]
+
+
+class Glue(TextsBenchmark):
+    """The nine tasks of GLUE, and its diagnostic set."""
+
+    name, key = "GLUE", "glue"
+    tasks = TASKS
+    protocols = PROTOCOLS
+    options = frozenset(("max_length", "max_train_rows", "from_mnli", "glue_head", "pooler_dropout"))
+    scores = tuple(SCORES.values())
+    columns = COLUMNS
+    average = True
+
+    def choose_tasks(self, names: Sequence[str]) -> list[str]:
+        """Raises a UserError for a task that is unknown, given twice, or cannot be trained."""
+        tasks = [find_task(name) for name in names or self.usual.tasks]
+        for number, task in enumerate(tasks):
+            if task in tasks[:number]:
+                raise UserError(f"--tasks: {task.name} is there twice")
+            if "train" not in task.splits:
+                raise UserError(
+                    f"--tasks: {task.name} has no training data; it is predicted with {task.model_of}'s model"
+                )
+        return [task.name for task in tasks]
+
+    def starts(self, given: GridSettings, names: Sequence[str]) -> dict[str, str]:
+        if given.from_mnli and "MNLI" not in names:
+            raise UserError("--from-mnli: MNLI is not among --tasks, so there is nothing to start from")
+        return {name: "MNLI" for name in FROM_MNLI if given.from_mnli and name in names}
+
+    def prepare(self, wanted: Preparation) -> str:
+        return overview(prepare_tasks(wanted, [find_task(name) for name in dict.fromkeys(wanted.tasks)]))
+
+    # --- report -------------------------------------------------------------------------------------------------------
+
+    def other_rows(self, results: Results) -> Iterable[TableRow]:
+        """The baseline and LazyFormer's Table 1; PAR's Table 4 too where the grid is of its two tasks alone."""
+        rows = PAPER_ROWS if set(results.grid.tasks) - set(PROTOCOLS["par"].tasks) else (*PAPER_ROWS, *PAR_ROWS)
+        papers = [TableRow(f"{row.model} (paper)", "paper", row.updates, row.scores) for row in rows]
+        return [*super().other_rows(results), *papers]
+
+    def notes(self, results: Results) -> Iterator[str]:
+        grid = results.grid
+        yield (
+            "A score is the median over seeds at each learning rate, and of these medians the best; MNLI-mm stands at "
+            "the rate that MNLI-m chose. CoLA: Matthews' correlation, STS: Pearson's, all others accuracy; times 100."
+        )
+        yield (
+            "Avg. is the mean of the paper's nine numbers, MNLI-m and -mm counted apart, and stands only where all "
+            "nine are complete. Rows marked (paper) are those of LazyFormer, arXiv 2102.12702, Table 1: theirs, not "
+            "measured here."
+        )
+        if not set(grid.tasks) - set(PROTOCOLS["par"].tasks):
+            yield (
+                "The last rows are those of PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
+                "DistilBERT's are of its own paper."
+            )
+        is_usual = grid.rates == LAZYFORMERS.lrs and len(grid.seeds) == len(LAZYFORMERS.seeds)
+        yield f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}. " + (
+            "These are the paper's rates and its number of seeds."
+            if is_usual
+            else f"The paper has rates {listed(LAZYFORMERS.lrs)} and {len(LAZYFORMERS.seeds)} seeds."
+        )
+
+    def deviations(self, results: Results) -> Iterator[str]:
+        """Where runs of tasks differ from the paper's; and the number of training rows of each."""
+        of_task: dict[str, list[Run]] = {task: [] for task in results.grid.tasks}
+        for key, run in results.runs.items():
+            of_task[key.task].append(run)
+        of_task = {task: runs for task, runs in of_task.items() if runs}
+        yield f"Training rows: {', '.join(_training_rows(task, runs) for task, runs in of_task.items())}."
+        epochs = {task: either(f"{run.epochs:g}" for run in runs) for task, runs in of_task.items()}
+        if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(LAZYFORMERS.epochs)]:
+            yield f"Epochs: {', '.join(changed)}; the paper has {LAZYFORMERS.epochs}."
+        for name, called, usual in (
+            ("batch_size", "Rows of an update", LAZYFORMERS.batch_size),
+            ("warmup_ratio", "Share of the updates that warm up", LAZYFORMERS.warmup),
+        ):
+            found = {getattr(run, name) or usual for run in results.runs.values()}
+            if found != {usual}:
+                yield f"{called}: {either(f'{value:g}' for value in found)}; the paper has {usual:g}."
+        heads = {(run.head, run.head_dropout) for run in results.runs.values()}
+        if heads - {(None, None)}:
+            yield f"Head: {either(_describe_head(*head) for head in heads)}; the default is dense."
+        for task, runs in of_task.items():
+            if started := {run.started_from for run in runs} - {None}:
+                which = "all" if all(run.started_from for run in runs) else "some"
+                origin = f"the {either(started)} checkpoint"
+                yield f"{task}: {which} runs started from {origin}, which the paper does not do."
+
+    # --- predictions --------------------------------------------------------------------------------------------------
+
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> "Submission":
+        """Writes every file that the runs can make. Data are those of `wanted`, else the grid's.
+
+        Raises:
+            UserError: no data of a task; no checkpoint, head, tokenizer or test file; another dictionary.
+        """
+        submission, chosen = Submission(folder), [find_task(name).name for name in wanted.tasks]
+        for task in TASKS.values():
+            run = runs.get(task.model_of or task.name)
+            if run is None or (chosen and task.name not in chosen):
+                continue
+            source = wanted.data or _output_of(run) / "tasks"
+            data = find_data(task, source)
+            if data is None and task.model_of:
+                submission.remarks.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
+                continue
+            if data is None:
+                raise UserError(
+                    f"{source}: holds no folder {task.folder}; give the one with "
+                    f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
+                )
+            for split, words in predict_task(task, run, data, wanted).items():
+                submission.write(submission_file(task, split), words, task.splits[split].rows)
+        if wanted.zip:
+            zip_submission(folder)
+        return submission
+
+
+def _describe_head(kind: Optional[str], dropout: Optional[float]) -> str:
+    return (kind or "dense") + (f" with dropout {dropout:g}" if dropout is not None else "")
+
+
+def _training_rows(task: str, runs: list[Run]) -> str:
+    """As "RTE 100 of 640 (the official file has 2,490)", where these numbers differ."""
+    official = TASKS[task].splits["train"].rows
+    trained_on = either(f"{run.train_rows:,}" for run in runs)
+    in_file = either(f"{run.rows_in_file or run.train_rows:,}" for run in runs)
+    of_file = f" of {in_file}" if in_file != trained_on else ""
+    return f"{task} {trained_on}{of_file}" + (f" (the official file has {official:,})" * (in_file != f"{official:,}"))
+
+
+# --- from official files to folders of memory-mapped data -------------------------------------------------------------
+
+
+def tasks_present(data: Path) -> list[TaskDescription]:
+    """Tasks of the table that have a folder in `data`; UserError where none has."""
+    found = [task for task in TASKS.values() if (data / task.folder).is_dir()]
+    if not found:
+        folders = ", ".join(task.folder for task in TASKS.values())
+        raise UserError(f"{data}: holds no folder of a GLUE task; known are {folders}")
+    return found
+
+
+def prepare_tasks(wanted: Preparation, tasks: Sequence[TaskDescription] = ()) -> list[PreparedTask]:
+    """Prepares each task, or reuses what was prepared from the same files in the same way, in OUT/tasks.
+
+    Args:
+        tasks: none for those that have a folder in `wanted.data`.
+
+    Raises:
+        UserError: a folder or all files of a task are missing, a row is wrong (file and line), or the task was
+            prepared before in another way. Tasks that were finished before stay.
+    """
+    tasks = tasks or tasks_present(wanted.data)
+    tokenizer = load_tokenizer(wanted.tokenizer)
+    settings = [_settings(wanted, task) for task in tasks]  # reports every missing folder before anything is encoded
+    prepared = []
+    with tqdm(total=len(tasks), desc="prepare", unit=" tasks", disable=None) as progress:
+        for task, values in zip(tasks, settings, strict=True):
+            progress.set_postfix_str(task.name)
+            there = PreparedTask.reuse(folder_of(wanted, task), values)
+            prepared.append(there or _prepare(wanted, task, values, tokenizer))
+            progress.update()
+    return prepared
+
+
+def folder_of(wanted: Preparation, task: TaskDescription) -> Path:
+    return wanted.output / Glue.prepared_in / task.name
+
+
+def remarks(prepared: PreparedTask) -> list[str]:
+    """Remarks for the user on a task's files: missing ones, skipped rows, an unofficial number of rows."""
+    task, manifest = prepared.task, prepared.manifest
+    lines = [f"{manifest['data']}/{file}: is not there" for file in manifest["missing_files"]]
+    for split, counts in manifest["splits"].items():
+        file, official = f"{manifest['data']}/{counts['file']}", task.splits[split].rows
+        lines += describe_oddities(file, counts)
+        if counts["rows"] != official:
+            lines.append(
+                f"{file}: ends at line {counts['last_line']:,} and has {counts['rows']:,} rows, but the official file "
+                f"has {official:,}; is it cut off, or another version?"
+            )
+    return lines
+
+
+def overview(prepared: Sequence[PreparedTask]) -> str:
+    """A table of the prepared data, a row per split, with remarks for the user under it."""
+    rows = [
+        {
+            "task": task.task.name,
+            "file": counts["file"],
+            "rows": f"{counts['rows']:,}",
+            "left out": f"{counts['short_rows']:,}",
+            "cut": f"{counts['truncated']:,}",
+            "unknown words": f"{100 * counts['unknown_word_share']:.2f}%",
+            "unknown tokens": f"{100 * counts['unknown_token_share']:.2f}%",
+            "tokens a row": f"{counts['kept_tokens'] / counts['rows']:.1f}",
+        }
+        for task in prepared
+        for counts in task.manifest["splits"].values()
+    ]
+    table = tabulate(rows, "keys", colalign=("left", "left", *["right"] * 6), disable_numparse=True)
+    return "\n".join([table, *(f"note: {remark}" for task in prepared for remark in remarks(task))])
+
+
+def _settings(wanted: Preparation, task: TaskDescription) -> dict[str, Any]:
+    folder = wanted.data / task.folder
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; put {task.name}'s official files there, or leave it out of --tasks")
+    files = {split.file: folder / split.file for split in task.splits.values()}
+    hashes = {name: sha256_of(path) for name, path in files.items() if path.is_file()}
+    if not hashes:
+        raise UserError(f"{folder}: holds none of {', '.join(files)}; put {task.name}'s official files there")
+    longest = wanted.max_length or LONGEST
+    values = (PreparedTask.FORMAT_VERSION, task.name, longest, tokenizer_hashes(wanted.tokenizer), hashes)
+    return dict(zip(PreparedTask.SETTINGS, values, strict=True))
+
+
+def _prepare(
+    wanted: Preparation, task: TaskDescription, settings: dict[str, Any], tokenizer: TextTokenizer
+) -> PreparedTask:
+    source = wanted.data / task.folder
+    missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
+    there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
+    files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
+    processes = wanted.workers or len(os.sched_getaffinity(0))
+
+    def write_splits(folder: Path) -> dict[str, Any]:
+        return {
+            name: _write(folder, task, name, file, tokenizer, settings["max_length"], processes)
+            for name, file in files.items()
+        }
+
+    facts = {"data": str(source), "missing_files": missing, "dictionary_size": len(tokenizer.dictionary)}
+    return PreparedTask.write(folder_of(wanted, task), settings, tokenizer, write_splits, **facts)
+
+
+def _write(
+    folder: Path,
+    task: TaskDescription,
+    split: str,
+    file: SplitFile,
+    tokenizer: TextTokenizer,
+    longest: int,
+    processes: int,
+) -> dict[str, Any]:
+    """Writes a split. Returns its entry in the manifest."""
+    from lazyformer_fairseq.finetuning.texts import encode_split  # loads fairseq, which reports need not
+
+    encoded = encode_split(tokenizer, file, longest, processes)
+    examples = EncodedExamples(encoded.inputs, targets_of(task, file.examples))
+    write_split(folder, split, examples, len(tokenizer.dictionary))
+    words = {} if task.is_regression or examples.targets is None else Counter(examples.targets.tolist())
+    return {
+        "file": file.path.name,
+        "rows": len(file.examples),
+        "short_rows": len(file.short_lines),
+        **{name: getattr(file, name) for name in ODDITIES},
+        "last_line": max([file.examples[-1].line, *file.short_lines]),
+        "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
+        "truncated": encoded.truncated,
+        "tokens": encoded.tokens,
+        "longest": max(map(len, encoded.inputs)),
+        "kept_tokens": sum(map(len, encoded.inputs)),
+        "unknown_tokens": encoded.unknown_tokens,
+        "unknown_token_share": encoded.unknown_share,
+        "words": encoded.words,
+        "unknown_words": encoded.unknown_words,
+        "unknown_word_share": encoded.unknown_word_share,
+        "bytes": (folder / f"{split}.bin").stat().st_size,
+    }
+
+
+# --- from fine-tuned models to the leaderboard's files ----------------------------------------------------------------
+
+
+def leaderboard_splits(task: TaskDescription) -> list[str]:
+    return [split for split in task.splits if split.startswith("test")]
+
+
+def submission_file(task: TaskDescription, split: str) -> str:
+    """The leaderboard's name for a test set: that of its task; MNLI has a matched and a mismatched one."""
+    if len(leaderboard_splits(task)) == 1:
+        return f"{task.name}.tsv"
+    return f"{task.name}-{'m' if split == 'test' else 'mm'}.tsv"
+
+
+SUBMISSION_FILES = tuple(submission_file(task, split) for task in TASKS.values() for split in leaderboard_splits(task))
+
+
+class Submission(Prediction):
+    """A folder of files for the leaderboard: a line per row of a test set, its number and the answer."""
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in SUBMISSION_FILES if name not in self.rows]
+
+    def lines(self) -> list[str]:
+        missing = [f"{self.folder}: missing {', '.join(self.missing)}"] if self.missing else []
+        return [*super().lines(), *missing]
+
+    def write(self, name: str, words: Sequence[str], official: int) -> None:
+        """Writes one file: `words` in the order of the test rows, of which there should be `official`."""
+        with (self.folder / name).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+            writer.writerow(HEADER)
+            writer.writerows(enumerate(words))
+        self.rows[name] = len(words)
+        if len(words) != official:
+            self.remarks.append(
+                f"{name}: {len(words):,} rows, but the official test set has {official:,}: the leaderboard will "
+                "refuse it"
+            )
+
+
+def _output_of(run: Path) -> Path:
+    """OUT in OUT/runs/MODEL/TASK/RUN."""
+    return run.absolute().parents[3]
+
+
+def find_data(task: TaskDescription, folder: Path) -> Optional[Path]:
+    """The task's folder among prepared tasks or official ones; None where there is none."""
+    prepared, official = folder / task.name, folder / task.folder
+    if PreparedTask.is_at(prepared):
+        return prepared
+    return official if official.is_dir() else None
+
+
+def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSettings) -> dict[str, list[str]]:
+    """The words predicted for each test split, in the order of its rows."""
+    from lazyformer_fairseq.fairseq_plugin.models.spans import logits_of  # loads fairseq, which reports need not
+
+    model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
+    words = {}
+    for split in leaderboard_splits(task):
+        glue_task.load_dataset(split)
+        dataset, predictions = glue_task.dataset(split), []
+        bar = submission_file(task, split)
+        for index, logits in logits_of(model, glue_task.head_name, dataset, wanted.max_tokens, bar, "rows"):
+            answers = logits[:, 0] if logits.shape[-1] == 1 else logits.argmax(-1)
+            predictions += zip(index.tolist(), answers.tolist(), strict=True)
+        words[split] = prediction_words(task, np.array([answer for _, answer in sorted(predictions)]))
+    return words
+
+
+def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Optional[Path]) -> tuple[Any, Any]:
+    """The model of a run, in evaluation mode and on the GPU if there is one, and its task ``glue`` on `data`."""
+    from lazyformer_fairseq.finetuning import checkpoints
+
+    def changes() -> dict[str, Any]:
+        folder = _find_tokenizer(run, data, tokenizer)
+        return {"glue_task": task.name, "data": str(data), "tokenizer_folder": folder}
+
+    head = ("glue_head_name", task.head_name)
+    wanted = f"no classification head %r of {task.name}; give one fine-tuned for it"
+    fits = lambda found: found.outputs == task.num_classes  # noqa: E731
+    return checkpoints.load_finetuned(run / BEST, data, head, fits, wanted, changes)
+
+
+def _find_tokenizer(run: Path, data: Path, given: Optional[Path]) -> Optional[str]:
+    """The tokenizer's folder: the one given, beside the checkpoint, or of the data that the run was trained on.
+
+    Prepared data has its own, which the task finds and compares with the given one.
+    """
+    if given is not None or PreparedTask.is_at(data):
+        return given and str(given)
+    candidates = [run / "tokenizer", _output_of(run) / "tasks" / run.absolute().parent.name / "tokenizer"]
+    for folder in candidates:
+        if folder.is_dir():
+            return str(folder)
+    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer")
+
+
+def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str]:
+    """Label words for classes (N,), or scores in the task's range, three decimals; UserError where one is no number."""
+    if not task.is_regression:
+        return [task.labels[number] for number in predictions]
+    if not np.isfinite(predictions).all():
+        raise UserError(f"{task.name}: the model predicts {predictions[~np.isfinite(predictions)][0]}; train it anew")
+    return [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
+
+
+def zip_submission(folder: Path) -> Path:
+    """``submission.zip`` in `folder`, with its files at the top, as the leaderboard wants them."""
+    path = folder / "submission.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in SUBMISSION_FILES:
+            if (folder / name).is_file():
+                archive.write(folder / name, name)
+    return path
+
+
+BENCHMARK = Glue()

@@ -1,0 +1,439 @@
+"""SQuAD v1.1: spans of a text that answer questions (PAR, section 3.3 and Table 4).
+
+The paper prints the metric, F1 on the development set, and that it is the median of five runs. It does not print the
+rest: epochs, rate, warm-up and sizes of windows are those of BERT's run_squad.py, the batch that of BERT's paper.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Optional
+
+import numpy as np
+import torch
+from fairseq.criterions import register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import register_task
+from omegaconf import MISSING
+from torch import Tensor
+from torch.nn import functional as F
+
+from lazyformer_fairseq.data.datasets.question_windows import (
+    USUAL,
+    FoundAnswer,
+    QuestionWindowsDataset,
+    WindowSettings,
+    make_windows,
+)
+from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad, score
+from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
+from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, Prediction, TableRow
+from lazyformer_fairseq.finetuning.checkpoints import load_finetuned
+from lazyformer_fairseq.finetuning.fairseq_task import (
+    FineTuningConfig,
+    FineTuningCriterion,
+    FineTuningTask,
+    check_best_metric,
+    check_start,
+    find_tokenizer,
+    log_loss,
+    log_metrics,
+    warn_without_start,
+)
+from lazyformer_fairseq.finetuning.papers import SEEDS, Score, TuningProtocol
+from lazyformer_fairseq.finetuning.results import BEST, Results, either, listed, split_file
+from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.squad_data import (
+    OFFICIAL_QUESTIONS,
+    PREPARED_IN,
+    SIZES,
+    PreparedSplit,
+    PreparedSquad,
+    overview,
+    prepare,
+    window_settings,
+)
+from lazyformer_fairseq.finetuning.squad_heuristics import baselines
+from lazyformer_fairseq.modules.networks.heads import SPAN
+from lazyformer_fairseq.storage.atomic import write_text
+
+logger = logging.getLogger(__name__)
+
+PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
+SIZE_OPTIONS = ("tokens_per_sample", "doc_stride", "max_question_tokens")  # of task ``squad``
+PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
+
+
+# --- task and criterion of fairseq ------------------------------------------------------------------------------------
+
+
+@dataclass
+class SquadConfig(FineTuningConfig):
+    data: str = option(MISSING, f"folder of the official files {', '.join(SPLITS.values())}, or of SQuAD as prepared")
+    train_file: str = option(SPLITS["train"], "name of the file to train on, in the folder of official files")
+    valid_file: str = option(SPLITS["valid"], "name of the file to validate on, in the folder of official files")
+    skip_mistakes: bool = option(False, "leave out what is wrong in the files, as answers that are not at their place")
+    tokens_per_sample: Optional[int] = option(
+        None, f"tokens of an input, all counted; default: {USUAL.longest}, or as prepared"
+    )
+    doc_stride: Optional[int] = option(
+        None,
+        "a context too long for one input gets several, each so many tokens further on; default: "
+        f"{USUAL.stride}, or as prepared",
+    )
+    max_question_tokens: Optional[int] = option(
+        None, f"longer questions are cut to so many tokens; default: {USUAL.longest_question}, or as prepared"
+    )
+    max_answer_tokens: int = option(30, "longest answer that is predicted")
+    squad_head_name: str = option("squad", "name of the head")
+
+
+@register_task("squad", dataclass=SquadConfig)
+class SquadTask(FineTuningTask):
+    """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
+
+    Attributes:
+        settings: sizes of the windows.
+    """
+
+    READS = "SQuAD's spans"
+    cfg: SquadConfig
+
+    def __init__(self, cfg: SquadConfig, tokenizer_folder: Path, settings: WindowSettings):
+        super().__init__(cfg, tokenizer_folder, cfg.squad_head_name, (2, SPAN), settings.longest)
+        self.settings = settings
+
+    @classmethod
+    def setup_task(cls, cfg: SquadConfig, **kwargs) -> "SquadTask":
+        """Finds the tokenizer and the sizes of windows.
+
+        Raises:
+            UserError: an option that does not fit, or no tokenizer where it should be.
+        """
+        if not kwargs.get("from_checkpoint"):
+            check_start(cfg, "SQuAD")
+            check_best_metric(cfg, "SQuAD", list(METRICS))
+            warn_without_start(cfg)
+        if cfg.max_answer_tokens < 1:
+            raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
+        prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
+        folder = find_tokenizer(cfg, prepared and prepared.tokenizer_folder)
+        task = cls(cfg, folder, settings_of(cfg, prepared))
+        logger.info("SQuAD v1.1: dictionary of %d symbols from %s; %s", len(task.dictionary), folder, task.settings)
+        return task
+
+    def read(self, split: str) -> QuestionWindowsDataset:
+        """`train` or `valid`."""
+        if split not in SPLITS:
+            raise UserError(f"SQuAD has no split {split!r}; it has {', '.join(SPLITS)}")
+        is_prepared = PreparedSquad.is_at(self.cfg.data)
+        read = PreparedSquad.load(self.cfg.data).read(split) if is_prepared else self._read_official(split)
+        logger.info(
+            "%s: %d questions on %d paragraphs, %d windows, the longest of %d tokens, %d questions cut",
+            read.file.path,
+            len(read.file.questions),
+            len(read.file.contexts),
+            len(read.windows),
+            read.windows.sizes.max(),
+            read.windows.cut_questions,
+        )
+        return self.dataset_of(read, split)
+
+    def dataset_of(self, read: PreparedSplit, split: str) -> QuestionWindowsDataset:
+        """A split as the model is fed; answers are needed to train and to validate, not to predict."""
+        return QuestionWindowsDataset(
+            *read,
+            split,
+            self.cfg.max_answer_tokens,
+            pad=self.dictionary.pad(),
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+            types_after=self.dictionary.eos() if self.has_token_types else None,
+            marks_questions=self.marks_first_text,
+        )
+
+    def _read_official(self, split: str) -> PreparedSplit:
+        name = {"train": self.cfg.train_file, "valid": self.cfg.valid_file}[split]
+        file = read_squad(Path(self.cfg.data) / name, self.cfg.skip_mistakes)
+        for mistake in file.left_out:
+            logger.warning("%s, left out: %s", file.path, mistake)
+        return PreparedSplit(file, make_windows(self.tokenizer, file, self.settings))
+
+    def marks(self, model: torch.nn.Module, criterion: FineTuningCriterion, split: str) -> dict[str, float]:
+        """Of the texts that are answered, as the official evaluation has them."""
+        dataset = self.dataset(split)
+        return score(dataset.file, best_texts(dataset.file, find_answers(model, self.head_name, dataset, n_best=1)))
+
+    def baselines(self, split: str) -> dict[str, dict[str, float]]:
+        return baselines(self.dataset(split).file, self.dataset("train").file)
+
+
+def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
+    """The sizes of windows that options ask for, or as prepared; UserError where both are there and differ."""
+    usual = prepared.settings if prepared else USUAL
+    given = {
+        "longest": cfg.tokens_per_sample, "stride": cfg.doc_stride, "longest_question": cfg.max_question_tokens,
+    }  # fmt: skip
+    wanted = replace(usual, **{name: size for name, size in given.items() if size is not None})
+    if prepared and wanted != usual:
+        raise UserError(
+            f"{cfg.data}: was prepared with {usual}, the options ask for {wanted}; leave --tokens-per-sample, "
+            "--doc-stride and --max-question-tokens out, or prepare the data anew"
+        )
+    return wanted
+
+
+@register_criterion("squad", dataclass=FairseqDataclass)
+class SquadCriterion(FineTuningCriterion):
+    """The mean of two cross-entropies over the tokens of a window (Devlin et al., 2019, section 4.2).
+
+    As in BERT's run_squad.py all tokens take part, those of the question too; padding alone does not, for here it
+    depends on what else is in the batch. In validation the row of a window is the number of its question, its own, the
+    score of its best answer, and this one's marks. A question has the best answer of all its windows.
+    """
+
+    NAME, HEAD_OPTION = "squad", "--squad-head-name"
+
+    def no_targets(self, sample: dict) -> str:
+        path = self.task.dataset(sample["split"]).file.path
+        return f"{path}: has questions without an answer; they can be predicted, not trained on or marked"
+
+    def score(self, sample: dict, logits: Tensor) -> tuple[Tensor, dict]:
+        """Summed loss of logits (B, T, 2)."""
+        is_padding_BT = sample["net_input"]["src_tokens"].eq(self.task.dictionary.pad())
+        loss = span_loss(logits, sample["target"], is_padding_BT)
+        return loss, {} if self.training else {"rows": self._rows(sample, logits)}
+
+    def _rows(self, sample: dict, logits_BT2: Tensor) -> np.ndarray:
+        """Float64 (B, 5)."""
+        dataset = self.task.dataset(sample["split"])
+        index = sample["id"].cpu().numpy()
+        rows = []
+        best = dataset.best_answers(index, logits_BT2.detach().cpu().numpy())
+        for window, answer in zip(index.tolist(), best, strict=True):
+            number = int(dataset.windows.question[window])
+            answers = dataset.file.questions[number].answer_texts
+            marks = [metric(answer.text, answers) if answer else 0.0 for metric in METRICS.values()]
+            rows.append((number, window, answer.score if answer else -np.inf, *marks))
+        return np.array(rows, np.float64).reshape(-1, 3 + len(METRICS))
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Logs the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
+        log_loss(logging_outputs)
+        if "rows" in logging_outputs[0]:
+            log_metrics(logging_outputs, {"exact_match": _exact_match_of_rows, "f1": _f1_of_rows})
+
+
+def _exact_match_of_rows(rows: np.ndarray) -> float:
+    return _mean_over_questions(rows, 0)
+
+
+def _f1_of_rows(rows: np.ndarray) -> float:
+    return _mean_over_questions(rows, 1)
+
+
+def _mean_over_questions(rows: np.ndarray, metric: int) -> float:
+    question, window, logits = rows[:, :3].T
+    best_first = np.lexsort((window, -logits, question))
+    _, first_of_question = np.unique(question[best_first], return_index=True)
+    return float(rows[best_first[first_of_question], 3 + metric].mean())
+
+
+def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> Tensor:
+    """Half the summed cross-entropies of starts and ends, nats.
+
+    Args:
+        logits_BT2: of each token as start and as end.
+        targets_B2: the tokens that are.
+        is_padding_BT: tokens that take no part.
+    """
+    logits_B2T = logits_BT2.transpose(1, 2).masked_fill(is_padding_BT[:, None], -torch.inf)
+    return F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2
+
+
+# --- the benchmark ----------------------------------------------------------------------------------------------------
+
+
+class OfficialFile(NamedTuple):
+    """A split's file, by its official name."""
+
+    file: str
+
+
+class SquadDescription(NamedTuple):
+    """As :class:`lazyformer_fairseq.finetuning.results.ScoredTask` says."""
+
+    name: str
+    splits: Mapping[str, OfficialFile]
+    metrics: tuple[str, ...]
+
+    @property
+    def selecting_metric(self) -> str:
+        return self.metrics[0]
+
+
+SQUAD = SquadDescription("SQuAD", {split: OfficialFile(file) for split, file in SPLITS.items()}, ("f1", "exact_match"))
+
+
+@dataclass
+class Predicted(Prediction):
+    """Answers, and their marks (0 to 1) where the file has answers."""
+
+    questions: int = 0
+    marks: Optional[Mapping[str, float]] = None
+
+    def lines(self) -> list[str]:
+        marks = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in (self.marks or {}).items()]
+        return [", ".join([f"{self.folder}: {self.questions:,} answers", *marks])]
+
+
+class Squad(Benchmark):
+    """SQuAD alone. Its windows are ten times as long as GLUE's rows, so that fewer are worth resuming."""
+
+    name, key = "SQuAD", "squad"
+    tasks: ClassVar = {SQUAD.name: SQUAD}
+    protocols: ClassVar = {"par": TuningProtocol((SQUAD.name,), (3e-5,), SEEDS, 2, 32, 0.1)}
+    options = frozenset(("max_length", "dev_articles", "stride", "max_question_length", "skip_mistakes"))
+    rows_worth_resuming = 20_000
+    prepared_in = PREPARED_IN
+    cuts_inputs = False
+    scores = (
+        Score("F1", SQUAD.name, "valid", "f1", "f1"),
+        Score("exact match", SQUAD.name, "valid", "exact_match", "exact_match"),
+    )
+    baseline_name = "the best heuristic by F1"
+
+    def prepare(self, wanted: Preparation) -> str:
+        return overview(prepare(wanted))
+
+    def longest_input(self, wanted: Preparation) -> int:
+        return window_settings(wanted).longest
+
+    def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:
+        if not PreparedSquad.is_at(folder):
+            raise UserError(
+                f"{folder}: not prepared; run `lazyformer squad prepare`, or give the official files by --data"
+            )
+        prepared = PreparedSquad.load(folder)
+        for split in SPLITS:
+            if prepared.read(split).windows.targets is None:
+                raise UserError(
+                    f"{folder}: some questions of {split}.json have no answers; prepare a file that has them"
+                )
+        return {SQUAD.name: prepared}
+
+    def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:
+        return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
+
+    def train_options(
+        self, task: SquadDescription, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
+    ) -> list[str]:
+        return [
+            *("--task", "squad", "--criterion", "squad", "--tokens-per-sample", str(tokens)),
+            *("--doc-stride", str(own["stride"]), "--max-question-tokens", str(own["max_question_length"])),
+        ]
+
+    def other_rows(self, results: Results) -> Iterable[TableRow]:
+        """The heuristics, the best first, and the models of PAR's Table 4."""
+        file, run = split_file(SQUAD, "valid"), next(iter(results.runs.values()))
+        of_file = {name: found[file] for name, found in (run.baselines or {"heuristic": run.baseline}).items()}
+        for name, marks in sorted(of_file.items(), key=lambda each: -each[1][SQUAD.selecting_metric]):
+            yield TableRow(name, "baseline", None, {score.name: 100 * marks[score.metric] for score in self.scores})
+        for name, f1 in PAPER_F1.items():
+            yield TableRow(f"{name} (paper)", "paper", None, {"F1": f1})
+
+    def notes(self, results: Results) -> Iterator[str]:
+        yield (
+            "A score is the median over seeds at each learning rate, and of these medians the best by F1; exact match "
+            "stands at the same rate. Both as the official evaluation of version 1.1 defines them, times 100."
+        )
+        yield (
+            "Rows marked (paper) are those of PAR, arXiv 2009.04534, Table 4: medians of five runs on the official "
+            "development set, F1 alone; theirs, not measured here. The other rows without updates are heuristics, "
+            "which have no model."
+        )
+
+    def deviations(self, results: Results) -> Iterator[str]:
+        grid, runs, usual = results.grid, list(results.runs.values()), self.usual
+        yield (
+            f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}; epochs "
+            f"{either(f'{run.epochs:g}' for run in runs)}. The usual protocol has {listed(usual.lrs)}, "
+            f"{len(usual.seeds)} seeds and {usual.epochs} epochs."
+        )
+        trained = either(f"{run.train_rows:,}" for run in runs)
+        official = f"{OFFICIAL_QUESTIONS['train']:,}"
+        yield f"Trained on {trained} questions" + (
+            "." if trained == official else f"; the official file has {official}, so compare with no published number."
+        )
+
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> Predicted:
+        """Writes predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
+
+        Args:
+            runs: SQuAD's run, or a checkpoint.
+
+        Raises:
+            UserError: whatever is wrong with the file, the checkpoint or its tokenizer.
+        """
+        if not (run := runs.get(SQUAD.name)):
+            return Predicted(folder)
+        checkpoint = run if run.is_file() else run / BEST
+        file = wanted.file or next(iter(run.absolute().parents[3:4]), run) / PREPARED_IN / "valid.json"
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; give the questions too, by --file dev-v1.1.json")
+        read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
+        model, task = load_squad_model(checkpoint, wanted)
+        dataset = task.dataset_of(PreparedSplit(read, make_windows(task.tokenizer, read, task.settings)), "valid")
+        answers = find_answers(model, task.head_name, dataset, wanted.n_best, wanted.max_tokens, file.name)
+        texts = best_texts(read, answers)
+        for name, content in ((PREDICTIONS, texts), (N_BEST, _n_best(read, answers))):  # one line a question
+            write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        has_answers = all(question.answers for question in read.questions)
+        rows = {PREDICTIONS: len(texts), N_BEST: len(texts)}
+        return Predicted(folder, rows, [], len(texts), score(read, texts) if has_answers else None)
+
+
+def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:
+    """Each question's id with the text of its best answer; "" where its context has no token of text."""
+    return {
+        question.id: found[0].text if found else "" for question, found in zip(file.questions, answers, strict=True)
+    }
+
+
+def _n_best(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, list[dict[str, Any]]]:
+    """By question its best answers: text, probability among them, sum of logits, characters of the context."""
+    return {
+        question.id: [
+            {name: getattr(answer, name) for name in ("text", "probability", "score", "start", "end")}
+            for answer in found
+        ]
+        for question, found in zip(file.questions, answers, strict=True)
+    }
+
+
+def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.nn.Module, Any]:
+    """The model, in evaluation mode and on the GPU if there is one, and its task ``squad``.
+
+    Raises:
+        UserError: no such checkpoint, no span head in it, no tokenizer, windows longer than the model's inputs.
+    """
+
+    def changes() -> dict[str, Any]:
+        tokenizer = str(find_tokenizer_folder(wanted.tokenizer or checkpoint))
+        known = {"data": str(checkpoint.parent), "tokenizer_folder": tokenizer}
+        sizes = {name: getattr(wanted, field) for name, field in zip(SIZE_OPTIONS, SIZES, strict=True)}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        return {**known, "max_answer_tokens": wanted.max_answer_tokens, **given}
+
+    head = ("squad_head_name", "squad")
+    words = "no span head %r; give a checkpoint fine-tuned on SQuAD"
+    return load_finetuned(checkpoint, checkpoint.parent, head, lambda found: found.kind == SPAN, words, changes)
+
+
+BENCHMARK = Squad()

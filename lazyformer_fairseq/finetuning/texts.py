@@ -1,0 +1,377 @@
+"""Task and criterion ``glue``: fine-tuning on classes or scores of texts and pairs (LazyFormer, appendix A, Table 5).
+
+The texts come from official files of GLUE, or from a folder that ``lazyformer glue prepare`` or ``lazyformer tasks``
+made. The loss is cross-entropy or squared error; metrics are computed over the whole split.
+"""
+
+import logging
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import torch
+from fairseq import utils
+from fairseq.criterions import register_criterion
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from omegaconf import MISSING
+from scipy import stats
+from sklearn import metrics as of_sklearn
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from lazyformer_fairseq.child_process import end_with_parent
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.glue import TASKS, SplitFile, TaskDescription, find_task, read_split
+from lazyformer_fairseq.data.prepared_folder import (
+    EncodedExamples,
+    PreparedDiagnostic,
+    PreparedTask,
+    draw_rows,
+    load_prepared,
+    targets_of,
+)
+from lazyformer_fairseq.data.text.interface import TextTokenizer, cut_input
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.finetuning.fairseq_task import (
+    FineTuningConfig,
+    FineTuningCriterion,
+    FineTuningTask,
+    check_best_metric,
+    check_start,
+    find_tokenizer,
+    log_loss,
+    log_metrics,
+    warn_without_start,
+)
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def _correlation(function: Callable) -> Metric:
+    def value(predictions: np.ndarray, targets: np.ndarray) -> float:
+        if any(len(values) < 2 or (values == values[0]).all() for values in (predictions, targets)):
+            return 0.0
+        with warnings.catch_warnings():
+            # Scores that differ in their last digits only, as at the start of training.
+            warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+            answer = function(targets.astype(np.float64), predictions.astype(np.float64))
+            return float(getattr(answer, "statistic", answer))  # scipy also has a p-value
+
+    return value
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": lambda predictions, targets: float(of_sklearn.accuracy_score(targets, predictions)),
+    # Of class 1; 0.0 where that is neither predicted nor there.
+    "f1": lambda predictions, targets: float(of_sklearn.f1_score(targets, predictions, zero_division=0.0)),
+    "matthews": _correlation(of_sklearn.matthews_corrcoef),
+    "pearson": _correlation(stats.pearsonr),
+    "spearman": _correlation(stats.spearmanr),
+}
+
+
+WORTH_A_PROCESS = 2000  # examples
+MARKED_AT_ONCE = 32  # texts; the last digits of scores depend on it
+BASELINE = "majority class or constant"
+
+
+@dataclass(frozen=True)
+class EncodedSplit:
+    """Inputs of the model (int32 arrays), and counts taken before any was cut.
+
+    Attributes:
+        truncated: inputs that had to be cut.
+        tokens: of all inputs, ``<s>`` and ``</s>`` included.
+        unknown_tokens: those that are ``<unk>``.
+        words: as the tokenizer divides the text, special tokens included.
+        unknown_words: those of which at least one piece is ``<unk>``.
+    """
+
+    inputs: list[np.ndarray]
+    truncated: int
+    tokens: int
+    unknown_tokens: int
+    words: int
+    unknown_words: int
+
+    @property
+    def unknown_share(self) -> float:
+        """Share of the tokens."""
+        return self.unknown_tokens / max(self.tokens, 1)
+
+    @property
+    def unknown_word_share(self) -> float:
+        return self.unknown_words / max(self.words, 1)
+
+
+def encode_split(
+    tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
+) -> EncodedSplit:
+    """Encodes the examples of a file in their order as the tokenizer builds inputs.
+
+    Args:
+        max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
+        processes: how many encode side by side; the result does not depend on it.
+    """
+    texts = [example.texts for example in split.examples]
+    progress = tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False)
+    whole = []
+    with progress:
+        for ids in _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS)):
+            whole.append(ids)
+            progress.update()
+    words, unknown_words, unknown_tokens = _count(tokenizer, whole)
+    eos = tokenizer.special.eos
+    return EncodedSplit(
+        whole if max_length is None else [cut_input(ids, max_length, eos) for ids in whole],
+        sum(max_length is not None and len(ids) > max_length for ids in whole),
+        sum(map(len, whole)),
+        unknown_tokens,
+        words,
+        unknown_words,
+    )
+
+
+_tokenizer: Optional[TextTokenizer] = None  # of a worker
+
+
+def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: int):
+    global _tokenizer
+    _tokenizer = tokenizer
+    if processes < 2:
+        yield from map(_encode, texts)
+        return
+    forked = multiprocessing.get_context("fork")  # so workers have the tokenizer already
+    pool = ProcessPoolExecutor(processes, forked, initializer=end_with_parent)
+    try:
+        yield from pool.map(_encode, texts, chunksize=200)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _encode(texts: tuple[str, ...]) -> np.ndarray:
+    return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
+
+
+def _count(tokenizer: TextTokenizer, inputs: list[np.ndarray]) -> tuple[int, int, int]:
+    """Words, words with an unknown piece, unknown tokens."""
+    ids = np.concatenate(inputs)
+    unknown = ids == tokenizer.special.unk
+    word = np.cumsum(tokenizer.starts_of_words(ids))
+    return int(word[-1]), len(np.unique(word[unknown])), int(unknown.sum())
+
+
+logger = logging.getLogger(__name__)
+
+TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
+
+
+@dataclass
+class GlueConfig(FineTuningConfig):
+    data: str = option(MISSING, "folder of the task's official files, train.tsv and so on, or of the task as prepared")
+    glue_task: Optional[str] = option(None, f"one of {', '.join(TASKS_TO_TRAIN)}; default: the data folder's name")
+    # Not `max_positions`: the model has an option of that name already, and one option would set both.
+    tokens_per_sample: Optional[int] = option(
+        None, "longer inputs are cut to so many tokens, all counted; default: the model's positions"
+    )
+    glue_head_name: Optional[str] = option(None, "name of the classification head; default: the task's in lower case")
+    glue_head: ChoiceEnum(list(CLASSIFICATION_HEADS)) = option(
+        "dense",
+        "the head on <s>: dense is RoBERTa's (dropout, linear map, tanh, dropout, linear map), linear is dropout and "
+        "one linear map; --pooler-dropout is the dropout",
+    )
+    max_train_rows: Optional[int] = option(None, "train on so many rows, drawn once for all seeds; default: on all")
+
+
+@register_task("glue", dataclass=GlueConfig)
+class GlueTask(FineTuningTask):
+    """Reads and encodes the files, adds the head to the model, and checks the options before anything is trained.
+
+    Attributes:
+        description: the task's row of the table.
+    """
+
+    READS = "GLUE's labels"
+    cfg: GlueConfig
+
+    def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer_folder: Path):
+        head_name, head = cfg.glue_head_name or description.head_name, (description.num_classes, str(cfg.glue_head))
+        super().__init__(cfg, tokenizer_folder, head_name, head, cfg.tokens_per_sample)
+        self.description = description
+
+    @classmethod
+    def setup_task(cls, cfg: GlueConfig, **kwargs) -> "GlueTask":
+        """Finds the task's row of the table and the tokenizer.
+
+        Raises:
+            UserError: an option that does not fit the task, or no tokenizer where it should be.
+        """
+        description = describe_task(cfg)
+        if not kwargs.get("from_checkpoint"):
+            check_options(cfg, description)
+            warn_without_start(cfg)
+        prepared = load_prepared(cfg.data).tokenizer_folder if PreparedTask.is_at(cfg.data) else None
+        task = cls(cfg, description, find_tokenizer(cfg, prepared))
+        logger.info(
+            "%s: %s, %s, metrics %s; dictionary of %d symbols from %s",
+            description.name,
+            "pairs" if description.is_pair else "single sentences",
+            "scores" if description.is_regression else f"classes {', '.join(description.labels)}",
+            ", ".join(description.metrics),
+            len(task.dictionary),
+            task.tokenizer_folder,
+        )
+        return task
+
+    def read(self, split: str) -> LabelledTextsDataset:
+        """A split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
+        examples = self._read_prepared(split) if PreparedTask.is_at(self.cfg.data) else self._read_official(split)
+        if split == "train" and self.cfg.max_train_rows:
+            examples = draw_rows(examples, self.cfg.max_train_rows)
+            logger.info("trained on %d rows", len(examples.inputs))
+        return LabelledTextsDataset(
+            examples.inputs,
+            examples.targets,
+            pad=self.dictionary.pad(),
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+            types_after=self.dictionary.eos() if self.has_token_types else None,
+            marks_before=self.dictionary.eos() if self.marks_first_text else None,
+        )
+
+    def _read_prepared(self, split: str) -> EncodedExamples:
+        examples = load_prepared(self.cfg.data).read(split, self.longest, self.dictionary.eos())
+        longest = int(examples.inputs.sizes.max())
+        logger.info("%s/%s: %d examples, the longest %d tokens", self.cfg.data, split, len(examples.inputs), longest)
+        return examples
+
+    def _read_official(self, split: str) -> EncodedExamples:
+        file = read_split(self.description, self.cfg.data, split)
+        for oddity in file.oddities():
+            logger.warning("%s", oddity)
+        encoded = encode_split(self.tokenizer, file, self.longest)
+        logger.info(
+            "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
+            file.path,
+            len(file.examples),
+            encoded.truncated,
+            self.longest,
+            100 * encoded.unknown_share,
+        )
+        return EncodedExamples(encoded.inputs, targets_of(self.description, file.examples))
+
+    @torch.no_grad()
+    def marks(self, model: torch.nn.Module, criterion: "GlueCriterion", split: str) -> dict[str, float]:
+        """Each metric over the split, from batches of :data:`MARKED_AT_ONCE` texts of like lengths."""
+        dataset, device = self.dataset(split), next(model.parameters()).device
+        rows = []
+        for indices in dataset.batch_by_size(dataset.ordered_indices(), max_sentences=MARKED_AT_ONCE):
+            batch = dataset.collater([dataset[index] for index in indices])
+            rows.append(criterion(model, utils.move_to_cuda(batch) if device.type == "cuda" else batch)[2]["rows"])
+        predictions, targets = np.concatenate(rows).T
+        return {name: METRICS[name](predictions, targets) for name in self.description.metrics}
+
+    def baselines(self, split: str) -> dict[str, dict[str, float]]:
+        """The best answer of a model that has seen the training labels but no text."""
+        targets = self.dataset(split).targets.numpy()
+        guesses = np.full(len(targets), constant_answer(self.description, self.dataset("train").targets.numpy()))
+        return {BASELINE: {name: METRICS[name](guesses, targets) for name in self.description.metrics}}
+
+
+def constant_answer(task: TaskDescription, targets: np.ndarray) -> float:
+    """The majority class, or the mean score, of training labels (N,)."""
+    return float(targets.mean()) if task.is_regression else int(np.bincount(targets).argmax())
+
+
+def describe_task(cfg: GlueConfig) -> TaskDescription:
+    """The row of the task that the options, or the data folder's name, name; a diagnostic's folder says what it holds.
+
+    Raises:
+        UserError: none is named.
+    """
+    if not cfg.glue_task and PreparedTask.is_at(cfg.data):
+        prepared = load_prepared(cfg.data)
+        if isinstance(prepared, PreparedDiagnostic):
+            return prepared.task
+    try:
+        return find_task(cfg.glue_task or Path(os.path.abspath(cfg.data)).name)
+    except UserError as error:
+        raise UserError(f"{error}; give one of them by --glue-task") from None
+
+
+def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
+    """Raises a UserError for options that would fail late, or select the worst checkpoint."""
+    check_start(cfg, description.name)
+    if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task is not description:
+        raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
+    check_best_metric(cfg, description.name, description.metrics)
+    for split in cfg.valid_subset.split(","):
+        if split in description.splits and description.splits[split].label is None:
+            raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")
+
+
+@register_criterion("glue", dataclass=FairseqDataclass)
+class GlueCriterion(FineTuningCriterion):
+    """Cross-entropy of classes, or squared error of scores; reads from the task ``glue`` which of them.
+
+    Scores are regressed as they are in the file (STS-B: 0 to 5), as BERT and RoBERTa do. In validation the row of an
+    example is its prediction and its target.
+    """
+
+    NAME, HEAD, HEAD_OPTION = "glue", "classification head", "--glue-head-name"
+
+    def __init__(self, task: GlueTask):
+        super().__init__(task)
+        self.is_regression = task.description.is_regression
+        self.metric_names = task.description.metrics
+
+    @property
+    def how(self) -> str:
+        return f"--task glue --glue-task {self.task.description.name}"
+
+    def no_targets(self, sample: dict) -> str:
+        return "the split has no labels to validate with; GLUE does not publish those of its test splits"
+
+    def score(self, sample: dict, logits: Tensor) -> tuple[Tensor, dict]:
+        """Summed loss of logits (B, classes)."""
+        targets = sample["target"]
+        if self.is_regression:
+            predictions = logits.squeeze(-1)
+            loss, log = F.mse_loss(predictions, targets.float(), reduction="sum"), {}
+        else:
+            predictions = torch.argmax(logits.detach(), dim=-1)
+            loss, log = F.cross_entropy(logits, targets, reduction="sum"), {"ncorrect": (predictions == targets).sum()}
+        if not self.training:
+            log["rows"] = torch.stack([predictions.detach().double(), targets.double()], dim=1).cpu().numpy()
+            log["metrics"] = self.metric_names
+        return loss, log
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict]) -> None:
+        """Logs the loss (bits an example, or squared error) and, in training, the accuracy of classes over all workers.
+
+        In validation every metric of the task is logged, computed from all predictions of the split.
+        """
+        first, of_classes = logging_outputs[0], "ncorrect" in logging_outputs[0]
+        log_loss(logging_outputs, **({} if of_classes else {"unit": 1.0}))
+        if "rows" in first:
+            log_metrics(logging_outputs, {name: partial(_metric_of_rows, name) for name in first["metrics"]})
+        elif of_classes:
+            correct, examples = (sum(log.get(key, 0) for log in logging_outputs) for key in ("ncorrect", "sample_size"))
+            metrics.log_scalar("accuracy", correct / examples, examples, round=4)
+
+
+def _metric_of_rows(name: str, rows: np.ndarray) -> float:
+    return METRICS[name](*rows.T)

@@ -1,0 +1,322 @@
+"""Windows over contexts, the best spans of their logits, and the answers that these are."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+from helpers import train_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from other_tokenizers import byte_level_parts, word_piece_vocabulary
+from squad_oracle import answer_by_heart
+from toy_squad import article, write_squad
+
+from lazyformer_fairseq.data.datasets import question_windows as spans
+from lazyformer_fairseq.data.datasets.question_windows import (
+    SpanCollector,
+    WindowSettings,
+    best_spans,
+    make_windows,
+    own_tokens,
+    starts_of_windows,
+    tokens_of,
+    without_spaces,
+)
+from lazyformer_fairseq.data.squad import SquadFile, read_squad
+from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.errors import UserError
+
+CONTEXT = "Anna said: \"Ben sees 1 000 houses,  and the old   king's garden (in Paris).\" Mr. Jones isn't there…"
+QUESTIONS = [("What does Ben see?", "1 000 houses"), ("Where?", "in Paris"), ("Who says it?", "Anna")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "tokenizer"
+    return train_tokenizer(folder, [CONTEXT, *(text for text, _ in QUESTIONS)] * 5, 90, TextSettings())
+
+
+@pytest.fixture
+def file(tmp_path):
+    return read_squad(write_squad(tmp_path / "train-v1.1.json", article("One", (CONTEXT, QUESTIONS))))
+
+
+def test_one_window_is_the_pair_as_the_tokenizer_builds_it(tokenizer, file):
+    windows = make_windows(tokenizer, file)
+    assert len(windows) == len(QUESTIONS)
+    for number, (question, answer) in enumerate(QUESTIONS):
+        assert windows.inputs[number].tolist() == tokenizer.build_input(question, CONTEXT)
+        start, end = windows.targets[number] - windows.place[number] + windows.first_offset[number]
+        assert CONTEXT[windows.offsets[start, 0] : windows.offsets[end, 1]] == answer
+    assert windows.question.tolist() == [0, 1, 2]
+
+
+def test_long_contexts_and_questions(tokenizer, file):
+    settings = WindowSettings(longest=24, stride=5, longest_question=6)
+    windows = make_windows(tokenizer, file, settings)
+    ids, spans = tokenizer.encode_with_offsets(CONTEXT)
+    assert windows.sizes.max() == 24
+    assert windows.cut_questions == sum(len(tokenizer.encode(question)) > 6 for question, _ in QUESTIONS) > 0
+    for number, (question, answer) in enumerate(QUESTIONS):
+        shown = collections.Counter()
+        rows = np.flatnonzero(windows.question == number)
+        head = [tokenizer.special.bos, *tokenizer.encode(question)[:6], *[tokenizer.special.eos] * 2]
+        wanted = tokens_of(np.array(spans), CONTEXT.index(answer), CONTEXT.index(answer) + len(answer))
+        for row in rows:
+            first, count = windows.first[row], windows.count[row]
+            assert windows.inputs[row].tolist() == [*head, *ids[first : first + count], tokenizer.special.eos]
+            shown.update(range(first, first + count))
+            is_whole = first <= wanted[0] and wanted[1] < first + count
+            found = (windows.targets[row] + first - len(head)).tolist()
+            assert found == list(wanted) if is_whole else windows.targets[row].tolist() == [0, 0]
+        assert shown.keys() == set(range(len(ids)))
+        assert windows.targets[rows].any()
+
+
+def test_separators_of_other_models(tokenizer, file, monkeypatch):
+    monkeypatch.setattr(tokenizer, "separators", 1)
+    windows = make_windows(tokenizer, file)
+    assert windows.inputs[0].tolist() == tokenizer.build_input(QUESTIONS[0][0], CONTEXT)
+
+
+def test_contexts_without_tokens_or_answers(tokenizer, tmp_path):
+    path = write_squad(
+        tmp_path / "x.json", {"paragraphs": [{"context": "\x01", "qas": [{"id": "1", "question": "?"}]}]}
+    )
+    windows = make_windows(tokenizer, read_squad(path, needs_answers=False))
+    assert windows.targets is None
+    assert windows.count.tolist() == [0]
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
+def test_windows_start_as_run_squad_lets_them(length, room, stride):
+    wanted, start = [], 0
+    while True:
+        shown = min(length - start, room)
+        wanted.append(start)
+        if start + shown == length:
+            break
+        start += min(shown, stride)
+    assert starts_of_windows(length, room, stride).tolist() == wanted
+
+
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 25))
+def test_each_token_is_the_window_s_that_run_squad_says(length, room, stride):
+    firsts = starts_of_windows(length, room, stride)
+    counts = np.minimum(length - firsts, room)
+    own = own_tokens(firsts, counts)
+    for token in range(length):
+        best, best_score = None, None
+        for window, (start, count) in enumerate(zip(firsts.tolist(), counts.tolist(), strict=True)):
+            if start <= token < start + count:
+                score = min(token - start, start + count - 1 - token) + 0.01 * count
+                if best_score is None or score > best_score:
+                    best, best_score = window, score
+        assert [window for window, (first, last) in enumerate(own) if first <= token < last] == [best]
+
+
+def test_white_space_at_the_ends_of_spans_goes():
+    spans = [(0, 3), (3, 5), (5, 5), (5, 7), (0, 0)]
+    assert without_spaces(spans, " ab  c ").tolist() == [[1, 3], [5, 5], [5, 5], [5, 6], [0, 0]]
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (384, 0, 64), (384, 128, 0), (20, 5, 16)])
+def test_sizes_that_do_not_fit_are_refused(sizes):
+    with pytest.raises(UserError, match="must be 1 token at least|no room for a context"):
+        WindowSettings(*sizes)
+
+
+def one_by_one(starts, ends, is_start, is_end, longest, n_best):
+    """(score, start, end) of a window's spans, the best first."""
+    found = [
+        (starts[first] + ends[last], first, last)
+        for first in range(len(starts))
+        for last in range(first, min(first + longest, len(ends)))
+        if is_start[first] and is_end[last]
+    ]
+    return sorted(found, key=lambda span: (-span[0], *span[1:]))[:n_best]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    windows=st.integers(1, 4),
+    tokens=st.integers(1, 9),
+    longest=st.integers(1, 12),
+    n_best=st.integers(1, 30),
+    share=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_all_spans_are_compared(seed, windows, tokens, longest, n_best, share):
+    rng = np.random.default_rng(seed)
+    starts, ends = rng.permutation(2 * windows * tokens).reshape(2, windows, tokens).astype(np.float32)
+    starts *= 100  # so that no two sums are equal
+    is_start, is_end = rng.random((2, windows, tokens)) < share
+    found = best_spans(starts, ends, is_start, is_end, longest, n_best)
+    for window in range(windows):
+        wanted = one_by_one(*(each[window] for each in (starts, ends, is_start, is_end)), longest, n_best)
+        rows = list(zip(*(each[window].tolist() for each in (found.scores, found.starts, found.ends)), strict=True))
+        assert rows[: len(wanted)] == [(float(score), *span) for score, *span in wanted]
+        assert all(score == -np.inf for score, *_ in rows[len(wanted) :])
+
+
+def test_the_first_and_shortest_of_equal_spans():
+    zeros, all_tokens = np.zeros((1, 5)), np.ones((1, 5), bool)
+    found = best_spans(zeros, zeros, all_tokens, all_tokens, longest=3, n_best=1)
+    assert (found.starts.item(), found.ends.item()) == (0, 0)
+
+
+def test_half_precision_and_infinite_logits():
+    starts = np.array([[1, np.inf, 5]], np.float16)
+    ends = np.array([[1, -np.inf, 2]], np.float16)
+    found = best_spans(starts, ends, starts < np.inf, np.ones((1, 3), bool), longest=3, n_best=2)
+    assert found.scores.tolist() == [[7.0, 3.0]]
+    assert list(zip(found.starts[0].tolist(), found.ends[0].tolist(), strict=True)) == [(2, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 10**6])
+def test_memory_is_bounded_and_changes_nothing(monkeypatch, at_once):
+    rng = np.random.default_rng(1)
+    starts, ends = rng.normal(size=(2, 7, 11))
+    allowed = np.ones((7, 11), bool)
+    whole = best_spans(starts, ends, allowed, allowed, 4, 5)
+    monkeypatch.setattr(spans, "MOST_AT_ONCE", at_once)
+    for one, other in zip(whole, best_spans(starts, ends, allowed, allowed, 4, 5), strict=True):
+        assert np.array_equal(one, other)
+
+
+# Moses splits and normalises these, moves a quote, lower-cases; a letter with an accent of its own; no-break spaces.
+ODD = (
+    "He said “Well…” — the \"U.S.,\" isn't  A\u0301gnes' 1\u00a0000\u00a0000, (5%) Müller-Straße 12;\t«İstanbul» "
+    "😀 end."
+)
+ANSWERS = ["Well", "“Well…”", "U.S.", "A\u0301gnes", "1\u00a0000\u00a0000", "5%", "Müller-Straße 12", "İstanbul"]
+ANSWERS += ["😀", "end"]
+
+
+def train(kind, texts, folder, size):
+    """A tokenizer of ours, WordPiece or byte-level BPE, trained on texts."""
+    if kind == "ours":
+        return train_tokenizer(folder / "tokenizer", texts, size, TextSettings(character_coverage=1.0))
+    (folder / "theirs").mkdir(parents=True)
+    if kind == "word piece":
+        vocabulary = word_piece_vocabulary(size=size, texts=texts)
+        lines = sorted(vocabulary, key=vocabulary.get)
+        (folder / "theirs" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
+    else:
+        vocabulary, merges = byte_level_parts(size, texts)
+        (folder / "theirs" / "vocab.json").write_text(json.dumps(vocabulary))
+        (folder / "theirs" / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
+    return adopt_tokenizer(folder / "theirs", folder / "tokenizer")
+
+
+KINDS = ["ours", "word piece", "byte-level BPE"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longest", [384, 40])
+def test_odd_answers_come_back_as_they_stand_there(kind, longest, tmp_path):
+    tokenizer = train(kind, (ODD,) * 3, tmp_path, {"ours": 80, "word piece": 120, "byte-level BPE": 330}[kind])
+    questions = [(f"Which {number}?", answer) for number, answer in enumerate(ANSWERS)]
+    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("Odd", (ODD, questions))))
+    windows = make_windows(tokenizer, file, WindowSettings(longest, 8, 8))
+    assert (len(windows) > len(ANSWERS)) == (longest == 40)
+    found = answer_by_heart(file, windows)
+    assert {lost.wanted: (lost.found, lost.cause) for lost in found.lost} == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_context_without_a_token_has_no_answer(kind, tmp_path):
+    tokenizer = train(kind, (ODD,) * 3, tmp_path, {"ours": 80, "word piece": 120, "byte-level BPE": 330}[kind])
+    content = {"data": [{"paragraphs": [{"context": "\x00", "qas": [{"id": "1", "question": "\x00?"}]}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    file = read_squad(tmp_path / "dev.json", needs_answers=False)
+    windows = make_windows(tokenizer, file)
+    collector = SpanCollector(windows, file.contexts)
+    collector.add(np.arange(1), *np.zeros((2, 1, int(windows.sizes[0])), np.float32))
+    assert [answer.text for answer in collector.answers()[0]] == (["\x00"] if kind == "byte-level BPE" else [])
+
+
+def test_an_answer_inside_a_piece_is_lost_and_told(tmp_path):
+    context = "Anna has fourteen cats."
+    tokenizer = train("ours", (context,) * 5, tmp_path, 40)
+    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("How many?", "four")]))))
+    found = answer_by_heart(file, make_windows(tokenizer, file))
+    assert (found.share, found.causes) == (0.0, {"begins or ends inside a piece": 1})
+    assert found.lost[0].found == "fourteen"
+    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("Who?", context)]))))
+    found = answer_by_heart(file, make_windows(tokenizer, file), longest=2)
+    assert found.causes == {"longer than 2 tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def sample(real_data) -> SquadFile:
+    """Every tenth paragraph of 44 articles."""
+    file = read_squad(real_data / "squad" / "train-v1.1.part.json")
+    return SquadFile(file.path, file.paragraphs[::10])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_answers_come_back(kind, sample, tmp_path):
+    tokenizer = train(kind, tuple(sample.contexts[::2]), tmp_path, 2000)
+    found = answer_by_heart(sample, make_windows(tokenizer, sample), longest=384)
+    assert found.share > 0.99, found.causes
+    assert found.causes.keys() <= {"begins or ends inside a piece"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_real_answers_come_back(kind, real_data, tmp_path):
+    file = read_squad(real_data / "squad" / "train-v1.1.part.json")
+    tokenizer = train(kind, tuple(file.contexts[::3]), tmp_path, 8000)
+    windows = make_windows(tokenizer, file)
+    assert answer_by_heart(file, windows, longest=384).share > 0.99
+    assert answer_by_heart(file, windows).share > 0.98
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """One question, in several windows."""
+    context = "Anna sees Ben . Cara sees Dan . Anna sees Eva ."
+    tokenizer = train("ours", (context, "Who?"), tmp_path, 40)
+    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("Who?", "Cara")]))))
+    return file, make_windows(tokenizer, file, WindowSettings(14, 4, 3))
+
+
+def test_windows_come_in_any_order_and_padding_changes_nothing(toy):
+    file, windows = toy
+    rng = np.random.default_rng(1)
+    assert len(windows) > 2
+    logits = rng.normal(size=(2, len(windows), 14)).astype(np.float32)
+    whole, parts = (SpanCollector(windows, file.contexts, longest=4, n_best=5) for _ in range(2))
+    whole.add(np.arange(len(windows)), *logits)
+    for window in reversed(range(len(windows))):
+        padded = np.pad(logits[:, window : window + 1], ((0, 0), (0, 0), (0, 9)), constant_values=50.0)
+        parts.add(np.array([window]), *padded)
+    assert whole.answers() == parts.answers()
+
+
+def test_answers_are_texts_of_the_context_each_once_and_shares_add_up(toy):
+    file, windows = toy
+    collector = SpanCollector(windows, file.contexts, longest=4, n_best=50)
+    collector.add(np.arange(len(windows)), *np.random.default_rng(2).normal(size=(2, len(windows), 14)))
+    (answers,) = collector.answers()
+    assert all(file.contexts[0][answer.start : answer.end] == answer.text for answer in answers)
+    texts = [answer.text for answer in answers]
+    assert len({*texts}) == len(texts) == 50 or len(texts) > 20
+    assert sum(answer.probability for answer in answers) == pytest.approx(1)
+    shares = np.exp([answer.score for answer in answers])
+    np.testing.assert_allclose([answer.probability for answer in answers], shares / shares.sum(), rtol=1e-6)
+    assert shares.tolist() == sorted(shares.tolist(), reverse=True)
+
+
+def test_nothing_outside_the_context_is_an_answer(toy):
+    """However likely <s>, the question, the separators or the padding are."""
+    file, windows = toy
+    logits = np.full((2, len(windows), 20), -5.0, np.float32)
+    for window in range(len(windows)):
+        inside = slice(windows.place[window], windows.place[window] + windows.count[window])
+        logits[:, window, : inside.start] = logits[:, window, inside.stop :] = 100.0
+    collector = SpanCollector(windows, file.contexts, n_best=3)
+    collector.add(np.arange(len(windows)), *logits)
+    assert [answer.score for answer in collector.answers()[0]] == [-10.0] * 3

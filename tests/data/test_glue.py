@@ -1,0 +1,236 @@
+"""GLUE's table of tasks, and its official files as they are read."""
+
+import pytest
+from fairseq.dataclass.initialize import hydra_init
+from helpers import ROOT
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.data.glue import TASKS, Example, find_task, read_split
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.texts import METRICS
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+
+FINE_TUNED = [task for task in TASKS.values() if "train" in task.splits]
+
+
+def test_nine_tasks_and_the_diagnostic_set():
+    assert [task.name for task in FINE_TUNED] == [
+        *("CoLA", "SST-2", "MRPC", "STS-B", "QQP"),
+        *("MNLI", "QNLI", "RTE", "WNLI"),
+    ]
+    assert set(TASKS) - {task.name for task in FINE_TUNED} == {"AX"}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_a_row_is_whole(task):
+    assert set(task.metrics) <= set(METRICS)
+    assert bool(task.labels) != task.is_regression
+    assert task.num_classes == (1 if task.is_regression else len(set(task.labels)))
+    assert len({len(split.texts) for split in task.splits.values()}) == 1
+    assert all((split.label is None) == name.startswith("test") for name, split in task.splits.items())
+
+
+def test_mnli_is_validated_on_both_dev_sets():
+    splits = TASKS["MNLI"].splits
+    assert [splits[name].file for name in ("valid", "valid1")] == ["dev_matched.tsv", "dev_mismatched.tsv"]
+    assert TASKS["AX"].head_name == TASKS["MNLI"].head_name
+
+
+def test_tasks_are_found_by_name_and_folder():
+    assert find_task("sts-b").name == "STS-B"
+    assert find_task("diagnostic").name == "AX"
+    with pytest.raises(UserError, match=r"'STS' is no GLUE task.*CoLA.*STS-B"):
+        find_task("STS")
+
+
+def test_targets():
+    assert [TASKS["RTE"].target(word) for word in ("entailment", "not_entailment")] == [0, 1]
+    assert TASKS["STS-B"].target("3.800") == pytest.approx(3.8)
+    for word in ("5.01", "-1", "nan", "", "four"):
+        with pytest.raises(UserError, match="from 0 to 5"):
+            TASKS["STS-B"].target(word)
+
+
+@pytest.mark.filterwarnings(r"ignore:\s*'\S+' is validated against ConfigStore schema")
+@pytest.mark.parametrize("task", FINE_TUNED, ids=lambda task: task.name)
+def test_yaml_is_table_5_for_the_task(task):
+    name = task.name.lower()
+    hydra_init(name)
+    with initialize_config_dir(str(ROOT / "configs" / "finetuning"), version_base="1.1"):
+        cfg = compose(name)
+    assert cfg.task._name == cfg.criterion._name == "glue"
+    assert cfg.task.glue_task == task.name
+    assert cfg.checkpoint.best_checkpoint_metric == task.selecting_metric
+    assert cfg.checkpoint.maximize_best_checkpoint_metric
+    assert cfg.dataset.valid_subset.split(",") == [split for split in task.splits if split.startswith("valid")]
+    assert cfg.optimization.max_epoch == task.epochs == 10
+    assert cfg.dataset.batch_size == 32
+    assert cfg.optimization.lr == [2e-5]
+    assert cfg.optimization.clip_norm == 1.0
+    assert cfg.lr_scheduler == {"_name": "linear_warmup", "warmup_ratio": 0.06}
+    assert cfg.optimizer == {
+        "_name": "fused_adam",
+        "adam_betas": "(0.9,0.999)",
+        "adam_eps": 1e-6,
+        "weight_decay": 0.01,
+    }
+    assert cfg.model.dropout == 0.1
+    row = ARCHITECTURES["lazyformer_m2x6_s"].options()
+    assert {option: cfg.model[option] for option in row} == row
+
+
+OFFICIAL_ROWS = {
+    "CoLA": {"train": 8551, "valid": 1043, "test": 1063},
+    "SST-2": {"train": 67349, "valid": 872, "test": 1821},
+    "MRPC": {"train": 3668, "valid": 408, "test": 1725},
+    "STS-B": {"train": 5749, "valid": 1500, "test": 1379},
+    "QQP": {"train": 363846, "valid": 40430, "test": 390965},
+    "MNLI": {"train": 392702, "valid": 9815, "valid1": 9832, "test": 9796, "test1": 9847},
+    "QNLI": {"train": 104743, "valid": 5463, "test": 5463},
+    "RTE": {"train": 2490, "valid": 277, "test": 3000},
+    "WNLI": {"train": 635, "valid": 71, "test": 146},
+    "AX": {"test": 1104},
+}
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+def test_every_row_of_the_official_files(real_data, task):
+    folder = real_data / "glue" / task.folder
+    there = [name for name, split in task.splits.items() if (folder / split.file).is_file()]
+    if not there:
+        pytest.skip(f"{folder}: not among the real data")
+    for name in there:
+        file = read_split(task, folder, name)
+        assert len(file.examples) == OFFICIAL_ROWS[task.name][name]
+        assert not file.oddities()
+        assert all(text.strip() for example in file.examples for text in example.texts)
+        if task.labels and task.splits[name].label is not None:
+            assert {example.target for example in file.examples} == set(range(task.num_classes))
+
+
+def write(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+line_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\n"))
+
+
+@given(texts=st.lists(st.tuples(line_texts.filter(str.strip), line_texts.filter(str.strip)), min_size=1))
+def test_any_text_without_tab_and_newline_comes_back(tmp_path_factory, texts):
+    rows = "".join(f"7\t{first}\t{second}\tentailment\n" for first, second in texts)
+    folder = write(tmp_path_factory.mktemp("RTE"), "train.tsv", "index\tsentence1\tsentence2\tlabel\n" + rows)
+    file = read_split(TASKS["RTE"], folder, "train")
+    assert [example.texts for example in file.examples] == texts
+    assert [example.line for example in file.examples] == list(range(2, 2 + len(texts)))
+
+
+@given(
+    header=st.sampled_from([b"", b"index\tsentence\n", b"id\tquestion1\tquestion2\tis_duplicate\n"]),
+    junk=st.binary() | st.lists(st.sampled_from([b"\t", b"\n", b"0", b"1", b"a", b'"', b"\r"])).map(b"".join),
+)
+@pytest.mark.parametrize(("task", "split"), [("CoLA", "train"), ("CoLA", "test"), ("QQP", "train")])
+def test_junk_gives_rows_or_a_user_error(tmp_path_factory, task, split, header, junk):
+    folder = write(tmp_path_factory.mktemp("junk"), TASKS[task].splits[split].file, header + junk)
+    try:
+        file = read_split(TASKS[task], folder, split)
+    except UserError as error:
+        assert str(folder) in str(error)
+    else:
+        assert file.examples
+
+
+def test_quotation_marks_are_text_and_windows_line_ends_are_not(tmp_path):
+    write(tmp_path, "dev.tsv", '\ufeffsentence\tlabel\r\n"unpaired\t1\r\nwith \u2028 and \x0c\t0\r\n')
+    assert read_split(TASKS["SST-2"], tmp_path, "valid").examples == [
+        Example(('"unpaired',), 1, 2),
+        Example(("with \u2028 and \x0c",), 0, 3),
+    ]
+
+
+def test_columns_are_found_by_name_wherever_they_stand(tmp_path):
+    write(tmp_path, "train.tsv", "label\tindex\tsentence2\tsentence1\nentailment\t0\tb\ta\n")
+    assert read_split(TASKS["RTE"], tmp_path, "train").examples == [Example(("a", "b"), 0, 2)]
+
+
+def test_columns_of_mnli(tmp_path):
+    """Its files differ in their columns before and after the texts; no official one is among the real data."""
+    before = "index\tpromptID\tpairID\tgenre\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
+    row = "0\t1\t1n\tfiction\t(A)\t(B)\tA b.\tC d."
+    write(tmp_path, "train.tsv", f"{before}\tlabel1\tgold_label\n{row}\tneutral\tneutral\n")
+    write(tmp_path, "dev_mismatched.tsv", f"{before}\tlabel1\tlabel2\tgold_label\n{row}\tneutral\t-\tentailment\n")
+    write(tmp_path, "test_matched.tsv", f"{before}\n{row}\n")
+    targets = [read_split(TASKS["MNLI"], tmp_path, split).examples for split in ("train", "valid1", "test")]
+    assert targets == [[Example(("A b.", "C d."), target, 2)] for target in (2, 1, None)]
+
+
+def test_short_rows_of_qqp_are_counted(tmp_path):
+    header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    write(tmp_path, "train.tsv", header + "0\t1\t2\ta\tb\t1\n1\t3\t4\tcut off\n2\t5\t6\tc\td\t0\n")
+    file = read_split(TASKS["QQP"], tmp_path, "train")
+    assert [example.line for example in file.examples] == [2, 4]
+    assert file.short_lines == [3]
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "content", "example"),
+    [
+        ("SST-2", "train", "sentence\tlabel\ngood\tor bad\t1\n", Example(("good or bad",), 1, 2)),
+        ("CoLA", "train", "gj04\t1\t\tgood\tor\tbad\n", Example(("good or bad",), 1, 1)),
+        ("CoLA", "test", "index\tsentence\n0\tgood\tor bad\n", Example(("good or bad",), None, 2)),
+        ("RTE", "train", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\t\t\n", Example(("a", "b"), 0, 2)),
+    ],
+)
+def test_a_row_with_too_many_fields_is_mended_where_that_is_certain(tmp_path, task, split, content, example):
+    write(tmp_path, TASKS[task].splits[split].file, content)
+    file = read_split(TASKS[task], tmp_path, split)
+    assert file.examples == [example]
+    assert file.mended_lines == [example.line]
+    assert file.oddities()[0].endswith(f"1 row with a tab in the sentence or at the end, mended (line {example.line})")
+
+
+def test_empty_sentences_stay_in_qqp_and_where_a_row_needs_an_answer(tmp_path):
+    write(tmp_path, "train.tsv", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n0\t1\t2\ta\t\t1\n")
+    write(tmp_path, "test.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n1\t\tb\n")
+    assert read_split(TASKS["QQP"], tmp_path, "train").empty_lines == [2]
+    file = read_split(TASKS["RTE"], tmp_path, "test")
+    assert (len(file.examples), file.empty_lines) == (2, [3])
+
+
+HEADER = "index\tsentence1\tsentence2\tlabel\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (HEADER + "0\ta\tb\tentailment\n1\ta\tb\n", "line 3: found 3 fields, needed 4"),
+        (HEADER + "0\ta\tb\tneutral\n", "line 2: label 'neutral' is none of RTE's labels entailment, not_entailment"),
+        (HEADER + "0\ta\tb\tentailment\n\n", "line 3: found 1 field, needed 4"),
+        (HEADER + "0\ta\tb\tc\tentailment\n", "line 2: found 5 fields, needed 4.* a tab in a sentence"),
+        (HEADER + "0\ta\t \tentailment\n", "line 2: a sentence is empty"),
+        (HEADER, "has no row of data"),
+        ("", "is empty"),
+        ("0\ta\tb\tentailment\n", "line 1: the header lacks 'sentence1', 'sentence2', 'label'; found '0', 'a'"),
+        (HEADER.encode() + b"0\ta\xff\tb\tentailment\n", "line 2: not UTF-8 text .*at byte 3"),
+    ],
+)
+def test_errors_name_file_line_and_value(tmp_path, content, message):
+    write(tmp_path, "train.tsv", content)
+    with pytest.raises(UserError, match=f"train.tsv.*{message}"):
+        read_split(TASKS["RTE"], tmp_path, "train")
+
+
+def test_a_score_that_is_no_number(tmp_path):
+    write(tmp_path, "dev.tsv", "sentence1\tsentence2\tscore\na\tb\t4.5\na\tb\thigh\n")
+    with pytest.raises(UserError, match=r"dev.tsv, line 3: score 'high' is no number from 0 to 5"):
+        read_split(TASKS["STS-B"], tmp_path, "valid")
+
+
+def test_missing_file_and_split(tmp_path):
+    with pytest.raises(UserError, match=r"train.tsv: cannot be read \(No such file"):
+        read_split(TASKS["RTE"], tmp_path, "train")
+    with pytest.raises(UserError, match=r"RTE has no split 'valid1'; it has train, valid, test"):
+        read_split(TASKS["RTE"], tmp_path, "valid1")

@@ -1,0 +1,192 @@
+"""Pairs of halves: which stretches, which halves, and that nothing but the text tells the answer."""
+
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.data.prepared_folder import EncodedExamples, load_prepared
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.made import Draws, bag_of_words, frequent_by_group, shared_words
+from lazyformer_fairseq.finetuning.tasks import pairs as prepare
+from lazyformer_fairseq.finetuning.tasks.pairs import (
+    WORDS_ALONE,
+    CorpusDocuments,
+    PairsSettings,
+    choose_stretches,
+    pair_halves,
+    prepare_pairs,
+)
+from lazyformer_fairseq.storage.indexed_format import write_items
+
+EOS = 2
+SMALL = {"rows": {"train": 60, "valid": 10, "test": 20}, "min_length": 20, "max_length": 40, "gap": 4}
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=30, max_size=90),
+    per_document=st.integers(1, 4),
+    gap=st.integers(0, 9),
+    seed=st.integers(0, 9),
+)
+def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap, seed):
+    rows = {"train": 16, "valid": 4, "test": 6}
+    chosen = PairsSettings(rows, min_length=20, max_length=60, gap=gap, per_document=per_document, seed=seed)
+    draws, sizes = Draws(seed), np.array(sizes)
+    try:
+        splits = choose_stretches(sizes, chosen, draws)
+    except UserError as error:
+        room = np.clip(sizes // (60 + gap), 1, per_document)[sizes >= 20 + gap].sum()
+        assert (
+            "give more text" in str(error) and room < 26 + 3 * per_document
+        )  # what two splits may leave of a document
+        return
+    documents = [set(stretches.document.tolist()) for stretches in splits.values()]
+    assert not documents[0] & documents[1] and not documents[0] & documents[2] and not documents[1] & documents[2]
+    for split, stretches in splits.items():
+        assert len(stretches.size) == rows[split]
+        assert (20 + gap <= stretches.size).all() and (stretches.size <= 60 + gap).all()
+        assert (stretches.start + stretches.size <= sizes[stretches.document]).all()
+        taken = np.concatenate(
+            [document * 1000 + np.arange(start, start + size) for document, start, size in zip(*stretches, strict=True)]
+        )
+        assert len(set(taken.tolist())) == len(taken)
+        try:
+            halves = pair_halves(stretches, gap, draws)
+        except UserError:
+            assume(False)
+        assert sorted(halves.first) == sorted(halves.second) == list(range(rows[split]))
+        own, other = halves.targets == 1, halves.targets == 0
+        assert other.sum() == rows[split] // 4 * 2
+        assert (stretches.document[halves.first[other]] != stretches.document[halves.second[other]]).all()
+        needed = np.minimum(stretches.size[halves.first], stretches.size[halves.second])
+        assert (2 * halves.size + gap <= needed).all()
+        assert own.sum() + other.sum() == rows[split]
+
+
+def test_both_answers_have_the_same_lengths():
+    stretches = choose_stretches(
+        np.arange(30, 430), PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0), Draws(1)
+    )["train"]
+    halves = pair_halves(stretches, 0, Draws(2))
+    lengths = [np.sort(halves.size[halves.targets == target]) for target in (0, 1)]
+    assert np.abs(lengths[0] - lengths[1]).max() < 25  # of 200: sorted, the two lists run side by side
+
+
+def write_corpus(folder, tokenizer, documents=100):
+    """A corpus whose documents have words of their own, as books have names."""
+    shutil.copytree(tokenizer, folder / "tokenizer")
+    shutil.copy(tokenizer / "dict.txt", folder)
+    chance, items = np.random.default_rng(1), []
+    for _ in range(documents):
+        own = chance.choice(np.arange(40, 150), 6, replace=False)
+        words = np.where(chance.random((12, 8)) < 0.5, chance.choice(own, (12, 8)), chance.integers(10, 40, (12, 8)))
+        items += [np.append(sentence, EOS) for sentence in words] + [np.array([EOS])]
+    write_items(folder / "train", np.uint16, [(np.concatenate(items), np.array(list(map(len, items))))])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(data_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pairs")
+    corpus = write_corpus(folder / "corpus", data_folder / "tokenizer")
+    chosen = {**SMALL, "min_length": 50, "max_length": 80}
+    manifest = prepare_pairs(PairsSettings(**chosen), str(corpus), folder / "pairs")
+    return load_prepared(folder / "pairs"), manifest
+
+
+def test_words_alone_give_nothing_away_but_shared_ones_do(prepared):
+    _, manifest = prepared
+    constant, alone, shared = manifest["rules"].values()
+    assert constant == 0.5
+    assert 0.2 <= alone <= 0.8  # of 20 examples: 2.7 standard deviations
+    assert shared >= 0.9
+    assert list(manifest["rules"])[1] == WORDS_ALONE
+    assert manifest["splits"]["train"]["labels"] == {"other document": 30, "same document": 30}
+
+
+def test_inputs_are_pairs_as_the_tokenizer_joins_them(prepared):
+    folder, _ = prepared
+    tokenizer = load_tokenizer(folder.tokenizer_folder)
+    bos, eos, halves = tokenizer.special.bos, tokenizer.special.eos, Counter()
+    for split in ("train", "valid", "test"):
+        for ids in folder.read(split, None, eos).inputs:
+            ends = np.flatnonzero(ids == eos)
+            assert ids[0] == bos and len(ends) == 1 + tokenizer.separators and ends[-1] == len(ids) - 1
+            first, second = ids[1 : ends[0]], ids[ends[-2] + 1 : -1]
+            assert len(first) == len(second)
+            assert 50 - 1 <= 2 * len(first) <= 80
+            halves.update([first.tobytes(), second.tobytes()])
+    assert set(halves.values()) == {1}
+
+
+def test_a_prepared_corpus_has_the_text_of_its_documents(data_folder):
+    documents = CorpusDocuments(data_folder)
+    assert len(documents) == 150  # of all splits
+    for number in (0, 70, 149):
+        tokens = documents.read(number)
+        assert len(tokens) == documents.sizes[number]
+        assert documents.tokenizer.special.eos not in tokens
+    assert sum(documents.sizes) == sum(len(documents.read(number)) for number in range(150))
+
+
+def test_the_command_on_a_prepared_corpus(data_folder, tmp_path):
+    options = "--train 40 --valid 8 --test 8 --min-length 20 --max-length 30 --gap 2"
+    words = ["tasks", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
+    ran = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert "same document" in ran.output
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    words[3] = str(tmp_path / "again")
+    CliRunner().invoke(main, words, catch_exceptions=False)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()} == files
+
+
+def test_raw_text_is_prepared_first(data_folder, tmp_path, monkeypatch):
+    def build(inputs, folder, settings):
+        assert (inputs, settings.vocab_size) == (["my_text.txt"], 160)
+        shutil.copytree(data_folder, folder)
+
+    monkeypatch.setattr(prepare, "build_corpus", build)
+    chosen = PairsSettings({"train": 40, "valid": 8, "test": 8}, min_length=20, max_length=30, gap=2)
+    manifests = [
+        prepare_pairs(chosen, corpus, tmp_path / corpus[:3].replace("/", "_"), vocab_size=160)
+        for corpus in ("my_text.txt", str(data_folder))
+    ]
+    assert manifests[0] == manifests[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--min-length 50 --max-length 40", "below the minimum"),
+        ("--train 7", "give an even number from 4"),
+        ("--min-length 5000 --max-length 6000", "stretches of 5,032 to 6,032 tokens in 0 of 150 documents"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(options, reason, data_folder, tmp_path):
+    words = ["tasks", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
+    ran = CliRunner().invoke(main, words)
+    assert isinstance(ran.exception, UserError)
+    assert reason in str(ran.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def examples(inputs, targets):
+    return EncodedExamples([np.array(ids) for ids in inputs], np.array(targets))
+
+
+def test_rules_on_examples_made_by_hand():
+    eos, pairs = 2, [([0, 5, 6, 2, 2, 5, 6, 2], 1), ([0, 5, 6, 2, 2, 7, 8, 2], 0), ([0, 7, 9, 2, 2, 9, 7, 2], 1)]
+    known = examples(*zip(*pairs, strict=True))
+    unseen = examples([[0, 8, 9, 2, 2, 9, 8, 2], [0, 8, 9, 2, 2, 5, 7, 2]], [1, 0])
+    assert shared_words(known, unseen, 10, eos) == 1.0
+    counts = examples([[0, 5, 5, 2], [0, 6, 6, 2]] * 20, [0, 1] * 20)
+    assert bag_of_words(counts, examples([[0, 5, 2], [0, 6, 2]], [0, 1]), 10) == 1.0
+    assert frequent_by_group([3, 3, 4], np.array([1, 1, 0]), [3, 4, 5], np.array([1, 0, 1])) == 1.0

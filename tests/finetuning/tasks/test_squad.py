@@ -1,0 +1,323 @@
+"""Task and criterion ``squad``: what is loaded and refused, losses, marks over whole questions, a run that learns."""
+
+import json
+import shutil
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.tasks import setup_task
+from helpers import dictionary_of, toy_texts, train_tokenizer
+from torch import nn
+from toy_squad import article, write_squad, write_toy_squad
+
+from lazyformer_fairseq.data.datasets.question_windows import (
+    QuestionWindowsDataset,
+    SpanCollector,
+    WindowSettings,
+    make_windows,
+)
+from lazyformer_fairseq.data.squad import read_squad, score
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
+from lazyformer_fairseq.finetuning.squad_data import PreparedSplit, PreparedSquad, prepare_squad
+from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, span_loss
+from lazyformer_fairseq.modules.networks.heads import SpanHead
+
+CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
+QUESTIONS = [("Who?", "Cara"), ("Whom?", "Ben"), ("And?", "Anna sees Eva"), ("Who hears?", "Finn")]
+
+
+class Spans(nn.Module):
+    """Logits that depend on a token and its place alone."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.classification_heads = {"squad": None}
+        self.table = nn.Parameter(torch.from_numpy(np.random.default_rng(5).normal(size=(size, 40, 2)) * 3).float())
+
+    def forward(self, src_tokens, src_lengths, has_padding, classification_head_name):
+        assert classification_head_name in self.classification_heads
+        return self.table[src_tokens, torch.arange(src_tokens.size(1))], {}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Criterion, model and data: each question has several windows."""
+    tokenizer = train_tokenizer(tmp_path / "tokenizer", [CONTEXT, "Who? Whom? And?"] * 3, 45, TextSettings())
+    path = write_squad(tmp_path / "dev-v1.1.json", article("One", (CONTEXT, QUESTIONS)))
+    file = read_squad(path)
+    windows = make_windows(tokenizer, file, WindowSettings(16, 4, 4))
+    data = QuestionWindowsDataset(file, windows, "valid", longest_answer=4, pad=tokenizer.special.pad, shuffle=False)
+    task = SimpleNamespace(
+        marks_questions=False, head_name="squad", dictionary=tokenizer.dictionary, dataset=lambda split: data
+    )
+    return SquadCriterion(task), Spans(len(tokenizer.symbols)), data
+
+
+def batches(data, size):
+    order = data.ordered_indices()
+    return [data.collater([data[i] for i in order[start : start + size]]) for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_marks_are_of_whole_questions_whatever_the_batches(made, workers):
+    criterion, model, data = made
+    criterion.eval()
+    assert len(data) >= 2 * len(QUESTIONS)
+    with torch.no_grad():
+        logs = [criterion(model, batch)[2] for batch in batches(data, size=3)]
+    with metrics.aggregate(new_root=True) as split:
+        for start in range(0, len(logs), workers):
+            with metrics.aggregate():
+                criterion.reduce_metrics(logs[start : start + workers])
+    values = split.get_smoothed_values()
+
+    collector = SpanCollector(data.windows, data.file.contexts, longest=4)
+    [whole] = batches(data, size=len(data))
+    logits = model(**whole["net_input"], classification_head_name="squad")[0].detach().numpy()
+    collector.add(whole["id"].numpy(), logits[..., 0], logits[..., 1])
+    texts = {
+        question.id: found[0].text for question, found in zip(data.file.questions, collector.answers(), strict=True)
+    }
+    assert {name: values[name] for name in ("exact_match", "f1")} == pytest.approx(score(data.file, texts))
+    assert not any(key.startswith("_") for key in values)
+    assert not criterion.logging_outputs_can_be_summed()
+
+
+def test_loss_is_the_mean_of_both_and_padding_has_no_part(made):
+    criterion, model, data = made
+    criterion.train()
+    [batch] = batches(data, size=len(data))
+    loss, sample_size, log = criterion(model, batch)
+    assert sample_size == len(data)
+    assert criterion.logging_outputs_can_be_summed()
+    expected = 0.0
+    for ids, targets in zip(data.windows.inputs, data.windows.targets, strict=True):
+        logits = model.table[torch.from_numpy(ids).long(), torch.arange(len(ids))]
+        for side in (0, 1):
+            expected -= logits[:, side].log_softmax(0)[targets[side]] / 2
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    with metrics.aggregate(new_root=True) as agg:
+        criterion.reduce_metrics([log])
+    assert agg.get_smoothed_values()["loss"] == pytest.approx(loss.item() / len(data) / np.log(2), abs=1e-3)
+
+
+def test_padding_has_no_gradient_and_no_nan():
+    logits = torch.randn(2, 5, 2, requires_grad=True)
+    is_padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    span_loss(logits, torch.tensor([[1, 2], [0, 0]]), is_padding).backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad[1, 3:].eq(0).all()
+    assert logits.grad[1, :3].ne(0).all()
+
+
+def test_half_precision_logits_give_a_float32_loss(made):
+    criterion, model, data = made
+    [batch] = batches(data, size=len(data))
+    in_full = criterion(model, batch)[0]
+    model.table = nn.Parameter(model.table.to(torch.bfloat16))
+    loss, *_ = criterion(model, batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(in_full.item(), rel=2e-2)
+
+
+def test_user_errors(made):
+    criterion, model, data = made
+    batch = batches(data, size=4)[0]
+    model.classification_heads = {}
+    with pytest.raises(UserError, match="no head 'squad'; fine-tune it with --task squad"):
+        criterion(model, batch)
+    model.classification_heads = {"squad": None}
+    del batch["target"]
+    with pytest.raises(UserError, match="questions without an answer"):
+        criterion(model, batch)
+    with pytest.raises(UserError, match="--task squad alone"):
+        SquadCriterion(SimpleNamespace(dictionary=dictionary_of(8)))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Official files, and a tokenizer beside them."""
+    folder = write_toy_squad(tmp_path_factory.mktemp("squad") / "data")
+    train_tokenizer(folder / "tokenizer", toy_texts(60), 120, TextSettings())
+    return folder
+
+
+@pytest.fixture
+def config(folders):
+    """``config(options ...)``: fairseq's configuration for a command line of the task."""
+
+    def build(*arguments, data=folders, arch="bert_tiny"):
+        command = [str(data), "--task", "squad", "--criterion", "squad", "--arch", arch, "--max-epoch", "1"]
+        command += ["--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--batch-size", "16", "--no-save"]
+        parser = options.get_training_parser()
+        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *map(str, arguments)]))
+
+    return build
+
+
+def load(cfg, *splits):
+    task = setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    for split in splits:
+        task.load_dataset(split)
+    return task, model
+
+
+def test_splits_and_the_head(config):
+    task, model = load(config(), "train", "valid")
+    assert [len(task.dataset(split)) for split in ("train", "valid")] == [120, 24]
+    assert task.max_positions() == 384
+    assert type(model.classification_heads["squad"]) is SpanHead
+    batch = task.dataset("train").collater([task.dataset("train")[index] for index in range(3)])
+    assert batch["target"].shape == (3, 2)
+    assert model(**batch["net_input"], classification_head_name="squad")[0].shape == (
+        *batch["net_input"]["src_tokens"].shape,
+        2,
+    )
+
+
+def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
+    files = {"train": folders / "train-v1.1.json", "valid": folders / "dev-v1.1.json"}
+    settings = WindowSettings(15, 2, 6)
+    prepared = prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
+    assert prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings).sha256 == prepared.sha256
+    assert prepared.manifest["splits"]["train"]["rows"] == 120
+    sizes = ("--tokens-per-sample", 15, "--doc-stride", 2, "--max-question-tokens", 6)
+    official, _ = load(config(*sizes), "valid")
+    ready, _ = load(config(data=prepared.folder), "valid")
+    assert len(official.dataset("valid")) == len(ready.dataset("valid")) > 24
+    for one, other in zip(official.dataset("valid"), ready.dataset("valid"), strict=True):
+        assert torch.equal(one["source"], other["source"]) and torch.equal(one["target"], other["target"])
+    with pytest.raises(UserError, match="was prepared with .*15.*, the options ask for .*32"):
+        setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
+    with pytest.raises(UserError, match="was prepared before with other stride"):
+        prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 3, 6))
+    (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
+    with pytest.raises(UserError, match="valid.*: damaged .not the 24 questions and"):
+        PreparedSquad.load(prepared.folder).read("valid")
+
+
+def test_patterns_whose_global_tokens_are_given_get_the_question(config):
+    task, model = load(config("--sublayer-pattern", "s[window=2,global=given] f"), "valid")
+    data = task.dataset("valid")
+    batch = data.collater([data[0], data[5]])
+    marked = batch["net_input"]["global_positions"]
+    assert marked.sum(1).tolist() == data.windows.place[[0, 5]].tolist()
+    assert model(**batch["net_input"], classification_head_name="squad")[0].isfinite().all()
+
+
+def test_models_with_token_types_get_them(config):
+    task, model = load(config("--token-types", 2), "valid")
+    data = task.dataset("valid")
+    batch = data.collater([data[0]])
+    types = batch["net_input"]["token_types"][0]
+    assert types[: data.windows.place[0] - 1].eq(0).all() and types[data.windows.place[0] :].eq(1).all()
+    assert model(**batch["net_input"], classification_head_name="squad")[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--best-checkpoint-metric", "accuracy"],
+            "--best-checkpoint-metric accuracy: SQuAD has loss, exact_match, f1",
+        ),
+        (["--best-checkpoint-metric", "f1"], "add --maximize-best-checkpoint-metric"),
+        (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
+        (["--tokens-per-sample", "64"], "no room for a context"),
+        (["--doc-stride", "0"], "stride 0: must be 1 token at least"),
+        (["--max-answer-tokens", "0"], "--max-answer-tokens 0: must be 1 at least"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
+    with pytest.raises(UserError, match=message):
+        setup_task(config(*arguments).task)
+
+
+def test_what_is_not_there_is_refused(config, folders, tmp_path):
+    with pytest.raises(UserError, match="nowhere: no such folder; give the one with SQuAD's official files"):
+        setup_task(config(data="nowhere").task)
+    task, _ = load(config())
+    with pytest.raises(UserError, match="no split 'test'"):
+        task.load_dataset("test")
+    with pytest.raises(UserError, match="give --criterion squad"):
+        task.build_criterion(config("--criterion", "cross_entropy").criterion)
+    with pytest.raises(UserError, match="--tokens-per-sample 384: the model has 64 positions"):
+        load(config("--max-positions", 64))
+    shutil.copytree(folders / "tokenizer", tmp_path / "tokenizer")
+    with pytest.raises(UserError, match="mine.json: cannot be read as JSON"):
+        load(config("--train-file", "mine.json", data=tmp_path), "train")
+
+
+def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path):
+    content = json.loads((folders / "dev-v1.1.json").read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
+    (tmp_path / "open.json").write_text(json.dumps(content))
+    task, model = load(config())
+    file = read_squad(tmp_path / "open.json", needs_answers=False)
+    task.datasets["valid"] = task.dataset_of(PreparedSplit(file, make_windows(task.tokenizer, file)), "valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[0]])
+    with pytest.raises(UserError, match="open.json: has questions without an answer"):
+        task.build_criterion(config().criterion)(model, batch)
+
+
+def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):
+    state = fairseq_train(
+        folders,
+        "--criterion squad --arch bert_tiny --batch-size 8 --lr 0.005 --max-epoch 10 --seed 1 "
+        "--save-interval 5 --validate-interval 5 "
+        "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric",
+        tmp_path / "run",
+        task="squad --tokens-per-sample 32 --max-question-tokens 12",
+    )
+    assert state["extra_state"]["best"] > 0.9
+    hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
+    context = "  Eva  sees the HOUSE!"
+    for question, wanted in (("Who sees?", "Eva"), ("Sees what?", "HOUSE")):
+        (answer,) = hub.answer(question, context)
+        assert answer.text == wanted == context[answer.start : answer.end]
+        assert 0.05 < answer.probability <= 1
+        assert hub.answer(question, context, n_best=3)[0] == answer
+    with pytest.raises(UserError, match="no head for spans 'other'; give one of squad"):
+        hub.answer("Who?", context, head="other")
+    with pytest.raises(UserError, match="question ' '"):
+        hub.answer(" ", context)
+
+
+def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fairseq_train, tmp_path):
+    options = "--criterion squad --arch bert_tiny --sublayer-pattern '(s[window=2,global=given]fl)x2' --batch-size 32 "
+    options += "--dropout 0.1 --max-epoch 1 --save-interval-updates 5 --disable-validation"
+    task = (
+        "squad --tokens-per-sample 15 --doc-stride 2 --max-question-tokens 6"  # so that contexts have several windows
+    )
+    whole = fairseq_train(folders, options, tmp_path / "whole", task=task)
+    train_step = SafeTrainer.train_step
+
+    def killed(trainer, *args, **kwargs):
+        if trainer.get_num_updates() == 7:
+            raise KeyboardInterrupt
+        return train_step(trainer, *args, **kwargs)
+
+    with mock.patch.object(SafeTrainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
+        fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert torch.load(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 5
+    resumed = fairseq_train(folders, options, tmp_path / "run", task=task)
+    assert resumed["optimizer_history"][-1] == whole["optimizer_history"][-1]
+    for name, weight in whole["model"].items():
+        assert torch.equal(resumed["model"][name], weight), name
+
+    hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
+    assert hub.model.encoder.sentence_encoder.asking
+    context = "Anna sees the house! " * 4
+    (answer,) = hub.answer("Sees what?", context)
+    assert answer.text and answer.text == context[answer.start : answer.end]

@@ -1,0 +1,283 @@
+"""The queue: order, retries, what is kept, what is left alone; and runs in processes of their own."""
+
+import json
+import os
+from pathlib import Path
+
+import fairseq_cli.train
+import pytest
+import torch
+from glue_grids import glue_grid
+
+from lazyformer_fairseq.data.glue import TASKS
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.executors import Cluster, Workers
+from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.one_run import fine_tune
+from lazyformer_fairseq.finetuning.queue import RunQueue, epochs_done
+from lazyformer_fairseq.finetuning.texts import constant_answer
+from lazyformer_fairseq.storage.run_lock import run_lock
+
+
+@pytest.fixture
+def grid(prepared, start_checkpoint, tmp_path):
+    def build(*tasks: str, output="out", lrs=(1e-3,), seeds=(1, 2), epochs=1, **more) -> Grid:
+        return glue_grid(tmp_path / output, start_checkpoint, prepared, tasks, epochs, lrs=lrs, seeds=seeds, **more)
+
+    return build
+
+
+class FakeJob:
+    def __init__(self, message):
+        self.message = message
+
+    def is_over(self):
+        return True
+
+    def failure(self):
+        return self.message
+
+
+class FakeExecutor:
+    """Runs are over at once. Their score is their seed's, or `scores` says; a run whose folder is in `broken` fails."""
+
+    look_every = 0.01
+
+    def __init__(self, broken=(), times=99, places=2):
+        self.broken, self.times, self.free = set(broken), times, places
+        self.scores: dict[str, float] = {}
+        self.started: list[tuple[str, Path]] = []
+
+    def start(self, runs):
+        assert len(runs) <= self.free
+        return [self._start(run, start) for run, start in runs]
+
+    def _start(self, run, start):
+        name = f"{run.task.name}/{run.folder.name}"
+        before = [other for other, _ in self.started].count(name)
+        self.started.append((name, start))
+        run.folder.mkdir(parents=True, exist_ok=True)
+        if name in self.broken and before < self.times:
+            (run.folder / "train.log").write_text("ValueError: no luck\n")
+            return FakeJob("exit code 1")
+        (run.folder / "checkpoint_best.pt").touch()
+        score = {run.task.selecting_metric: self.scores.get(name, run.seed / 10)}
+        result = {"settings": run.settings, "selected_by": run.task.selecting_metric, "best_epoch": 1, "seconds": 1}
+        (run.folder / "result.json").write_text(
+            json.dumps({**result, "metrics": {"dev": score}, "baseline": {"dev": score}})
+        )
+        return FakeJob(None)
+
+    def release(self, job):
+        pass
+
+    def stop(self):
+        pass
+
+
+def kept(grid: Grid) -> list[str]:
+    return sorted(f"{run.task.name} {run.seed}" for run in grid.runs if (run.folder / "checkpoint_best.pt").exists())
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ("none", []),
+        ("best", ["CoLA 3", "RTE 3"]),
+        ("all", [f"{task} {seed}" for task in ("CoLA", "RTE") for seed in (1, 2, 3)]),
+    ],
+)
+def test_every_run_once_and_the_checkpoints_asked_for(grid, keep, expected):
+    one, executor = grid("CoLA", "RTE", seeds=(1, 2, 3)), FakeExecutor()
+    RunQueue(one, executor, keep).run()
+    assert len({name for name, _ in executor.started}) == len(executor.started) == 6
+    assert {start for _, start in executor.started} == {one.models[0].checkpoint}
+    assert kept(one) == expected
+    again = FakeExecutor()
+    queue = RunQueue(grid("CoLA", "RTE", seeds=(1, 2, 3, 4)), again, keep)
+    queue.run()
+    assert sorted(name for name, _ in again.started) == ["CoLA/lr0.001_seed4", "RTE/lr0.001_seed4"]
+    assert len(queue.results) == 8
+
+
+def test_most_work_first(grid):
+    executor = FakeExecutor(places=1)
+    RunQueue(grid("CoLA", "RTE"), executor).run()
+    assert [name.split("/")[0] for name, _ in executor.started] == ["RTE", "RTE", "CoLA", "CoLA"]
+
+
+def test_a_failed_run_is_tried_twice_and_the_others_go_on(grid, capsys):
+    executor = FakeExecutor(broken=["CoLA/lr0.001_seed1", "RTE/lr0.001_seed2"], times=1)
+    queue = RunQueue(grid("CoLA", "RTE"), executor)
+    queue.run()
+    assert not queue.failed
+    assert len(executor.started) == 6
+
+    other = grid("CoLA", "RTE", output="other")
+    executor = FakeExecutor(broken=["CoLA/lr0.001_seed1"])
+    queue = RunQueue(other, executor)
+    queue.run()
+    assert len(executor.started) == 5
+    ((run, message),) = queue.failed.items()
+    assert message == "exit code 1: ValueError: no luck"
+    failed = json.loads((run.folder / "failed.json").read_text())
+    assert failed == {"attempts": 2, "message": message, "log": str(run.folder / "train.log")}
+    RunQueue(other, FakeExecutor()).run()
+    assert not (run.folder / "failed.json").exists()
+    assert (run.folder / "result.json").exists()
+
+
+def test_rte_starts_from_the_best_mnli_run(grid):
+    one, executor = grid("RTE", "MNLI", from_mnli=True), FakeExecutor(places=9)
+    RunQueue(one, executor, "none").run()
+    assert [name.split("/")[0] for name, _ in executor.started] == ["MNLI", "MNLI", "RTE", "RTE"]
+    best = next(run for run in one.runs if run.task.name == "MNLI" and run.seed == 2)
+    assert {start for name, start in executor.started if "RTE" in name} == {best.folder / "checkpoint_best.pt"}
+    assert kept(one) == []
+    (one.runs[0].folder / "result.json").unlink()
+    with pytest.raises(UserError, match="checkpoint_best.pt: is gone, but RTE is to start from it"):
+        RunQueue(one, FakeExecutor()).run()
+
+
+def test_without_any_mnli_run_those_that_need_it_fail(grid):
+    executor = FakeExecutor(broken=["MNLI/lr0.001_seed1", "MNLI/lr0.001_seed2"])
+    queue = RunQueue(grid("CoLA", "RTE", "MNLI", from_mnli=True), executor)
+    queue.run()
+    assert {run.task.name for run in queue.failed} == {"MNLI", "RTE"}
+    assert len(queue.results) == 2
+
+
+def test_a_score_that_is_no_number_is_never_the_best(grid):
+    one, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1, 2)), FakeExecutor(places=1)
+    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
+    RunQueue(one, executor).run()
+    second = next(run for run in one.runs if run.task.name == "MNLI" and run.seed == 2)
+    assert {start for name, start in executor.started if "RTE" in name} == {second.folder / "checkpoint_best.pt"}
+    assert kept(one) == ["MNLI 2", "RTE 2"]
+
+    other, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1,), output="other"), FakeExecutor()
+    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
+    queue = RunQueue(other, executor)
+    queue.run()
+    assert list(queue.failed.values()) == ["no MNLI run that it could start from has ended well"]
+    assert queue.run() is None  # a second time too
+
+
+def test_two_queues_on_a_folder_are_refused(grid):
+    with (
+        run_lock(grid("CoLA").output / "runs"),
+        pytest.raises(UserError, match=rf"at work there \(process {os.getpid()} on"),
+    ):
+        RunQueue(grid("CoLA"), FakeExecutor()).run()
+    RunQueue(grid("CoLA"), FakeExecutor()).run()
+
+
+def test_progress_is_read_from_the_log(tmp_path):
+    log = tmp_path / "train.log"
+    assert epochs_done(log) == 0
+    log.write_text("=== fairseq-train x\nINFO | train_inner | epoch 003:    100 / 400 loss=1, ppl=2\n")
+    assert epochs_done(log) == 2.25
+    log.write_text(log.read_text() + "INFO | valid | epoch 003 | valid on 'valid' subset | loss 1\n")
+    assert epochs_done(log) == 3
+    log.write_text(log.read_text() + "=== fairseq-train x\n")
+    assert epochs_done(log) == 0
+
+
+def test_a_constant_answer():
+    assert constant_answer(TASKS["RTE"], torch.tensor([0, 1, 1]).numpy()) == 1
+    assert constant_answer(TASKS["STS-B"], torch.tensor([1.0, 2.0]).numpy()) == 1.5
+
+
+def results(grid: Grid) -> list[dict]:
+    return [json.loads((run.folder / "result.json").read_text()) for run in grid.runs]
+
+
+def test_equal_seeds_give_equal_results(grid, start_checkpoint):
+    found = []
+    for output, executor in (("one", Workers(2, [])), ("two", Workers(1, []))):
+        one = grid("CoLA", "STS-B", output=output, lrs=(3e-3,), seeds=(1,), epochs=3)
+        queue = RunQueue(one, executor)
+        queue.run()
+        assert not queue.failed, queue.failed
+        found.append(results(one))
+    for first, second in zip(*found, strict=True):
+        assert first["metrics"] == second["metrics"]
+        assert first["best_epoch"] == second["best_epoch"]
+        assert first["baseline"]["dev"][first["selected_by"]] == 0
+        assert first["train_rows"] == 64
+        assert first["updates"] == 1
+        assert 0 < first["train_seconds"] < first["seconds"]
+        assert first["tokens_per_second"] > 0
+    states = [torch.load(run.folder / "checkpoint_best.pt") for run in one.runs]
+    for state, result in zip(states, found[0], strict=True):
+        assert state["extra_state"]["best"] == pytest.approx(result["metrics"]["dev"][result["selected_by"]], abs=1e-6)
+        assert "last_optimizer_state" not in state
+    assert (one.runs[0].folder / "tokenizer").is_dir()
+
+
+def test_mnli_has_both_dev_sets_and_a_broken_start_is_reported(grid, tmp_path):
+    one = grid("MNLI", "RTE", seeds=(1,), from_mnli=True, max_train_rows=32, head="linear", head_dropout=0.1)
+    queue = RunQueue(one, Workers(1, []))
+    queue.run()
+    mnli, rte = results(one)
+    assert set(mnli["metrics"]) == set(mnli["baseline"]) == {"dev_matched", "dev_mismatched"}
+    assert (rte["started_from"], mnli["started_from"]) == ("MNLI", None)
+    assert rte["start"].endswith("MNLI/lr0.001_seed1/checkpoint_best.pt")
+    assert (rte["train_rows"], rte["max_train_rows"]) == (32, 32)
+    assert (rte["head"], rte["head_dropout"]) == ("linear", 0.1)
+    state = torch.load(one.runs[1].folder / "checkpoint_best.pt")
+    assert state["cfg"]["model"]["pooler_dropout"] == 0.1
+    assert [name for name in state["model"] if name.startswith("classification_heads.rte")] == [
+        f"classification_heads.rte.out_proj.{part}" for part in ("weight", "bias")
+    ]
+
+    other = grid("CoLA", output="other", seeds=(1,))
+    object.__setattr__(other.models[0], "checkpoint", tmp_path / "gone.pt")
+    queue = RunQueue(other, Workers(1, []))
+    queue.run()
+    (message,) = queue.failed.values()
+    assert message.startswith("exit code 1: error: --finetune-from-model")
+    assert (other.runs[0].folder / "train.log").read_text().count("=== fairseq-train") == 2
+
+
+def test_a_long_run_goes_on_from_its_last_epoch(grid, monkeypatch, prepared):
+    """What a kill leaves: the last epoch's checkpoint, and maybe half of one."""
+    monkeypatch.setattr("lazyformer_fairseq.finetuning.tasks.glue.Glue.rows_worth_resuming", 1)
+    (one,) = grid("CoLA", seeds=(1,), epochs=3).runs
+    (whole,) = grid("CoLA", output="whole", seeds=(1,), epochs=3).runs
+    fine_tune(whole, whole.model.checkpoint)
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    original = fairseq_cli.train.validate_and_save
+
+    def killed_in_the_third_epoch(cfg, trainer, task, epoch_itr, *rest):
+        return (killed if epoch_itr.epoch == 3 else original)(cfg, trainer, task, epoch_itr, *rest)
+
+    monkeypatch.setattr(fairseq_cli.train, "validate_and_save", killed_in_the_third_epoch)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(one, one.model.checkpoint)
+    monkeypatch.setattr(fairseq_cli.train, "validate_and_save", original)
+    assert (one.folder / "checkpoint_last.pt").is_file()
+    assert one.result() is None
+    before = (one.folder / "checkpoint_last.pt").read_bytes()
+    fine_tune(one, one.model.checkpoint)
+    assert "epoch 002 | valid" not in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
+    assert one.result()["metrics"] == whole.result()["metrics"]
+    assert not (one.folder / "checkpoint_last.pt").exists()
+
+    (one.folder / "result.json").unlink()
+    (one.folder / "checkpoint_last.pt").write_bytes(before[:1000])
+    fine_tune(one, one.model.checkpoint)
+    assert "epoch 001 | valid" in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
+    assert one.result()["metrics"] == whole.result()["metrics"]
+
+
+def test_submitit(grid, tmp_path):
+    pytest.importorskip("submitit")
+    one = grid("CoLA", seeds=(1,), max_train_rows=32)
+    queue = RunQueue(one, Cluster("local", tmp_path / "jobs", {"timeout_min": "3"}, at_once=2))
+    queue.run()
+    assert not queue.failed, queue.failed
+    assert (results(one)[0]["train_rows"], results(one)[0]["rows_in_file"]) == (32, 64)

@@ -1,0 +1,160 @@
+"""Reading a grid's folder: what is chosen, what is missing, what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from glue_results import write_failure, write_grid, write_result
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.report import own_row
+from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
+
+
+@pytest.fixture
+def grid(tmp_path) -> Path:
+    """A grid of one model, two tasks, two rates, three seeds, without any run."""
+    return write_grid(tmp_path, {"lazy": "lazy/checkpoint_last.pt"}, ["CoLA", "MNLI"], [2e-5, 5e-5], [1, 2, 3])
+
+
+def fill(folder: Path, task: str, scores: dict[float, list], **more) -> None:
+    for rate, values in scores.items():
+        for seed, value in enumerate(values, start=1):
+            write_result(folder, RunKey("lazy", task, rate, seed), value, **more)
+
+
+def test_the_best_median_wins_not_the_best_run(grid):
+    fill(grid, "CoLA", {2e-5: [0.1, 0.9, 0.2], 5e-5: [0.3, 0.4, 0.3]})
+    cola = read_results(grid, GLUE).of("lazy", "CoLA")
+    assert cola.rate == 5e-5
+    assert cola.values("valid", "matthews").tolist() == pytest.approx([30, 40, 30])
+    assert [run.key for run in cola.best] == [RunKey("lazy", "CoLA", 2e-5, 2)]  # that is for predictions
+    assert cola.is_complete
+
+
+def test_of_equal_medians_the_first_rate_wins(grid):
+    fill(grid, "CoLA", {2e-5: [0.1, 0.2, 0.3], 5e-5: [0.2, 0.2, 0.2]})
+    assert read_results(grid, GLUE).of("lazy", "CoLA").rate == 2e-5
+
+
+def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(grid):
+    fill(grid, "MNLI", {2e-5: [(0.5, 0.9)] * 3, 5e-5: [(0.6, 0.1)] * 3})
+    results = read_results(grid, GLUE)
+    assert results.of("lazy", "MNLI").values("valid1", "accuracy").tolist() == pytest.approx([10] * 3)
+    row = own_row(results, GLUE, "lazy")
+    assert row.scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10})
+    assert row.incomplete == {"CoLA"}
+
+
+def test_missing_failed_and_broken_runs_are_told_apart(grid):
+    fill(grid, "CoLA", {2e-5: [0.1, float("nan")]})
+    write_failure(grid, RunKey("lazy", "CoLA", 5e-5, 1), "out of memory")
+    results = read_results(grid, GLUE)
+    cola = results.of("lazy", "CoLA")
+    assert [run.key.seed for run in cola.runs] == [1]
+    assert cola.failed == [RunKey("lazy", "CoLA", 2e-5, 2), RunKey("lazy", "CoLA", 5e-5, 1)]
+    assert len(cola.missing) == 3
+    assert not cola.is_complete
+    assert {failure.message for failure in results.failures.values()} == {
+        "matthews of dev is not a number",
+        "out of memory",
+    }
+
+
+def test_a_result_after_a_failure_counts(grid):
+    key = RunKey("lazy", "CoLA", 2e-5, 1)
+    write_failure(grid, key, "out of memory")
+    write_result(grid, key, 0.5)
+    results = read_results(grid, GLUE)
+    assert list(results.runs) == [key]
+    assert not results.failures
+
+
+def test_runs_of_another_grid_are_left_out_and_counted(grid):
+    write_result(grid, RunKey("lazy", "CoLA", 2e-5, 4), 0.9)
+    write_result(grid, RunKey("other", "CoLA", 2e-5, 1), 0.9)
+    write_failure(grid, RunKey("lazy", "RTE", 2e-5, 1), "no")
+    results = read_results(grid, GLUE)
+    assert not results.runs
+    assert results.outside_grid == 3
+
+
+def test_bounds_are_student_s():
+    assert mean_bounds(np.array([1.0, 2.0, 3.0])) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
+    assert mean_bounds(np.array([2.0, 2.0])) == (2.0, 2.0)
+    assert mean_bounds(np.array([2.0])) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format_version": 2}, "format version 2, but this program reads 1"),
+        ({"format_version": None}, "format version None"),
+        ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be int or float"),
+        ({"seed": True}, "field 'seed' is True, must be int"),
+        ({"task": "COCA"}, "'COCA' is no GLUE task"),
+        ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be dict"),
+        ({"metrics": {}}, "field 'metrics.dev' is None, must be dict"),
+        ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is None"),
+        ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is None"),
+    ],
+)
+def test_a_result_that_is_not_what_it_should_be_is_named(grid, change, words):
+    path = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=re.escape(f"{path}: {words}")):
+        read_results(grid, GLUE)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"model": "lazy"', "cannot be read as JSON"),
+        ("[]", "holds list, not an object"),
+        ("\xff", "cannot be read as JSON"),
+    ],
+)
+@pytest.mark.parametrize("name", ["result.json", "failed.json", "grid.json"])
+def test_broken_json_is_named(grid, content, words, name):
+    run = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
+    path = grid / "runs" / "grid.json" if name == "grid.json" else run.parent / name
+    if name == "failed.json":
+        run.unlink()
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=re.escape(f"{path}: {words}")):
+        read_results(grid, GLUE)
+
+
+def test_no_grid_and_a_grid_that_lacks_a_field(grid):
+    path = grid / "runs" / "grid.json"
+    path.write_text(json.dumps({"models": {}, "tasks": ["CoLA"], "lrs": ["a"], "seeds": [1]}))
+    with pytest.raises(UserError, match="field 'lrs' is 'a'"):
+        read_results(grid, GLUE)
+    path.write_text(json.dumps({"format_version": 2, "models": {}, "tasks": [], "lrs": [], "seeds": []}))
+    with pytest.raises(UserError, match="format version 2"):
+        read_results(grid, GLUE)
+    path.write_text("{}")
+    with pytest.raises(UserError, match="has no field 'models'"):
+        read_results(grid, GLUE)
+    path.unlink()
+    with pytest.raises(UserError, match=re.escape(f"{path}: no such file")):
+        read_results(grid, GLUE)
+
+
+def test_a_run_that_is_there_twice_is_refused(grid):
+    path = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
+    copy = path.parent.with_name("lr2e-05_seed1_copy")
+    copy.mkdir()
+    (copy / "result.json").write_text(path.read_text())
+    with pytest.raises(UserError, match="is the same run as"):
+        read_results(grid, GLUE)
+
+
+def test_runs_on_different_development_sets_do_not_compare(grid):
+    write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
+    write_result(grid, RunKey("lazy", "CoLA", 2e-5, 2), 0.5, baseline=0.1)
+    with pytest.raises(UserError, match="dev set is another than that of"):
+        read_results(grid, GLUE)

@@ -1,0 +1,184 @@
+"""SQuAD's files prepared: windows on disk, articles held out, oddities listed, the second time reused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import toy_texts, train_tokenizer
+from squad_grids import START, toy_article
+from toy_squad import write_squad, write_toy_squad
+
+from lazyformer_fairseq.data.datasets.question_windows import WindowSettings, make_windows
+from lazyformer_fairseq.data.squad import read_squad
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.finetuning.squad_data import (
+    Preparation,
+    PreparedSquad,
+    overview,
+    prepare,
+    prepare_squad,
+    split_by_articles,
+)
+
+SETTINGS = WindowSettings(15, 2, 6)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The official folder, the tokenizer and what was prepared of them."""
+    folder = write_toy_squad(tmp_path / "data", train=4, valid=2)
+    tokenizer = train_tokenizer(tmp_path / "tokenizer", toy_texts(20), 100, TextSettings())
+    prepared = prepare_squad({"train": folder / "train-v1.1.json"}, tokenizer.folder, tmp_path / "prepared", SETTINGS)
+    return folder, tokenizer, prepared
+
+
+def test_what_is_read_is_what_was_made(made):
+    folder, tokenizer, prepared = made
+    read = PreparedSquad.load(prepared.folder).read("train")
+    file = read_squad(folder / "train-v1.1.json")
+    windows = make_windows(tokenizer, file, SETTINGS)
+    assert read.file.paragraphs == file.paragraphs
+    for name in ("ids", "sizes", "question", "place", "first", "count", "own", "targets", "offsets", "context_starts"):
+        assert np.array_equal(getattr(read.windows, name), getattr(windows, name)), name
+    assert prepared.settings == SETTINGS
+
+
+@pytest.mark.parametrize("name", ["ids", "sizes", "question", "place", "first", "count", "targets", "context_starts"])
+@pytest.mark.parametrize("value", [-1, 2**31 - 1])
+def test_numbers_that_lead_outside_are_refused(made, name, value):
+    path = made[2].folder / "train.npz"
+    arrays = dict(np.load(path))
+    arrays[name] = arrays[name].astype(np.int64)
+    arrays[name].flat[-1] = value
+    np.savez(path, **arrays)
+    with pytest.raises(UserError, match=r"train\.\*: damaged \(.*; remove .*prepared and run"):
+        made[2].read("train")
+
+
+@pytest.mark.parametrize("damage", ["half", "objects", "floats", "gone", "shorter"])
+def test_damaged_files_are_refused(made, damage):
+    path = made[2].folder / "train.npz"
+    arrays = dict(np.load(path))
+    if damage == "half":
+        path.write_bytes(path.read_bytes()[:900])
+    elif damage == "gone":
+        path.unlink()
+    else:
+        changed = {"objects": np.array([None]), "floats": arrays["place"] * 1.0, "shorter": arrays["place"][1:]}
+        np.savez(path, **{**arrays, "place": changed[damage]})
+    with pytest.raises(UserError, match=r"train\.\*: damaged"):
+        made[2].read("train")
+
+
+def test_other_folders_and_splits_are_refused(made, tmp_path):
+    prepared = made[2]
+    with pytest.raises(UserError, match="holds no split 'valid', but train"):
+        prepared.read("valid")
+    path = prepared.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for change, words in (
+        ({"format": "lazyformer glue task"}, "is not the manifest of prepared SQuAD"),
+        ({"format_version": 9}, "format version 9, but this program reads 1"),
+        ({"splits": {"../train": {}}}, "damaged"),
+        ({"max_length": "long"}, "damaged"),
+    ):
+        path.write_text(json.dumps({**manifest, **change}))
+        with pytest.raises(UserError, match=words):
+            PreparedSquad.load(prepared.folder)
+    with pytest.raises(UserError, match="nowhere.json: no such file"):
+        prepare_squad({"train": tmp_path / "nowhere.json"}, made[1].folder, tmp_path / "other")
+
+
+TOKENIZER = START.parent / "tokenizer"
+
+
+def titles(path: Path) -> list[str]:
+    return list(dict.fromkeys(paragraph.title for paragraph in read_squad(path).paragraphs))
+
+
+@pytest.mark.parametrize(("articles", "every", "dev"), [(10, 5, [5, 10]), (11, 2, [2, 4, 6, 8, 10]), (3, 3, [3])])
+def test_every_so_many_th_article_is_held_out(tmp_path, articles, every, dev):
+    source = write_squad(tmp_path / "all.json", *map(toy_article, range(1, articles + 1)))
+    folder = split_by_articles(source, every, tmp_path / "split")
+    assert titles(folder / "dev-v1.1.json") == [f"Article {number}" for number in dev]
+    rest = [number for number in range(1, articles + 1) if number not in dev]
+    assert titles(folder / "train-v1.1.json") == [f"Article {number}" for number in rest]
+    manifest = json.loads((folder / "split.json").read_text())
+    assert (manifest["dev_articles"], manifest["every"]) == (titles(folder / "dev-v1.1.json"), every)
+    before = (folder / "dev-v1.1.json").stat().st_mtime_ns
+    assert split_by_articles(source, every, folder) == folder
+    assert (folder / "dev-v1.1.json").stat().st_mtime_ns == before
+
+
+def test_another_split_in_its_place_is_refused(tmp_path):
+    source = write_squad(tmp_path / "all.json", *map(toy_article, range(6)))
+    folder = split_by_articles(source, 3, tmp_path / "split")
+    with pytest.raises(UserError, match="holds another split \\(other every\\)"):
+        split_by_articles(source, 2, folder)
+    (folder / "dev-v1.1.json").unlink()
+    with pytest.raises(UserError, match="other dev-v1.1.json"):
+        split_by_articles(source, 3, folder)
+
+
+@pytest.mark.parametrize(("content", "words"), [("[]", "not an object"), ('{"data": [{}]}', "has 1 articles")])
+def test_what_cannot_be_split_is_named(tmp_path, content, words):
+    (tmp_path / "all.json").write_text(content)
+    with pytest.raises(UserError, match=words):
+        split_by_articles(tmp_path / "all.json", 2, tmp_path / "split")
+    assert not (tmp_path / "split").exists()
+
+
+def test_the_real_file_is_split_by_articles(real_data, tmp_path):
+    folder = split_by_articles(real_data / "squad" / "train-v1.1.part.json", 5, tmp_path / "split")
+    train, dev = (read_squad(folder / name) for name in ("train-v1.1.json", "dev-v1.1.json"))
+    assert (len(train.questions), len(dev.questions)) == (10_005, 1_872)
+    assert not {paragraph.title for paragraph in train.paragraphs} & {paragraph.title for paragraph in dev.paragraphs}
+
+
+def wanted(data: Path, output: Path, **more) -> Preparation:
+    sizes = {"max_length": 64, "stride": 16, "max_question_length": 16}
+    return Preparation(data=data, tokenizer=TOKENIZER, output=output, **{**sizes, **more})
+
+
+def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
+    prepared = prepare(wanted(toy_squad, tmp_path))
+    text = overview(prepared)
+    train = next(line for line in text.splitlines() if line.startswith("train-v1.1.json"))
+    assert train.split()[1:5] == ["8", "16", "48", "0"]
+    assert "note: dev-v1.1.json: has 12 questions; the official file has 10,570" in text
+    before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
+    assert prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
+    assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="was prepared before with other stride"):
+        prepare(wanted(toy_squad, tmp_path, stride=8))
+
+
+def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
+    articles = json.loads((toy_squad / "train-v1.1.json").read_text())["data"]
+    for number in range(7):
+        articles[number]["paragraphs"][0]["qas"][1]["answers"][0]["answer_start"] += 1
+    write_squad(tmp_path / "files" / "train-v1.1.json", *articles)
+    (tmp_path / "files" / "dev-v1.1.json").write_bytes((toy_squad / "dev-v1.1.json").read_bytes())
+    with pytest.raises(UserError, match="7 mistakes.*--skip-mistakes"):
+        prepare(wanted(tmp_path / "files", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    text = overview(prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
+    assert text.count("left out: article ") == 7
+    assert "(id Article 6-0-1)" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "train-v1.1.json"}, "is a file; give the folder of .* --dev-articles 5"),
+        ({"data": "."}, "train-v1.1.json: no such file"),
+        ({"dev_articles": 9}, "has 8 articles, so that every 9th cannot be held out"),
+        ({"max_length": 12}, "no room for a context"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused(toy_squad, tmp_path, change, words):
+    data = {"train-v1.1.json": toy_squad / "train-v1.1.json", ".": tmp_path}.get(change.pop("data", ""), toy_squad)
+    with pytest.raises(UserError, match=words):
+        prepare(wanted(data, tmp_path / "out", **change))

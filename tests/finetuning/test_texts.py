@@ -1,0 +1,337 @@
+"""Task and criterion ``glue``: metrics, encoding, what is loaded and refused, losses, and a run that learns."""
+
+import math
+import re
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.tasks import setup_task
+from fairseq.utils import apply_to_sample
+from helpers import NAMES, THINGS, write_toy_glue
+from torch import nn
+
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
+from lazyformer_fairseq.data.glue import TASKS, Example, SplitFile
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
+from lazyformer_fairseq.finetuning.texts import METRICS, GlueCriterion, encode_split
+from lazyformer_fairseq.modules.networks.heads import ClassificationHead, LinearHead
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions", "targets", "expected"),
+    [
+        ("accuracy", [1, 0, 1, 1], [1, 0, 0, 1], 3 / 4),
+        ("f1", [1, 0, 1, 1], [1, 0, 0, 1], 2 * 2 / (2 * 2 + 1 + 0)),  # 2 TP, 1 FP, 0 FN
+        ("matthews", [1, 0, 1, 1], [1, 0, 0, 1], (2 * 1 - 1 * 0) / math.sqrt(3 * 2 * 2 * 1)),
+        # 3 of 4 right; predicted 2, 1, 1 times, true 1, 1, 2 times
+        ("matthews", [0, 1, 2, 0], [0, 1, 2, 2], (3 * 4 - 5) / math.sqrt((16 - 6) * (16 - 6))),
+        ("pearson", [1.0, 2.0, 3.0], [1.0, 2.0, 4.0], 3 / math.sqrt(2 * 42 / 9)),
+        ("spearman", [1.0, 2.0, 3.0, 4.0], [10.0, 9.0, 20.0, 30.0], 1 - 6 * (1 + 1) / (4 * 15)),
+        ("spearman", [1.0, 2.0, 2.0], [1.0, 2.0, 3.0], math.sqrt(3) / 2),  # ranks 1, 2.5, 2.5
+    ],
+)
+def test_by_hand(name, predictions, targets, expected):
+    assert METRICS[name](np.array(predictions), np.array(targets)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["matthews", "pearson", "spearman", "f1"])
+@pytest.mark.parametrize(
+    ("predictions", "targets"), [([0, 0, 0], [0, 1, 1]), ([0, 1, 1], [0, 0, 0]), ([0, 0], [0, 0]), ([0], [0])]
+)
+def test_undefined_is_zero_and_silent(name, predictions, targets):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert METRICS[name](np.array(predictions), np.array(targets)) == 0.0
+
+
+def test_nearly_constant_scores_are_silent():
+    scores = np.float32(2.5) + np.array([0, 1e-14, 2e-14])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert -1 <= METRICS["pearson"](scores, np.array([1.0, 2.0, 3.0])) <= 1
+
+
+@pytest.fixture
+def tokenizer(data_folder):
+    return Tokenizer.load(data_folder / "tokenizer")
+
+
+def encode(tokenizer, *texts, max_length=512):
+    return encode_split(tokenizer, SplitFile(Path("x"), [Example(pair, 0, 1) for pair in texts], []), max_length)
+
+
+def test_a_pair_has_two_separators(tokenizer):
+    bos, eos = tokenizer.dictionary.bos(), tokenizer.dictionary.eos()
+    first, second = tokenizer.encode("Anna sees Ben"), tokenizer.encode("the old mirror")
+    encoded = encode(tokenizer, ("Anna sees Ben",), ("Anna sees Ben", "the old mirror"))
+    assert [ids.tolist() for ids in encoded.inputs] == [
+        [bos, *first, eos],
+        [bos, *first, eos, eos, *second, eos],
+    ]
+    assert (encoded.truncated, encoded.unknown_share) == (0, 0.0)
+
+
+def test_long_inputs_are_cut_and_counted(tokenizer):
+    long = "Anna sees Ben near the old mirror " * 10
+    encoded = encode(tokenizer, ("Anna",), (long,), ("Anna", long), max_length=24)
+    assert encoded.truncated == 2
+    assert [len(ids) for ids in encoded.inputs[1:]] == [24, 24]
+    assert all(ids[-1] == tokenizer.dictionary.eos() for ids in encoded.inputs)
+
+
+def test_unknown_share_is_of_all_ids(tokenizer):
+    encoded = encode(tokenizer, ("字",))
+    ids = encoded.inputs[0].tolist()
+    assert tokenizer.dictionary.unk() in ids
+    assert encoded.unknown_share == ids.count(tokenizer.dictionary.unk()) / len(ids)
+
+
+class Answers(nn.Module):
+    """Gives each text the logits whose row is its first id."""
+
+    def __init__(self, head, logits):
+        super().__init__()
+        self.classification_heads = {head: None}
+        self.logits = logits
+
+    def forward(self, src_tokens, src_lengths, has_padding, classification_head_name):
+        assert classification_head_name in self.classification_heads
+        return self.logits[src_tokens[:, 0]], {}
+
+
+def make(name, count=19):
+    """Criterion, model, dataset and the predictions for a task, with texts of random lengths."""
+    random = np.random.default_rng(3)
+    task = TASKS[name]
+    logits = torch.from_numpy(random.normal(size=(count, task.num_classes)).astype(np.float32))
+    if task.is_regression:
+        targets = random.uniform(0, 5, count)
+        predictions = logits[:, 0].numpy()
+    else:
+        targets = random.integers(task.num_classes, size=count)
+        predictions = logits.argmax(dim=1).numpy()
+    inputs = [np.array([index, *[2] * random.integers(1, 9)]) for index in range(count)]
+    data = LabelledTextsDataset(inputs, targets, pad=1, shuffle=False)
+    criterion = GlueCriterion(SimpleNamespace(description=task, head_name=task.head_name))
+    return criterion, Answers(task.head_name, logits), data, predictions, targets
+
+
+def batches(data, size):
+    order = data.ordered_indices()
+    return [data.collater([data[i] for i in order[start : start + size]]) for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("name", ["CoLA", "MRPC", "STS-B", "MNLI"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_metrics_are_those_of_the_whole_split(name, workers):
+    criterion, model, data, predictions, targets = make(name)
+    criterion.eval()
+    logs = [criterion(model, batch)[2] for batch in batches(data, size=4)]
+    with metrics.aggregate(new_root=True) as split:
+        for start in range(0, len(logs), workers):
+            with metrics.aggregate():
+                criterion.reduce_metrics(logs[start : start + workers])
+    values = split.get_smoothed_values()
+    for metric in TASKS[name].metrics:
+        assert values[metric] == pytest.approx(METRICS[metric](predictions, targets))
+        by_batch = np.mean([METRICS[metric](*log["rows"].T) for log in logs])
+        assert values[metric] != pytest.approx(by_batch)
+    assert not any(key.startswith("_") for key in values)
+    assert not criterion.logging_outputs_can_be_summed()
+
+
+def test_loss_of_classes_is_in_bits_and_training_logs_accuracy():
+    criterion, model, data, predictions, targets = make("MNLI")
+    criterion.train()
+    [batch] = batches(data, size=len(data))
+    loss, sample_size, log = criterion(model, batch)
+    probabilities = model.logits.softmax(dim=1).numpy()[np.arange(len(targets)), targets]
+    assert sample_size == len(targets)
+    assert loss.item() == pytest.approx(-np.log(probabilities).sum(), rel=1e-5)
+    assert criterion.logging_outputs_can_be_summed()
+    with metrics.aggregate(new_root=True) as agg:
+        criterion.reduce_metrics([log])
+    values = agg.get_smoothed_values()
+    assert values["loss"] == pytest.approx(-np.log2(probabilities).mean(), abs=1e-3)
+    assert values["accuracy"] == pytest.approx((predictions == targets).mean(), abs=1e-4)
+
+
+def test_loss_of_scores_is_the_squared_error():
+    criterion, model, data, predictions, targets = make("STS-B")
+    [batch] = batches(data, size=len(data))
+    loss, sample_size, log = criterion(model, batch)
+    assert loss.item() / sample_size == pytest.approx(np.square(predictions - targets).mean(), rel=1e-5)
+    with metrics.aggregate(new_root=True) as agg:
+        criterion.reduce_metrics([log])
+    assert agg.get_smoothed_values()["loss"] == pytest.approx(loss.item() / sample_size, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["CoLA", "STS-B"])
+def test_half_precision_logits_give_a_float32_loss(name):
+    criterion, model, data, *_ = make(name)
+    [batch] = batches(data, size=len(data))
+    in_full = criterion(model, batch)[0]
+    model.logits = model.logits.to(torch.bfloat16).requires_grad_()
+    loss, *_ = criterion(model, batch)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(in_full.item(), rel=1e-2)
+    assert model.logits.grad.dtype == torch.bfloat16
+
+
+def test_user_errors():
+    criterion, model, data, _, _ = make("CoLA")
+    batch = batches(data, size=4)[0]
+    with pytest.raises(UserError, match=r"no classification head 'cola'.*--glue-task CoLA"):
+        criterion(Answers("rte", model.logits), batch)
+    del batch["target"]
+    with pytest.raises(UserError, match="no labels"):
+        criterion(model, batch)
+    with pytest.raises(UserError, match="--task glue alone"):
+        GlueCriterion(SimpleNamespace())
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory):
+    """A folder of small tasks: the label of CoLA says whether a sentence starts with "the"."""
+    return write_toy_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def config(glue, data_folder):
+    """``config("CoLA", options ...)``: fairseq's configuration for a command line of that task."""
+
+    def build(task, *arguments):
+        command = [str(glue / task), "--task", "glue", "--criterion", "glue", "--arch", "bert_tiny", "--max-epoch", "1"]
+        command += ["--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--batch-size", "16"]
+        command += ["--tokenizer-folder", str(data_folder / "tokenizer"), *map(str, arguments)]
+        parser = options.get_training_parser()
+        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command))
+
+    return build
+
+
+def test_splits_of_the_folder_s_own_task(config):
+    task = setup_task(config("CoLA").task)
+    for split in ("train", "valid", "test"):
+        task.load_dataset(split)
+    assert task.description.name == "CoLA"
+    assert [len(task.dataset(split)) for split in ("train", "valid", "test")] == [
+        120,
+        len(NAMES) * len(THINGS) - 120,
+        1,
+    ]
+    assert task.dataset("train").targets.tolist() == [0, 1] * 60
+    assert task.dataset("test").targets is None
+    assert task.dataset("train")[1]["source"].tolist()[0] == task.source_dictionary.bos()
+
+
+def test_scores_stay_exact_with_fp16(config):
+    task = setup_task(config("STS-B").task)
+    task.load_dataset("valid")
+    batch = task.dataset("valid").collater([task.dataset("valid")[1]])
+    in_half = apply_to_sample(lambda t: t.half() if t.dtype is torch.float32 else t, batch)  # as fairseq's trainer does
+    assert in_half["target"].tolist() == [4.999]
+
+
+def test_head_and_its_name(config):
+    cfg = config("STS-B", "--glue-head-name", "similarity")
+    model = setup_task(cfg.task).build_model(cfg.model)
+    assert model.classification_heads["similarity"].out_proj.out_features == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], ClassificationHead), (["--glue-head", "linear"], LinearHead)])
+def test_the_kind_of_the_head(config, given, expected):
+    cfg = config("STS-B", "--pooler-dropout", "0.1", *given)
+    (head,) = setup_task(cfg.task).build_model(cfg.model).classification_heads.values()
+    assert type(head) is expected
+    assert head.dropout.p == 0.1
+
+
+def test_tokenizer_is_found_beside_the_checkpoint(glue, config, data_folder, tmp_path):
+    (tmp_path / "model.pt").touch()
+    arguments = ["--tokenizer-folder", "", "--finetune-from-model", tmp_path / "model.pt"]
+    with pytest.raises(UserError, match=re.escape(f"no tokenizer at {tmp_path}/tokenizer or {glue}/CoLA/tokenizer")):
+        setup_task(config("CoLA", *arguments).task)
+    Tokenizer.load(data_folder / "tokenizer").save(tmp_path / "tokenizer")
+    task = setup_task(config("CoLA", *arguments).task)
+    assert task.tokenizer_folder == tmp_path / "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--glue-task", "COCA"], "'COCA' is no GLUE task"),
+        (["--best-checkpoint-metric", "f1"], "--best-checkpoint-metric f1: CoLA has loss, matthews, accuracy"),
+        (["--best-checkpoint-metric", "matthews"], "add --maximize-best-checkpoint-metric"),
+        (["--maximize-best-checkpoint-metric"], "drop --maximize-best-checkpoint-metric"),
+        (["--valid-subset", "valid,test"], "split test has no labels"),
+        (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
+        (["--tokenizer-folder", "nowhere"], "nowhere/tokenizer.json: cannot be read"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
+    with pytest.raises(UserError, match=message):
+        setup_task(config("CoLA", *arguments).task)
+
+
+def test_a_missing_folder_is_refused(config):
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        setup_task(config("nowhere", "--glue-task", "MRPC").task)
+
+
+def test_another_criterion_is_refused(config):
+    cfg = config("CoLA", "--criterion", "cross_entropy")
+    with pytest.raises(UserError, match="give --criterion glue"):
+        setup_task(cfg.task).build_criterion(cfg.criterion)
+
+
+def test_more_positions_than_the_model_has_are_refused(config):
+    cfg = config("CoLA", "--tokens-per-sample", 512, "--max-positions", 64)
+    with pytest.raises(UserError, match=r"--tokens-per-sample 512: the model has 64 positions"):
+        setup_task(cfg.task).build_model(cfg.model)
+
+
+@pytest.mark.parametrize(("options", "longest"), [((), 512), (("--tokens-per-sample", 8), 8)])
+def test_inputs_are_cut_at_the_models_positions_or_shorter_by_option(config, options, longest):
+    cfg = config("MRPC", *options)
+    task = setup_task(cfg.task)
+    task.build_model(cfg.model)
+    task.load_dataset("train")
+    assert task.max_positions() == longest
+    assert task.dataset("train").sizes.max() <= longest
+    assert longest == 512 or task.dataset("train").sizes.max() == longest
+
+
+def test_it_learns_and_a_checkpoint_goes_on_to_another_task(glue, data_folder, fairseq_train, tmp_path):
+    shared = "--criterion glue --arch bert_tiny --batch-size 16 --maximize-best-checkpoint-metric"
+    state = fairseq_train(
+        glue / "CoLA",
+        f"{shared} --lr 0.003 --max-epoch 6 --best-checkpoint-metric matthews",
+        tmp_path / "cola",
+        task=f"glue --tokenizer-folder {data_folder / 'tokenizer'}",
+    )
+    assert state["extra_state"]["best"] > 0.9
+    hub = LazyFormerModel.from_pretrained(str(tmp_path / "cola"))
+    logits = hub.predict("cola", "the anna sees the river", "anna sees the river")
+    assert logits.argmax(dim=1).tolist() == [1, 0]
+
+    state = fairseq_train(
+        glue / "STS-B",
+        f"{shared} --max-epoch 1 --best-checkpoint-metric pearson "
+        f"--finetune-from-model {tmp_path / 'cola' / 'checkpoint_best.pt'}",
+        tmp_path / "sts-b",
+        task="glue",
+    )
+    heads = {name.split(".")[1] for name in state["model"] if name.startswith("classification_heads")}
+    assert heads == {"sts-b"}
+    assert torch.isfinite(torch.tensor(state["extra_state"]["best"]))

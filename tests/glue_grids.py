@@ -1,0 +1,36 @@
+"""Grids on GLUE's toy tasks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Optional
+
+from lazyformer_fairseq.data.prepared_folder import PreparedTask
+from lazyformer_fairseq.finetuning.benchmark import head_settings
+from lazyformer_fairseq.finetuning.checkpoints import load_start_models
+from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
+
+
+def glue_grid(
+    output: Path,
+    checkpoint: Path,
+    prepared: Mapping[str, PreparedTask],
+    tasks: Sequence[str],
+    epochs: int = 1,
+    from_mnli: bool = False,
+    head: str = "dense",
+    head_dropout: Optional[float] = None,
+    **more: Any,
+) -> Grid:
+    """A grid of the model ``m`` on prepared tasks."""
+    return Grid(
+        benchmark=GLUE,
+        output=output,
+        models=load_start_models({"m": checkpoint}, next(iter(prepared.values())).tokenizer_folder),
+        tasks={name: prepared[name] for name in tasks},
+        epochs=dict.fromkeys(tasks, epochs),
+        starts=GLUE.starts(SimpleNamespace(from_mnli=from_mnli), tasks),
+        own=head_settings(head, head_dropout),
+        **more,
+    )

@@ -131,7 +131,7 @@ def test_pretrained_and_used(pretrained, tmp_path):
 def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_path):
     tokenizer = load_tokenizer(pretrained / "tokenizer")
     data = write_toy_glue(tmp_path / "glue", train=40, valid=10)
-    wanted = Preparation(data, pretrained / "tokenizer", tmp_path / "out", max_length=14)
+    wanted = Preparation(data=data, tokenizer=pretrained / "tokenizer", output=tmp_path / "out", max_length=14)
     for prepared in prepare_tasks(wanted, [TASKS["CoLA"], TASKS["RTE"]]):
         bos, _, eos, *_ = tokenizer.special
         examples = PreparedTask.load(prepared.folder).read("train", None, eos)
@@ -155,7 +155,7 @@ def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_
 
 def test_glue_s_own_files_give_what_prepared_ones_give(corpus, tmp_path):
     data = write_toy_glue(tmp_path / "glue", train=8, valid=4)
-    wanted = Preparation(data, corpus / "tokenizer", tmp_path / "out", max_length=12)
+    wanted = Preparation(data=data, tokenizer=corpus / "tokenizer", output=tmp_path / "out", max_length=12)
     (prepared,) = prepare_tasks(wanted, [TASKS["RTE"]])
     read = []
     for folder in (data / "RTE", prepared.folder):

@@ -20,21 +20,12 @@ print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
 }))
 """
 OURS = [
-    *(
-        "lazyformer",
-        "lazyformer_fairseq.fairseq_plugin.models.causal_lm",
-        "lazyformer_fairseq.fairseq_plugin.models.huggingface_bert",
-    ),
-    "lazyformer_fairseq.fairseq_plugin.models.lazyformer",
-    *("lazyformer_fairseq.fairseq_plugin.optim.fused_adam", "lazyformer_fairseq.fairseq_plugin.optim.nvlamb"),
-    *(
-        "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
-        "lazyformer_fairseq.finetuning.texts",
-    ),
-    *(
-        "lazyformer_fairseq.finetuning.tasks.squad",
-        "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
-    ),
+    "lazyformer",
+    *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("causal_lm", "huggingface_bert", "lazyformer")),
+    *(f"lazyformer_fairseq.fairseq_plugin.optim.{name}" for name in ("fused_adam", "nvlamb")),
+    "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
+    "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
+    *("lazyformer_fairseq.finetuning.tasks.squad", "lazyformer_fairseq.finetuning.texts"),
 ]
 
 

@@ -41,6 +41,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import che
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_shards, check_totals
 from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
+from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.storage.indexed_format import check_items, read_index
 
@@ -276,7 +277,7 @@ def _result_targets(folder: Path) -> dict[str, Target]:
         def read(content: bytes, path=path, seed=seed) -> None:
             path.write_bytes(content)
             try:
-                read_results(folder)
+                read_results(folder, GLUE)
             finally:
                 path.write_bytes(seed)
 

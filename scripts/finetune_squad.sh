@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer finetune-squad`, from a checkout
-exec bash "$(dirname "$0")/lazyformer.sh" finetune-squad "$@"
+# `lazyformer finetune --task squad`, from a checkout
+exec bash "$(dirname "$0")/lazyformer.sh" finetune --task squad "$@"

@@ -113,7 +113,7 @@ ADDED_OPTIONS = {
     ),
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
-    "lazyformer finetune-squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
+    "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
     "lazyformer squad": "",
     "lazyformer squad prepare": SQUAD_WINDOWS,
     "lazyformer squad run --checkpoint": SQUAD_RUN,

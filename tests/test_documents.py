@@ -62,6 +62,7 @@ ADDED_OPTIONS = {
     "lazyformer import": "",
     "lazyformer import imported": "--sublayer-pattern M2",
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
+    "lazyformer evaluate": "",
     "lazyformer glue": "",
     "lazyformer tasks listops": (
         "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"

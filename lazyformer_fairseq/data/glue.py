@@ -127,7 +127,7 @@ def _splits(
     }
 
 
-def _made(texts: tuple[str, ...]) -> dict[str, Split]:
+def made_splits(texts: tuple[str, ...]) -> dict[str, Split]:
     """Splits of a task that has no official files, and as many rows as its maker wants; all are labelled."""
     return {split: Split(split, texts, "label", 0) for split in ("train", "valid", "test")}
 
@@ -173,8 +173,8 @@ TASKS: Mapping[str, TaskDescription] = {task.name: task for task in _TABLE}
 DIAGNOSTICS: Mapping[str, TaskDescription] = {
     task.name: task
     for task in (
-        TaskDescription("ListOps", _made(("expression",)), ("accuracy",), tuple("0123456789")),
-        TaskDescription("Pairs", _made(("first", "second")), ("accuracy",), ("other document", "same document")),
+        TaskDescription("ListOps", made_splits(("expression",)), ("accuracy",), tuple("0123456789")),
+        TaskDescription("Pairs", made_splits(("first", "second")), ("accuracy",), ("other document", "same document")),
     )
 }
 

@@ -1,6 +1,5 @@
 """What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
 
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,77 +91,9 @@ def words_of(text: str, option: str) -> list[str]:
         raise UserError(f"{option} {text}: {error}") from None
 
 
-class GroupOfCommands(click.Group):
-    """A group that lists its commands with the whole first sentence of each, where click cuts it to one line."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [
-            (name, self.commands[name].get_short_help_str(limit=1000).removesuffix(".") + ".")
-            for name in self.list_commands(ctx)
-            if not self.commands[name].hidden
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-class CommandWithSeveralValues(click.Command):
-    """A command without positional arguments, whose options with ``multiple=True`` take all values that follow."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        several = {name for option in self.params if getattr(option, "multiple", False) for name in (*option.opts,)}
-        expanded: list[str] = []
-        current = None
-        for arg in args:
-            if arg.startswith("--"):
-                current = arg if arg in several else None
-                if current is None:
-                    expanded.append(arg)
-            elif current is None:
-                expanded.append(arg)
-            else:
-                expanded += [current, arg]
-        return super().parse_args(ctx, expanded)
-
-
-def patterns_apart(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Callback: as :func:`divided`, but commas in square brackets divide nothing."""
-    return tuple(part.strip() for value in values for part in re.split(r",(?![^\[]*\])", value) if part.strip())
-
-
 def divided(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Callback: values that hold commas are several."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
-
-def numbers(kind: type) -> Any:
-    """Callback: as :func:`divided`, then numbers of a kind, each once."""
-
-    def convert(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple:
-        found = []
-        for word in divided(ctx, option, values):
-            try:
-                number = kind(word)
-            except ValueError:
-                raise click.BadParameter(f"{word!r} is no {'whole ' * (kind is int)}number") from None
-            if number < 0 or (kind is float and not 0 < number < 1):
-                raise click.BadParameter(f"{word} is out of range")
-            if number in found:
-                raise click.BadParameter(f"{word} is there twice")
-            found.append(number)
-        return tuple(found)
-
-    return convert
-
-
-def products(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """Callback: as :func:`divided`, then pairs of numbers, as in 12x64."""
-    found = []
-    for word in divided(ctx, option, values):
-        left, _, right = word.partition("x")
-        if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
-            raise click.BadParameter(f"{word!r} is no product of two whole numbers, such as 12x64")
-        found.append((int(left), int(right)))
-    return tuple(found)
 
 
 def named_patterns(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

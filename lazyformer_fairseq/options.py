@@ -26,7 +26,7 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
     "plan": {"--batch": "--sequences-per-update {}", "--lazy-backend": "--attention-backend {}"},
     **{f"bench {name}": {"--minutes": "--budget {}min"} for name in ("models", "backends", "kinds", "table4")},
 }
-OLD_COMMANDS: dict[str, str] = {"finetune-squad": "finetune --task squad"}
+OLD_COMMANDS: dict[str, str] = {"finetune-squad": "finetune --task squad", "tasks": "diagnostics"}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 

@@ -64,11 +64,11 @@ ADDED_OPTIONS = {
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
     "lazyformer evaluate": "",
     "lazyformer glue": "",
-    "lazyformer tasks listops": (
+    "lazyformer diagnostics listops": (
         "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
     ),
-    "lazyformer tasks pairs": "--train 8 --valid 4 --test 4 --min-length 20 --max-length 30 --gap 2",
-    "lazyformer tasks run": (
+    "lazyformer diagnostics pairs": "--train 8 --valid 4 --test 4 --min-length 20 --max-length 30 --gap 2",
+    "lazyformer diagnostics run": (
         "--self-pretrain 1 --updates 1 --seeds 1 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --device cpu"
     ),
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",

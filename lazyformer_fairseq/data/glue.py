@@ -169,7 +169,7 @@ _TABLE = (
 
 TASKS: Mapping[str, TaskDescription] = {task.name: task for task in _TABLE}
 
-# No tasks of GLUE: `lazyformer tasks` makes their folders, which the task `glue` reads like those of prepared tasks.
+# No tasks of GLUE: `lazyformer diagnostics` makes their folders, which the task `glue` reads like prepared tasks.
 DIAGNOSTICS: Mapping[str, TaskDescription] = {
     task.name: task
     for task in (

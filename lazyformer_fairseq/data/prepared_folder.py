@@ -241,7 +241,7 @@ class PreparedDiagnostic(PreparedTask):
 
     FORMAT, FORMAT_VERSION = "lazyformer diagnostic", 1
     SETTINGS = ("format_version", "task", "settings", "tokenizer")
-    CONTENT, COMMAND = "a diagnostic", "lazyformer tasks"
+    CONTENT, COMMAND = "a diagnostic", "lazyformer diagnostics"
     TABLE = DIAGNOSTICS
 
     @classmethod

@@ -220,7 +220,9 @@ class MadeBenchmark(TextsBenchmark):
         return f"lazyformer finetune --task {self.key}"
 
     def prepare(self, wanted: Preparation) -> str:
-        raise UserError(f"--data: {self.name} is made by `lazyformer tasks {self.key}`; give its folder by --prepared")
+        raise UserError(
+            f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder by --prepared"
+        )
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedDiagnostic]:
         prepared = PreparedDiagnostic.load(folder)

@@ -38,7 +38,7 @@ def test_it_is_fine_tuned_and_reported(repeats, tmp_path):
 
 
 def test_it_has_its_own_words_where_something_is_wrong(repeats, tmp_path):
-    with pytest.raises(UserError, match="--data: Repeats is made by `lazyformer tasks repeats`"):
+    with pytest.raises(UserError, match="--data: Repeats is made by `lazyformer diagnostics repeats`"):
         repeats.prepare(None)
     with pytest.raises(UserError, match="Repeats has no data without labels to predict"):
         repeats.predict({}, tmp_path, None)

@@ -1,1 +1,1 @@
-"""lazyformer tasks: made tasks with long inputs, whether a pattern sees far enough. Diagnostics, not a leaderboard."""
+"""lazyformer diagnostics: made tasks with long inputs show whether a pattern sees far enough. No leaderboard."""

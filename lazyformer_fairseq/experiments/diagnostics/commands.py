@@ -1,4 +1,4 @@
-"""The commands ``lazyformer tasks``: listops, pairs, run."""
+"""The commands ``lazyformer diagnostics``: listops, pairs, run."""
 
 import sys
 from pathlib import Path
@@ -6,25 +6,19 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import (
-    ExistingPath,
-    GroupOfCommands,
-    divided,
-    named_patterns,
-    precision_option,
-)
+from lazyformer_fairseq.arguments import ExistingPath, divided, named_patterns, precision_option
 from lazyformer_fairseq.devices.precision import precision_on
 from lazyformer_fairseq.experiments.diagnostics.settings import TaskRunSettings
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.options import takes
+from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
 SPLITS = ("train", "valid", "test")
 
 
-@click.group(cls=GroupOfCommands)
-def tasks() -> None:
+@click.group(cls=Group)
+def diagnostics() -> None:
     """Make tasks with long inputs, and compare patterns on them: diagnostics, not a leaderboard."""
 
 
@@ -42,7 +36,7 @@ def rows_options(**defaults: int) -> Any:
     return add
 
 
-@tasks.command()
+@diagnostics.command()
 @click.argument("out", type=A_PATH)
 @rows_options(train=96_000, valid=2_000, test=2_000)
 @click.option("--min-length", type=click.IntRange(1), default=500, help="Tokens of an expression, at least.")
@@ -59,11 +53,11 @@ def listops(out: Path, operators: tuple[str, ...], **given: Any) -> None:
     the balance of classes and what simple rules reach: a model has learnt something where it beats all of them.
 
     \b
-    lazyformer tasks listops listops
-    lazyformer tasks listops short --min-length 8 --max-length 64 --max-depth 4 --max-arguments 5 --train 20000
+    lazyformer diagnostics listops listops
+    lazyformer diagnostics listops short --min-length 8 --max-length 64 --max-depth 4 --max-arguments 5 --train 20000
     """
     refuse_filled_folder(out)
-    refuse_without_extra("huggingface", "lazyformer tasks listops")
+    refuse_without_extra("huggingface", "lazyformer diagnostics listops")
     from lazyformer_fairseq.finetuning.made import report_of
     from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
 
@@ -72,7 +66,7 @@ def listops(out: Path, operators: tuple[str, ...], **given: Any) -> None:
     click.echo(f"{report_of(manifest)}\n\nwritten: {out}")
 
 
-@tasks.command()
+@diagnostics.command()
 @click.argument("corpus")
 @click.argument("out", type=A_PATH)
 @rows_options(train=10_000, valid=1_000, test=1_000)
@@ -90,12 +84,12 @@ def pairs(corpus: str, out: Path, vocab_size: int, tokenizer: Optional[Path], **
     is in two splits, and both kinds of pairs have the same lengths; OUT/report.md has what words alone give away.
 
     \b
-    lazyformer tasks pairs data pairs
-    lazyformer tasks pairs my_texts pairs_of_raw_text --train 400 --valid 100 --test 100 --per-document 10
+    lazyformer diagnostics pairs data pairs
+    lazyformer diagnostics pairs my_texts pairs_of_raw_text --train 400 --valid 100 --test 100 --per-document 10
     """
     refuse_filled_folder(out)
     if not (Path(corpus) / "dict.txt").is_file():
-        refuse_without_extra("corpus", "lazyformer tasks pairs of raw text")
+        refuse_without_extra("corpus", "lazyformer diagnostics pairs of raw text")
         from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
 
         refuse_missing_inputs((corpus,))
@@ -107,8 +101,8 @@ def pairs(corpus: str, out: Path, vocab_size: int, tokenizer: Optional[Path], **
     click.echo(f"{report_of(manifest)}\n\nwritten: {out}")
 
 
-@tasks.command()
-@click.argument("data", type=ExistingPath("is no folder of lazyformer tasks", holds="manifest.json"))
+@diagnostics.command()
+@click.argument("data", type=ExistingPath("is no folder of lazyformer diagnostics", holds="manifest.json"))
 @click.argument("out", type=A_PATH)
 @click.option("--pattern", "patterns", multiple=True, required=True, callback=named_patterns, metavar="NAME=PATTERN",
               help="A model; may be given several times.")  # fmt: skip
@@ -125,7 +119,7 @@ def run(data: Path, out: Path, device: Optional[str], precision: Optional[str], 
     to resume.
 
     \b
-    lazyformer tasks run listops results/listops --self-pretrain 1000 \\
+    lazyformer diagnostics run listops results/listops --self-pretrain 1000 \\
         --pattern 'all=(sf)x4' --pattern 'window=(s[window=64,global=1] f)x4'
     """
     from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic

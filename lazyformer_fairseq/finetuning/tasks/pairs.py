@@ -253,7 +253,7 @@ def prepared_corpus(corpus: str, vocab_size: int, tokenizer: Optional[Path], see
     if (folder / DICTIONARY_FILE).is_file():
         yield folder
         return
-    refuse_without_extra("corpus", "lazyformer tasks pairs of raw text")
+    refuse_without_extra("corpus", "lazyformer diagnostics pairs of raw text")
     with TemporaryDirectory() as scratch:
         given = {"tokenizer": str(tokenizer)} if tokenizer else {"vocab_size": vocab_size}
         build_corpus([corpus], Path(scratch) / "corpus", CorpusSettings(**given, valid_share=0, seed=seed))

@@ -38,7 +38,19 @@ def data(tmp_path_factory):
 def compared(data, tmp_path_factory):
     """The folder, the command's output and its words, and who was trained on which examples, in order."""
     out, seen = tmp_path_factory.mktemp("compared") / "out", []
-    words = ["tasks", "run", str(data), str(out), *SIZES.split(), "--seeds", "1", "--updates", "2", "--device", "cpu"]
+    words = [
+        "diagnostics",
+        "run",
+        str(data),
+        str(out),
+        *SIZES.split(),
+        "--seeds",
+        "1",
+        "--updates",
+        "2",
+        "--device",
+        "cpu",
+    ]
     for name, pattern in PATTERNS.items():
         words += ["--pattern", f"{name}={pattern}"]
     with pytest.MonkeyPatch.context() as patch:
@@ -164,16 +176,27 @@ def test_an_easy_task_is_learnt(data, tmp_path):
     [("--pattern all=sq", "q"), ("--pattern all=sf --heads 3", "heads")],
 )
 def test_what_cannot_be_trained_is_refused(options, reason, data, tmp_path):
-    words = ["tasks", "run", str(data), str(tmp_path / "out"), *SIZES.split(), *options.split(), "--device", "cpu"]
+    words = [
+        "diagnostics",
+        "run",
+        str(data),
+        str(tmp_path / "out"),
+        *SIZES.split(),
+        *options.split(),
+        "--device",
+        "cpu",
+    ]
     ran = CliRunner().invoke(main, words)
     assert isinstance(ran.exception, UserError)
     assert reason in str(ran.exception)
 
 
 def test_data_of_another_kind_is_refused(data_folder, tmp_path):
-    ran = CliRunner().invoke(main, ["tasks", "run", str(data_folder), str(tmp_path / "out"), "--pattern", "all=sf"])
+    ran = CliRunner().invoke(
+        main, ["diagnostics", "run", str(data_folder), str(tmp_path / "out"), "--pattern", "all=sf"]
+    )
     assert isinstance(ran.exception, UserError)
-    assert "lazyformer tasks" in str(ran.exception)
+    assert "lazyformer diagnostics" in str(ran.exception)
 
 
 def test_a_block_is_an_input_with_its_ends_unmasked():

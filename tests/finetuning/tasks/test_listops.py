@@ -174,7 +174,7 @@ def test_rules_that_need_no_model(prepared):
     ],
 )
 def test_impossible_settings_are_refused(options, reason, tmp_path):
-    ran = CliRunner().invoke(main, ["tasks", "listops", str(tmp_path / "out"), *options.split()])
+    ran = CliRunner().invoke(main, ["diagnostics", "listops", str(tmp_path / "out"), *options.split()])
     assert isinstance(ran.exception, UserError)
     assert reason in str(ran.exception)
     assert not list(tmp_path.iterdir())
@@ -183,7 +183,7 @@ def test_impossible_settings_are_refused(options, reason, tmp_path):
 def test_the_command_prints_the_report(tmp_path):
     options = "--train 20 --valid 5 --test 5 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
     ran = CliRunner().invoke(
-        main, ["tasks", "listops", str(tmp_path / "out"), *options.split()], catch_exceptions=False
+        main, ["diagnostics", "listops", str(tmp_path / "out"), *options.split()], catch_exceptions=False
     )
     assert "first operator" in ran.output
     assert (tmp_path / "out" / "report.md").read_text().strip() in ran.output

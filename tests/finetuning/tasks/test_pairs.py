@@ -139,7 +139,7 @@ def test_a_prepared_corpus_has_the_text_of_its_documents(data_folder):
 
 def test_the_command_on_a_prepared_corpus(data_folder, tmp_path):
     options = "--train 40 --valid 8 --test 8 --min-length 20 --max-length 30 --gap 2"
-    words = ["tasks", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
+    words = ["diagnostics", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
     ran = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "same document" in ran.output
     files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
@@ -171,7 +171,7 @@ def test_raw_text_is_prepared_first(data_folder, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_made_is_refused(options, reason, data_folder, tmp_path):
-    words = ["tasks", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
+    words = ["diagnostics", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
     ran = CliRunner().invoke(main, words)
     assert isinstance(ran.exception, UserError)
     assert reason in str(ran.exception)

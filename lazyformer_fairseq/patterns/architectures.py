@@ -122,7 +122,7 @@ _NAMED = {
     # For one GPU: 8 layers of 512. What M2x4 saves in four query and key projections widens its feed-forward.
     "bert_small": EncoderArchitecture("M1x8", 2048, 512, 8, 0.1, 32, None, "for one GPU (ours)"),
     "lazyformer_small": EncoderArchitecture("M2x4", 2304, 512, 8, 0.0, 32, None, "for one GPU (ours)"),
-    # The other two rows of PAR's Table 4. Parameters by formula, as par_bert_base's: at 30,522 pieces they are those of
+    # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
     "bert_base_absolute": EncoderArchitecture("(sf)x12", 3072, 768, 12, 0.1, 0, 111.2, "PAR Transformer, Table 4"),
     "distilbert_base": EncoderArchitecture("(sf)x6", 3072, 768, 12, 0.1, 0, 68.7, "PAR Transformer, Table 4"),

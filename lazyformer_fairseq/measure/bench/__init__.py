@@ -1,1 +1,1 @@
-"""What a model costs: parameters and FLOPs by formula, latency by measurement."""
+"""What a model costs: parameters and FLOPs counted, latency by measurement."""

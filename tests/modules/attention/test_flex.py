@@ -32,7 +32,7 @@ sizes = dict(
 
 def case_of(mask, batch, time, memory, extra, is_causal, parts, seed) -> Case:
     """With one consumer."""
-    return case_of(mask, batch, time, memory, extra, is_causal, parts, 1, seed)
+    return Case(mask, batch, time, memory, extra, is_causal, parts, 1, seed)
 
 
 def outputs(case: Case, back_end: str) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ def test_blocks_that_torch_computes_are_those_with_a_pair_to_see(block, **given)
     by_block = padded.unflatten(3, (-1, block)).unflatten(2, (-1, block)).transpose(3, 4)
     shown, whole = by_block.any(-1).any(-1), by_block.all(-1).all(-1)
     partial, full = (
-        torchs.BlockMask.from_kv_blocks(*lists, BLOCK_4=block).to_dense().bool()
+        torchs.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=block).to_dense().bool()
         for lists in ((mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices))
     )
     assert not bool((partial & full).any())

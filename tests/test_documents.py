@@ -143,7 +143,7 @@ ADDED_OPTIONS = {
 TESTED_ELSEWHERE = {
     "make ": "test_setup.py",
     "pip install": "test_setup.py",
-    "hf download": "huggingface/reading/test_refused_folders.py",
+    "hf download": "huggingface/test_refused_folders.py",
     "scripts/download_wikipedia.sh": "test_corpus_scripts.py",
     "scripts/download_books.sh": "test_corpus_scripts.py",
     "scripts/prepare_enwik8.sh": "test_lm_scripts.py",

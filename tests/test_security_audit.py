@@ -12,7 +12,7 @@ from helpers import ROOT
 SOURCES = sorted([*ROOT.glob("lazyformer_fairseq/**/*.py"), *ROOT.glob("scripts/*.py"), ROOT / "setup.py"])
 NEVER = {"compile", "__import__", "breakpoint", "yaml.full_load", "torch.hub.load", "torch.jit.load"}
 # One file names an error of pickle's; ruff looks at every use of the rest.
-IMPORTS_PICKLE = "lazyformer_fairseq/fairseq_plugin/reliability/checkpoints/loading.py"
+IMPORTS_PICKLE = "lazyformer_fairseq/fairseq_plugin/reliability/checkpoint_loading.py"
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:

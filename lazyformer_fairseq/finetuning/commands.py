@@ -29,6 +29,11 @@ def refuse_missing(*paths: Optional[Path]) -> None:
             raise UserError(f"{path}: no such file or folder")
 
 
+def _file_of(checkpoint: str) -> Path:
+    """The path in NAME=FILE, or all of it."""
+    return Path(checkpoint if Path(checkpoint).exists() else checkpoint.partition("=")[2] or checkpoint)
+
+
 # --- what the commands do ---------------------------------------------------------------------------------------------
 
 
@@ -42,7 +47,7 @@ def prepare_data(task: str, given: dict[str, Any]) -> None:
 
 
 def run_grid(task: str, settings: GridSettings) -> None:
-    refuse_missing(settings.data, settings.prepared, settings.tokenizer)
+    refuse_missing(settings.data, settings.prepared, settings.tokenizer, *map(_file_of, settings.checkpoints))
     if not settings.checkpoints:
         raise click.UsageError("give a checkpoint to start from")
     from lazyformer_fairseq.finetuning.benchmark import find_benchmark
@@ -63,7 +68,7 @@ def report_grid(folder: Path, output: Optional[Path], task: Optional[str] = None
 
 def predict_all(sources: Sequence[Path], target: Path, settings: PredictSettings, task: Optional[str] = None) -> None:
     refuse_filled_folder(target)
-    refuse_missing(settings.data, settings.tokenizer, settings.file)
+    refuse_missing(*sources, settings.data, settings.tokenizer, settings.file)
     from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.finetuning.predict import predict
 

@@ -65,12 +65,15 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
     checkpoint = checkpoint_at(Path(folder), checkpoint_file)
-    return load_state(model_class, load_safely(checkpoint), checkpoint)
+    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")  # first: that it is missing is the likelier mistake
+    return load_state(model_class, load_safely(checkpoint), checkpoint, tokenizer)
 
 
-def load_state(model_class: type, state: dict, checkpoint: Path) -> "LazyFormerHub":
-    """As :func:`load`, from what a checkpoint holds."""
-    tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")
+def load_state(
+    model_class: type, state: dict, checkpoint: Path, tokenizer: Optional[TextTokenizer] = None
+) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds. Without a tokenizer it takes the one beside the checkpoint."""
+    tokenizer = tokenizer or load_tokenizer(checkpoint.parent / "tokenizer")
     model = build(model_class, state, tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)

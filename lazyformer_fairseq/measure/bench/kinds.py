@@ -155,13 +155,14 @@ class _Projection(nn.Module):
     def __init__(self, given: Tensor):
         super().__init__()
         self.given = given
+        self.weight = torch.arange(given.size(-1))  # which of its outputs, for `multiply_by_part`
         self.bias: Optional[Any] = None
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         return self.given
 
-    def part(self, x_BTC: Tensor, start: int, stop: int, has_bias: bool = True) -> Tensor:
-        return self.given[..., start:stop] if x_BTC.size(1) == self.given.size(1) else x_BTC
+    def multiply(self, x_BTC: Tensor, which: Tensor, bias: Optional[Tensor]) -> Tensor:
+        return self.given[..., which[0] : which[-1] + 1] if x_BTC.size(1) == self.given.size(1) else x_BTC
 
 
 class HuggingFaceLongformer:

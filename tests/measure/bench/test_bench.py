@@ -227,7 +227,7 @@ def test_a_kernel_that_fails_is_left_out(monkeypatch):
 
     monkeypatch.setattr(models, "has_transformers", lambda: False)
     monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (32,)})
-    monkeypatch.setitem(BACK_ENDS, "fused", BACK_ENDS["fused"]._replace(attend=attend))
+    monkeypatch.setattr(BACK_ENDS["fused"], "attend", attend)
     settings = BenchSettings(
         archs=("lazyformer_m2x6_s_tiny",), lengths=(8,), tokens=8, back_ends=("fused", "eager"), buckets=(0,), rounds=2,
         baseline_arch="bert_tiny", workloads=("encoder",),

@@ -99,7 +99,7 @@ def losses_of(data: Path, options: str, folder: Path) -> list[float]:
     for handler in set(logging.getLogger().handlers) - set(before):
         logging.getLogger().removeHandler(handler)
         handler.close()
-    rows = [json.loads(line[line.index("{") :]) for line in log.read_text().splitlines() if "train_inner" in line]
+    rows = [json.loads(line[line.index("{") :]) for line in log.read_text().splitlines() if '"loss"' in line]
     return [float(row["loss"]) for row in rows]
 
 

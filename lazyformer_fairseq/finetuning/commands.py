@@ -38,6 +38,7 @@ def _file_of(checkpoint: str) -> Path:
 
 
 def prepare_data(task: str, given: dict[str, Any]) -> None:
+    """Turns official files into what is trained on; `given` has the fields of a Preparation."""
     refuse_missing(given["data"], given["tokenizer"])
     from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.finetuning.benchmark import find_benchmark
@@ -47,6 +48,7 @@ def prepare_data(task: str, given: dict[str, Any]) -> None:
 
 
 def run_grid(task: str, settings: GridSettings) -> None:
+    """Trains what is missing of a grid and reports. Raises a UserError for a path that is not there."""
     refuse_missing(settings.data, settings.prepared, settings.tokenizer, *map(_file_of, settings.checkpoints))
     if not settings.checkpoints:
         raise click.UsageError("give a checkpoint to start from")
@@ -57,6 +59,7 @@ def run_grid(task: str, settings: GridSettings) -> None:
 
 
 def report_grid(folder: Path, output: Optional[Path], task: Optional[str] = None) -> None:
+    """Writes and prints the report of a grid's folder; without a task, of the one that its grid.json names."""
     refuse_missing(folder)
     from lazyformer_fairseq.finetuning.benchmark import find_benchmark
     from lazyformer_fairseq.finetuning.report import write_report
@@ -67,6 +70,7 @@ def report_grid(folder: Path, output: Optional[Path], task: Optional[str] = None
 
 
 def predict_all(sources: Sequence[Path], target: Path, settings: PredictSettings, task: Optional[str] = None) -> None:
+    """Predicts with the runs or checkpoints in `sources` and writes the answers to `target`, a new folder."""
     refuse_filled_folder(target)
     refuse_missing(*sources, settings.data, settings.tokenizer, settings.file)
     from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder

@@ -156,6 +156,7 @@ def _write(
 
 
 def window_settings(wanted: Preparation) -> WindowSettings:
+    """Lengths of windows, strides and questions: what is given, else the usual."""
     return WindowSettings(
         wanted.max_length or USUAL.longest,
         wanted.stride or USUAL.stride,

@@ -2,7 +2,8 @@
 
 The field has the option's name, type, default, bounds and help. From it come the click option with its ``--help``
 (:func:`takes`), the check of values from files and from Python (:func:`check`), and the folder's record of settings
-(:func:`as_kept`, :func:`from_kept`). :class:`Command` and :class:`Group` are the one way to dispatch commands.
+(:func:`as_kept`, :func:`from_kept`). :class:`Command` and :class:`Group` are the one way to dispatch commands;
+``old_names.py`` has what they were called.
 """
 
 import dataclasses
@@ -12,21 +13,15 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.old_names import with_new_names
 
-# Old names, which work for this version, by command: what is written today. `{}` is the old option's value.
-OLD_OPTIONS: dict[str, dict[str, str]] = {
-    "compare run": {"--shares": "--time-fractions {}", "--rates": "--lr {}"},
-    "demo": {"--minutes": "--budget {}min"},
-    "plan": {"--batch": "--sequences-per-update {}", "--lazy-backend": "--attention-backend {}"},
-    **{f"bench {name}": {"--minutes": "--budget {}min"} for name in ("models", "backends", "kinds", "table4")},
-}
-OLD_COMMANDS: dict[str, str] = {"finetune-squad": "finetune --task squad", "tasks": "diagnostics"}
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 
 
@@ -69,6 +64,21 @@ def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     if isinstance(default, (list, dict, set)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+# Options of several commands, as in `device: Optional[str] = DEVICE()` or `seed: int = SEED(help="Of weights.")`.
+DEVICE = partial(option, default=None, help="Where it runs.", choices=("cpu", "cuda"), shown="cuda where there is one")
+PRECISION = partial(
+    option,
+    default=None,
+    help="Of all numbers.",
+    choices=("fp32", "bf16", "fp16"),
+    shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
+)
+SEED = partial(option, default=1, help="Of all that is drawn.", low=0)
+WORKERS = partial(option, default=None, help="Processes at a time.", low=1, shown="the cores")
+THREADS = partial(option, default=None, help="Of a CPU.", low=1, shown="all")
+OUTPUT = partial(option, default=MISSING, help="Folder to write; must not be there.")
 
 
 def takes(settings: type, into: str = "settings", without: Collection[str] = ()) -> Callable:
@@ -262,7 +272,7 @@ class OptionInSection(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help has sections, and which knows the old names of its options.
+    """A command whose help has sections.
 
     Args:
         takes_words: an option of several values takes all words up to the next option, as in ``--seeds 1 2 3``; for
@@ -274,7 +284,6 @@ class Command(click.Command):
         self.takes_words = takes_words
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = _with_new_options(args, OLD_OPTIONS.get(_path_of(ctx), {}))
         return super().parse_args(ctx, self._one_value_an_option(args) if self.takes_words else args)
 
     def _one_value_an_option(self, args: list[str]) -> list[str]:
@@ -300,7 +309,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group that lists its commands with the whole first sentence of each, and knows their old names.
+    """A group that lists its commands with the whole first sentence of each; the first one knows all old names.
 
     Args:
         default: the command that is meant where the first word is no name of a command: an argument of it.
@@ -314,9 +323,7 @@ class Group(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and (now := OLD_COMMANDS.get(f"{_path_of(ctx)} {args[0]}".strip())) is not None:
-            click.echo(f"{args[0]}: is {now} now", err=True)
-            args = [*now.split(), *args[1:]]
+        args = args if ctx.parent else with_new_names(args)
         if self.default and args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
@@ -329,26 +336,3 @@ class Group(click.Group):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-def _path_of(ctx: click.Context) -> str:
-    """The names of a command and of those above it, without the program's: ``compare run``."""
-    return ctx.command_path.partition(" ")[2]
-
-
-def _with_new_options(args: Sequence[str], old: Mapping[str, str]) -> list[str]:
-    found, rest = [], list(args)
-    while rest:
-        name, equals, value = (arg := rest.pop(0)).partition("=")
-        if arg == "--":
-            return [*found, arg, *rest]
-        if name not in old:
-            found.append(arg)
-            continue
-        new, _, form = old[name].partition(" ")
-        click.echo(f"{name}: is {old[name]} now", err=True)
-        if not form:
-            found.append(f"{new}={value}" if equals else new)
-        else:
-            found += [new, form.format(value if equals else rest.pop(0) if rest else "")]
-    return found

@@ -24,7 +24,7 @@ LAYERS = (
     ("fairseq_plugin",),
     ("data", "modules"),
     ("arguments", "child_process", "devices", "extras", "options", "patterns", "report"),
-    ("storage",),
+    ("old_names", "storage"),
     ("errors",),
 )
 

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq import options
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import Group, as_kept, check, divided, duration, from_kept, option, takes
 
@@ -112,14 +111,6 @@ def test_a_bad_value_in_a_file_is_refused(kept, said):
     with pytest.raises(UserError) as refusal:
         from_kept(Settings, kept, "here")
     assert said in str(refusal.value)
-
-
-def test_old_names_work_with_a_notice(main, monkeypatch):
-    monkeypatch.setitem(options.OLD_OPTIONS, "run", {"--minutes": "--budget {}min", "--title": "--name"})
-    monkeypatch.setitem(options.OLD_COMMANDS, "go", "run")
-    found = ran(main, "go", "--title=x", "--minutes", "2")
-    assert found.stderr == "go: is run now\n--title: is --name now\n--minutes: is --budget {}min now\n"
-    assert json.loads(found.stdout)["budget"] == 120
 
 
 def test_words_after_an_option_of_several_values_are_its_values(main):

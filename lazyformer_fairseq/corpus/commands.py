@@ -79,16 +79,6 @@ def build(
     )
 
 
-@corpus.command(hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("given", nargs=-1, type=click.UNPROCESSED)
-def bench(given: tuple[str, ...]) -> None:
-    """Is in every corpus now."""
-    raise UserError(
-        "corpus bench: every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for "
-        "core-seconds by step, megabytes a second, memory and disk; build it with --workers 1, then 2, to see it scale"
-    )
-
-
 def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
     """Raises a UserError, before anything heavy is imported."""
     from lazyformer_fairseq.corpus.readers.inputs import parse_spec

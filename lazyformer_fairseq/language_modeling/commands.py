@@ -117,13 +117,3 @@ def evaluate(
         settings |= {**used, "batch_size": batch_size, "precision": precision}
         write_json(json_file, {**settings, **result.as_json()})
     click.echo(evaluation.in_words(result, manifest["unit"], split))
-
-
-@lm.command(hidden=True, context_settings={"ignore_unknown_options": True})
-@click.argument("given", nargs=-1, type=click.UNPROCESSED)
-def compare(given: tuple[str, ...]) -> None:
-    """Is `lazyformer compare` now."""
-    raise UserError(
-        "lm compare: is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, "
-        "--presets of --sublayers, --budget 8min of --minutes 8"
-    )

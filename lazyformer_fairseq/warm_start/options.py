@@ -84,14 +84,6 @@ def warm_start_options(command: Callable) -> Callable:
     return with_warm
 
 
-def _refuse_matched(ctx: click.Context, option: click.Parameter, value: Optional[str]) -> None:
-    """Heads stay where they are, so that ``plain`` asks for what is so anyway."""
-    if value not in (None, "plain"):
-        raise UserError(f"--heads {value}: went, for it gained nothing (docs/warm_start.md); leave it out")
-
-
-heads_option = click.option("--heads", hidden=True, expose_value=False, callback=_refuse_matched)
-
 _OPTIONS = (
     click.option(
         "--sublayer-pattern",
@@ -112,7 +104,6 @@ _OPTIONS = (
         help="For each new sublayer the number of the old one whose weights it takes, from 0, or -, as in 0,1,-,3.  "
         "[default: the patterns are aligned]",
     ),
-    heads_option,
     click.option(
         "--text",
         type=ExistingPath(),

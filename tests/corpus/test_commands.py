@@ -104,8 +104,3 @@ def test_a_tokenizer_of_ones_own(text, tmp_path):
         run(text, str(tmp_path / "third"), *options, "--tokenizer", mine, "--cased")
     with pytest.raises(UserError, match="is .* a tokenizer folder"):
         run(text, str(tmp_path / "third"), *options, "--tokenizer", str(tmp_path / "no"))
-
-
-def test_the_old_bench_names_where_its_numbers_are():
-    with pytest.raises(UserError, match="corpus bench: every corpus says what it cost: see `timing`"):
-        run("bench", "some.txt", "--repeats", "3")

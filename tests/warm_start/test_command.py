@@ -72,7 +72,7 @@ def test_a_report(model, data_folder, tmp_path, fairseq_train):
 
 def test_without_text_a_wider_model_computes_the_same(model, tmp_path):
     out = tmp_path / "out"
-    import_(model, out, "--encoder-ffn-embed-dim", 40, "--max-positions", 50, "--heads", "plain")  # --heads: as of old
+    import_(model, out, "--encoder-ffn-embed-dim", 40, "--max-positions", 50)
     before, after = (LazyFormerModel.from_pretrained(folder).extract_features(*TEXTS) for folder in (model, out))
     torch.testing.assert_close(before, after, atol=1e-5, rtol=1e-5)
     record = read_record(out)
@@ -93,7 +93,7 @@ def test_raw_text_and_an_alignment_of_the_users_own(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--heads matched --sublayer-pattern M4", "--heads matched: went, for it gained nothing"),
+        ("--heads matched --sublayer-pattern M4", "--heads: went, for it gained nothing"),
         ("--from-sublayers 0,1", "--from-sublayers and --text are for a model that changes"),
         ("--sublayer-pattern lf", "character 1: this l has no s below it"),
         ("--sublayer-pattern M4 --text missing.txt", "missing.txt: no such file or folder"),

@@ -26,9 +26,7 @@ from lazyformer_fairseq.experiments.search.settings import (
 )
 from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.warm_start.options import heads_option
 
-FROM = "--from"
 OUT = click.argument("out", type=click.Path(path_type=Path))
 LATENCIES = click.option(
     "--latencies",
@@ -37,21 +35,7 @@ LATENCIES = click.option(
 )
 
 
-class SearchGroup(Group):
-    """Its words with ``--from CHECKPOINT`` among them, as it was once written, mean ``compress CHECKPOINT``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for place, word in enumerate(args):
-            name, equals, value = word.partition("=")
-            if name == FROM:
-                click.echo(f"{FROM}: is compress now", err=True)
-                given = [value] if equals else args[place + 1 : place + 2]
-                args = ["compress", *given, *args[:place], *args[place + 1 + (not equals) :]]
-                break
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=SearchGroup, default="run")
+@click.group(cls=Group, default="run")
 def search() -> None:
     """Search sublayer patterns: one or a front, random orders, faster ones for a trained model."""
 
@@ -207,7 +191,6 @@ def orders(data: str, out: Path, device: Optional[str], settings: OrdersSettings
 @click.argument("text", type=ExistingPath())
 @OUT
 @takes(CompressSettings, into="")
-@heads_option
 @LATENCIES
 def compress(
     checkpoint: Path, text: Path, out: Path, candidates: Sequence[str], latencies: Optional[Path], **given: Any

@@ -176,13 +176,6 @@ def test_options_reach_the_settings(asked, data_folder, tmp_path):
     assert tuple(found.fairseq_options) == ("--weight-decay", "0.01")
 
 
-def test_old_names_of_options_work_with_a_line_of_notice(data_folder, tmp_path, asked):
-    words = ["--task", "masked-lm", "--device", "cpu", "--rates", "1e-3,2e-3", "--shares=1,0.7"]
-    found = asked(str(data_folder), str(tmp_path), *words)
-    assert (found.rates, found.shares) == ((1e-3, 2e-3), (1, 0.7))
-    assert "--rates: is --lr {} now" in call(str(data_folder), str(tmp_path), *words).stderr
-
-
 def test_presets_stand_beside_models(asked, lm_data, tmp_path):
     words = ["--task", "language-model", "--presets", "16", "--model", "found=(sff)x4 (f)x4", "--device", "cpu"]
     found = asked(str(lm_data), str(tmp_path), *words)
@@ -224,13 +217,6 @@ def test_an_interrupt_leaves_a_line(monkeypatch, data_folder, tmp_path):
     monkeypatch.setattr(comparison_run, "compare", interrupted)
     result = call(str(data_folder), str(tmp_path), "--task", "masked-lm", "--device", "cpu")
     assert result.exit_code == 130 and "stopped; rerun to resume" in result.output
-
-
-def test_lm_compare_says_what_to_type():
-    result = CliRunner().invoke(main, ["lm", "compare", "data", "out", "--pattern", "mine=sf"])
-    assert result.exit_code == 1
-    assert isinstance(result.exception, UserError)
-    assert "lazyformer compare DATA OUT --task language-model" in str(result.exception)
 
 
 def test_the_whole_command(data_folder, tmp_path):

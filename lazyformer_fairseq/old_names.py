@@ -1,0 +1,96 @@
+"""Names of commands and options that changed: what is written today, or what to do now that they are gone."""
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from lazyformer_fairseq.errors import UserError
+
+
+class Gone(str):
+    """Of a name that has no successor: why it went, or what does its work; the end of an error."""
+
+
+REPLACED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out, or give --distill ORIGINAL")
+MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: heads stay where they are")
+
+# Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
+# Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
+# none, or the same. Where today's begin with a command's name, they go to the front.
+OLD_NAMES: dict[str, str] = {
+    "tasks": "diagnostics",
+    "finetune-squad": "finetune --task squad",
+    "glue report --squad": Gone("went; give the folder of SQuAD to `lazyformer evaluate`"),
+    "glue report --latency": Gone("went; `lazyformer bench` has the latencies"),
+    "continue --replace-progressively": REPLACED,
+    "continue --replace-until": REPLACED,
+    "continue --replace-start": REPLACED,
+    "continue --replace-order": REPLACED,
+    "import --heads": MATCHED,
+    "search compress --heads": MATCHED,
+    "search --from": "compress {}",
+    "compare --shares": "--time-fractions {}",
+    "compare --rates": "--lr {}",
+    "lm compare": Gone(
+        "is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, --presets of "
+        "--sublayers, --budget 8min of --minutes 8"
+    ),
+    "corpus bench": Gone(
+        "went; every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for core-seconds "
+        "by step, megabytes a second, memory and disk; build it with --workers 1, then 2, to see it scale"
+    ),
+    "demo --minutes": "--budget {}min",
+    "plan --batch": "--sequences-per-update {}",
+    "plan --lazy-backend": "--attention-backend {}",
+    "bench --minutes": "--budget {}min",
+    "bench loader": Gone("is scripts/bench_loader.py now"),
+    "bench startup": Gone("is scripts/bench_start_up.py now"),
+}
+
+
+def with_new_names(args: Sequence[str], names: Mapping[str, str] = OLD_NAMES) -> list[str]:
+    """A command line in today's names; of each old one a line on standard error says what it is now.
+
+    Raises:
+        UserError: a name that is gone.
+    """
+    args = list(args)
+    while True:
+        args = _with_new_options(args, names)
+        count = next((count for count in (3, 2, 1) if " ".join(args[:count]) in names), 0)
+        if not count:
+            return args
+        old = " ".join(args[:count])
+        args = [*_now(old, names[old], ""), *args[count:]]
+
+
+def _with_new_options(args: list[str], names: Mapping[str, str]) -> list[str]:
+    command = next((place for place, word in enumerate(args) if word.startswith("-")), len(args))
+    rows: dict[str, tuple[int, str]] = {}
+    for key, now in names.items():
+        *words, option = key.split()
+        if option.startswith("--") and len(words) <= command and args[: len(words)] == words:
+            rows[option] = (len(words), now)
+    found, rest = [], list(args)
+    while rest and rest[0] != "--":
+        option, equals, value = (word := rest.pop(0)).partition("=")
+        if option not in rows:
+            found.append(word)
+            continue
+        depth, now = rows[option]
+        if "{}" in now and not equals and rest:
+            value = rest.pop(0)
+        words = _now(option, now, value)
+        if "{}" not in now and equals:
+            words[-1] += f"={value}"
+        place = depth if now[0].isalpha() else len(found)
+        found[place:place] = words
+    return [*found, *rest]
+
+
+def _now(old: str, now: str, value: str) -> list[str]:
+    if isinstance(now, Gone):
+        raise UserError(f"{old}: {now}")
+    words = [word.replace("{}", value) for word in now.split()]
+    click.echo(f"{old}: is {' '.join(words)} now", err=True)
+    return words

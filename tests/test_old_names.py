@@ -1,0 +1,66 @@
+"""Old names of commands and options: today's words, or a refusal that says what to do."""
+
+import pytest
+from click.testing import CliRunner
+
+from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.old_names import OLD_NAMES, Gone, with_new_names
+
+NAMES = {
+    "lm": "model",
+    "model fit": "fit --task lm",
+    "fit": "train",
+    "fit --out": "--output {}",
+    "train --title": "--name",
+    "train --fp16": "--precision fp16",
+    "train --model": "{}",
+    "train --from": "compress {}",
+    "train --lost": Gone("went; use --found"),
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("lm", "model"),
+        ("lm fit --out=a b", "train --task lm --output a b"),
+        ("train --title=x --title y", "train --name=x --name y"),
+        ("train a --model b c --fp16", "train a b c --precision fp16"),
+        ("train a --from b c", "train compress b a c"),
+        ("train -- --title x", "train -- --title x"),
+        ("other --title x train", "other --title x train"),
+        ("", ""),
+    ],
+)
+def test_old_words_become_todays(old, now):
+    assert with_new_names(old.split(), NAMES) == now.split()
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("finetune-squad a b c", "finetune --task squad a b c"),
+        ("search data --from=x out", "search compress x data out"),
+        ("compare a b --rates 1e-3 --shares=1,0.7", "compare a b --lr 1e-3 --time-fractions 1,0.7"),
+        ("demo --minutes 2", "demo --budget 2min"),
+        ("bench kinds --minutes 2", "bench kinds --budget 2min"),
+        ("plan --batch 8 --lazy-backend flex", "plan --sequences-per-update 8 --attention-backend flex"),
+    ],
+)
+def test_our_own_old_words(old, now, capsys):
+    assert with_new_names(old.split()) == now.split()
+    assert " now\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [key for key, now in OLD_NAMES.items() if isinstance(now, Gone)])
+def test_what_went_is_refused_in_words(key):
+    with pytest.raises(UserError) as refusal:
+        CliRunner().invoke(main, [*key.split(), "some", "words"], catch_exceptions=False)
+    said = str(refusal.value)
+    assert said.startswith(key.split()[-1] if "--" in key else key) and len(said) > len(key) + 10
+
+
+def test_a_notice_says_what_each_name_is_now():
+    found = CliRunner().invoke(main, ["tasks", "--help"])
+    assert found.exit_code == 0 and found.stderr == "tasks: is diagnostics now\n" and "listops" in found.stdout

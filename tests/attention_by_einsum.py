@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
+from lazyformer_fairseq.modules.sublayers.attention import encode_distances
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SublayerOptions
-from lazyformer_fairseq.modules.sublayers.relative_attention import encode_distances
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 

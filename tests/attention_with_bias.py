@@ -7,7 +7,7 @@ import torch
 from lazyformer_fairseq.modules.attention import attend
 from lazyformer_fairseq.modules.attention.lazy_block import Implementation
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 
 
 class BiasedAttention:

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
+from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.attention_kinds import Setting
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, Kind, registered
-from lazyformer_fairseq.patterns.settings import Setting
 
 
 class LocalMean(Sublayer):

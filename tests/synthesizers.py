@@ -2,7 +2,7 @@
 
 import torch
 
-from lazyformer_fairseq.modules.attention.scores import is_padded_on_right
+from lazyformer_fairseq.modules.attention.scores import is_padded_right
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
@@ -38,7 +38,7 @@ def by_model(model, x, padding, causal):
     if causal:
         shared = model.context(x)
     else:
-        shared = model.context(x, 0, padding, padding is not None and is_padded_on_right(padding))
+        shared = model.context(x, 0, padding, padding is not None and is_padded_right(padding))
     output, handed_on = attention(x, {}, shared)
     return [output, lazy(x, handed_on, shared)[0]]
 

@@ -25,10 +25,9 @@ from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.flops import count_parameters as count_parameters_by_formula
 from lazyformer_fairseq.patterns import attention_kinds
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
+from lazyformer_fairseq.patterns.attention_kinds import Setting
 from lazyformer_fairseq.patterns.grammar import expand
-from lazyformer_fairseq.patterns.kinds import kinds
-from lazyformer_fairseq.patterns.settings import Setting
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes, kinds
 
 
 def rows_of(page: str, columns: int) -> list[list[str]]:

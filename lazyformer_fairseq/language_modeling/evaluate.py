@@ -34,7 +34,7 @@ from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 TASK = "stream_language_modeling"
 

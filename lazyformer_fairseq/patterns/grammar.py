@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import NamedTuple, NoReturn, Optional
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.patterns.attention_kinds import Value
 from lazyformer_fairseq.patterns.kinds import (
     CAUSAL,
     KEYS_AND_VALUES,
@@ -23,7 +24,6 @@ from lazyformer_fairseq.patterns.kinds import (
     kinds,
     lazy_block,
 )
-from lazyformer_fairseq.patterns.settings import Value
 
 # Far above any model that trains: these limits keep "((((s)x999)x999)x999)x999" and "((((((..." from filling memory and
 # stack.

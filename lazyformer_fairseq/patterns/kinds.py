@@ -6,13 +6,14 @@ help texts read the row; the file holds the module and, next to the code they co
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from itertools import pairwise
+from typing import Any, ClassVar, Optional, Union
 
 from lazyformer_fairseq.patterns import attention_kinds
-from lazyformer_fairseq.patterns.settings import Setting, Value
+from lazyformer_fairseq.patterns.attention_kinds import Setting, Value
 
 # Directions: encoders see the whole input, causal language models see only the past.
 ENCODER, CAUSAL = "encoder", "causal"
@@ -146,7 +147,7 @@ for _kind in (
         name="self-attention",
         help="softmax(QK^T / sqrt(D) + bias) V; causal models: Transformer-XL's relative positions and memory",
         source="Vaswani et al., 2017; causal: Dai et al., 2019, section 3.3",
-        modules=_modules("self_attention:SelfAttention", "relative_attention:RelativeAttention"),
+        modules=_modules("attention:SelfAttention", "attention:RelativeAttention"),
         settings=attention_kinds.SETTINGS,
         check=attention_kinds.check,
         hands_on=(DISTRIBUTION, KEYS_AND_VALUES),
@@ -158,7 +159,7 @@ for _kind in (
         name="lazy attention",
         help="own values on the distribution of the nearest s below",
         source="LazyFormer, section 2",
-        modules=_modules("lazy_attention:LazyAttention", "lazy_attention:CausalLazyAttention"),
+        modules=_modules("attention:LazyAttention", "attention:CausalLazyAttention"),
         reads=DISTRIBUTION,
         back_ends=_BLOCK,
         colour="#CC79A7",
@@ -168,7 +169,7 @@ for _kind in (
         name="shared keys",
         help="own queries on the keys and values of the nearest s below",
         source="Brandon et al., 2024 (cross-layer attention), section 2",
-        modules=_modules("shared_keys:SharedKeysAttention", "shared_keys:CausalSharedKeysAttention"),
+        modules=_modules("attention:SharedKeysAttention", "attention:CausalSharedKeysAttention"),
         reads=KEYS_AND_VALUES,
         check_producer=attention_kinds.why_keys_stay,
         back_ends=_BLOCK,
@@ -204,9 +205,74 @@ for _kind in (
         name="identity",
         help="passes its input on: what a search may choose in place of a sublayer",
         source="PAR Transformer, section 2.1",
-        modules=_modules("identity:Identity"),
+        modules=_modules("feed_forward:Identity"),
         is_identity=True,
         colour="0.5",
     ),
 ):
     register(_kind)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a network: what costs depend on besides its pattern. A network offers its own as ``network.sizes``.
+
+    Attributes:
+        vocab_size: V.
+        embed_dim: C.
+        ffn_embed_dim: W.
+        num_heads: N.
+    """
+
+    direction: ClassVar[str]
+
+    vocab_size: int
+    embed_dim: int
+    ffn_embed_dim: int
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class EncoderSizes(Sizes):
+    """Sizes of a masked language model on an :class:`~lazyformer_fairseq.modules.networks.encoder.Encoder`.
+
+    Attributes:
+        max_positions: rows of the table of absolute positions.
+        relative_position_buckets: buckets of T5's bias; 0 for none.
+        token_types: rows of the table of token types.
+    """
+
+    direction: ClassVar[str] = ENCODER
+
+    max_positions: int = 512
+    relative_position_buckets: int = 32
+    token_types: int = 0
+
+
+@dataclass(frozen=True)
+class CausalSizes(Sizes):
+    """Sizes of a :class:`~lazyformer_fairseq.modules.networks.causal_decoder.CausalDecoder` with its adaptive softmax.
+
+    Attributes:
+        cutoffs: ids that start a new band of words; empty for a plain softmax.
+        div_val: how many times narrower each band's vectors are than those of the band before.
+        normalize_before: pre-norm, which adds a last LayerNorm.
+    """
+
+    direction: ClassVar[str] = CAUSAL
+
+    cutoffs: Sequence[int] = ()
+    div_val: int = 1
+    normalize_before: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # counts are remembered by sizes
+
+    @property
+    def bands(self) -> list[tuple[int, int]]:
+        """(words, width of their vectors) of each band."""
+        bounds = [0, *self.cutoffs, self.vocab_size]
+        return [
+            (upper - lower, self.embed_dim // self.div_val**number)
+            for number, (lower, upper) in enumerate(pairwise(bounds))
+        ]

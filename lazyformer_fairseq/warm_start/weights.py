@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
-from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward, ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.language_modeling.evaluate import Parts, attending_sublayers, evaluate, token_losses
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 WORDS = 24
 

@@ -14,7 +14,7 @@ from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 
 PAD = 1
 # Sequences, tokens, and whether some are padded: of full blocks, a last batch, another length.

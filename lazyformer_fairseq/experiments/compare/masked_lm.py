@@ -20,7 +20,7 @@ from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 SEED = 0  # of the masks in validation, whatever the training's is
 BATCH = 32  # blocks

@@ -13,7 +13,7 @@ from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import Sizes
 
 POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
+from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes
 
 AXES = ("updates", "tokens", "hours", "flops")
 OF_TASK = {

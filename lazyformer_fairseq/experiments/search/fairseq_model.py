@@ -22,8 +22,7 @@ from lazyformer_fairseq.experiments.search.settings import TASKS, SearchSettings
 from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
-from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 

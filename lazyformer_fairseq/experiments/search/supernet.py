@@ -170,7 +170,7 @@ class Mixture(nn.Module):
     def forward(
         self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
     ) -> tuple[Tensor, SharedState]:
-        """As a :class:`~lazyformer_fairseq.modules.sublayers.residual.ResidualSublayer`'s."""
+        """As a :class:`~lazyformer_fairseq.modules.sublayers.feed_forward.ResidualSublayer`'s."""
         if self.only is not None:
             return self.candidate(self.only)(x_BTC, below, shared, memory_BMC)
         weight = dict(zip(self.candidates, self.weights.to(x_BTC.dtype).unbind(), strict=True))

@@ -11,10 +11,10 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import CheckedMod
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
-from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 

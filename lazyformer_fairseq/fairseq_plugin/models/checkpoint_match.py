@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.layer_norm import describe_layer_norm
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
-from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.modules.networks.heads import (
     HEADS,
@@ -30,6 +29,7 @@ from lazyformer_fairseq.modules.networks.heads import (
     outputs_of,
     reads_all_tokens,
 )
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 logger = logging.getLogger(__name__)

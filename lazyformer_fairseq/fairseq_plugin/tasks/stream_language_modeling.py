@@ -25,7 +25,7 @@ from lazyformer_fairseq.data.datasets.token_streams import EVEN, Cut, TokenStrea
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import EncoderTask, dictionary_of
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.storage.indexed_format import check_items
 
 logger = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from lazyformer_fairseq.huggingface.exported.checksums import check_weights, hash_weights, other_heads
 from lazyformer_fairseq.huggingface.exported.plain import PlannedSublayer
 from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 from lazyformer_fairseq.modules.networks.heads import Pooler
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, ENCODER, find_kind
 

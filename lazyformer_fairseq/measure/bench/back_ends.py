@@ -25,7 +25,7 @@ from lazyformer_fairseq.modules.attention.choice import (
 )
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES
 from lazyformer_fairseq.report.tables import markdown_table
 

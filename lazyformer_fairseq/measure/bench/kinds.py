@@ -15,7 +15,7 @@ from lazyformer_fairseq.measure.bench.measuring import Things, measured, try_out
 from lazyformer_fairseq.measure.bench.settings import KindSettings
 from lazyformer_fairseq.measure.costs.latency import Timing
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
+from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.report.numbers import spread, with_spread

@@ -24,7 +24,7 @@ from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, layers_o
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 VOCAB_SIZE = 32_768
 MASKED_SHARE = 0.15

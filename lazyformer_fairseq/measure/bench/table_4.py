@@ -16,7 +16,7 @@ from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machin
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 from lazyformer_fairseq.report.numbers import spread, with_spread
 from lazyformer_fairseq.report.page import Notes, write_page
 from lazyformer_fairseq.report.tables import Table

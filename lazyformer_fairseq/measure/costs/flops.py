@@ -28,11 +28,10 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, kinds
-from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, CausalSizes, EncoderSizes, Sizes, kinds
 
 aten = torch.ops.aten
 META = torch.device("meta")

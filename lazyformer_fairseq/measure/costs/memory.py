@@ -19,10 +19,9 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER, Sizes
 
 
 class UpdateMemory(NamedTuple):

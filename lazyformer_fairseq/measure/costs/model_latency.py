@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.measure.costs.latency import Timing, measure
 from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
-from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_heads import with_memory
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention import with_memory
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer

@@ -9,8 +9,7 @@ import click
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import Group, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
-from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, CausalSizes, EncoderSizes, Sizes
 
 DEFAULT_ARCH = {ENCODER: "bert_base", CAUSAL: "transformer_xl_base"}
 # Pieces of our tokenizers; words of WikiText-103 where the arch's softmax has bands for them, else bytes.

@@ -17,7 +17,7 @@ from lazyformer_fairseq.measure.costs.flops import (
 )
 from lazyformer_fairseq.measure.pattern.look import Seen
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import Sizes
 from lazyformer_fairseq.report.tables import markdown_table
 
 COLUMNS = 5  # of panels

@@ -21,7 +21,7 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes, Sizes
+from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes, Sizes
 
 # Pieces of our tokenizers; words of WikiText-103 where the arch's softmax has bands for them, else bytes.
 PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204

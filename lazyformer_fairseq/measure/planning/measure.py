@@ -12,7 +12,7 @@ from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.measure.planning.job import Job
 from lazyformer_fairseq.measure.planning.report import Speed
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 UPDATES = 5
 

@@ -284,7 +284,7 @@ class BackEnd:
         raise NotImplementedError
 
 
-def is_padded_on_right(padding_mask_BK: Tensor) -> bool:
+def is_padded_right(padding_mask_BK: Tensor) -> bool:
     """Whether text comes first in every row; waits for a GPU."""
     return bool((padding_mask_BK[:, 1:] >= padding_mask_BK[:, :-1]).all())
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.patterns.sizes import CausalSizes
+from lazyformer_fairseq.patterns.kinds import CausalSizes
 
 
 def band_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:

@@ -16,14 +16,11 @@ from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
 from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveEmbedding, AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band as WordBand
-from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer, check_heads
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer, check_heads, encode_distances
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions
-from lazyformer_fairseq.modules.sublayers.relative_attention import encode_distances
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import CausalSizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, CausalSizes
 
 
 class CausalDecoder(Stack):
@@ -70,9 +67,7 @@ class CausalDecoder(Stack):
     ):
         _check_sizes(embed_dim, ffn_embed_dim, num_heads, mem_len, clamp_len)
         refuse_same_length_without_memory(same_length, mem_len)
-        super().__init__(
-            pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, mem_len=mem_len, **options
-        )
+        super().__init__(pattern, embed_dim, ffn_embed_dim, num_heads, activation=activation, **options)
         self.mem_len = mem_len
         self.clamp_len = clamp_len
         self.same_length = same_length

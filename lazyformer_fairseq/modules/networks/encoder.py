@@ -1,5 +1,6 @@
-"""The encoder: embeddings, then the stack of the pattern."""
+"""The encoder: embeddings, T5's relative position bias (Raffel et al., 2019), then the stack of the pattern."""
 
+import math
 from typing import Any, Optional
 
 import torch
@@ -7,16 +8,61 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import scores
+from lazyformer_fairseq.modules.attention.scores import Scores, is_padded_right
 from lazyformer_fairseq.modules.layer_norm import layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
 from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.sublayers.attention_heads import AttentionSublayer
+from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
-from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import ENCODER, EncoderSizes
+
+
+def relative_position_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """T5's bidirectional buckets: one each for short distances, logarithmically wider up to `max_distance`.
+
+    Args:
+        distance: integer tensor of (key position - query position).
+        num_buckets: even; the upper half serves positive distances.
+        max_distance: all distances from here on share a bucket.
+
+    Returns:
+        Integer tensor of the same shape with values in [0, num_buckets).
+    """
+    half = num_buckets // 2
+    exact = half // 2
+    magnitude = distance.abs()
+    # clamp from below, so that the unused branch of `where` never takes the logarithm of zero
+    steps = torch.log(magnitude.clamp(min=exact).float() / exact) / math.log(max_distance / exact) * (half - exact)
+    far = (exact + steps.long()).clamp(max=half - 1)
+    return torch.where(magnitude < exact, magnitude, far) + half * (distance > 0)
+
+
+class RelativePositionBias(nn.Module):
+    """One table of biases by bucket and head, shared by all self-attention sublayers.
+
+    Args:
+        num_heads: N.
+        num_buckets: rows of the table; a multiple of 4, for two directions with exact and logarithmic halves.
+        max_distance: see :func:`relative_position_bucket`.
+    """
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128):
+        super().__init__()
+        if num_buckets % 4 or not 0 < num_buckets // 4 < max_distance:
+            raise ValueError(
+                f"relative position bias: {num_buckets} buckets for distances to {max_distance}; "
+                "needs a positive multiple of 4 and a distance beyond a quarter of it"
+            )
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.zeros(num_buckets, num_heads))
+
+    def forward(self, time: int) -> Scores:
+        """The bias for sequences of `time` tokens."""
+        distance = torch.arange(1 - time, time, device=self.table.device)
+        bucket_by_distance = relative_position_bucket(distance, self.num_buckets, self.max_distance)
+        return Scores(self.table, bucket_by_distance, self.max_distance)
 
 
 class Encoder(Stack):
@@ -122,7 +168,7 @@ class Encoder(Stack):
         """
         self._check_global_positions(global_positions_BT, tokens_BT)
         if padding_mask_BT is not None and is_padded_on_right is None:
-            is_padded_on_right = scores.is_padded_on_right(padding_mask_BT)
+            is_padded_on_right = is_padded_right(padding_mask_BT)
         x = tokens_BT
         if self.embed_tokens is not None:
             x = self.embed(tokens_BT, None if is_padded_on_right else padding_mask_BT, token_types_BT)
@@ -192,7 +238,7 @@ class Encoder(Stack):
         global_positions_BT: Optional[Tensor] = None,
     ) -> Context:
         bias = self.relative_position_bias if self.has_scores else None
-        shape = scores.Scores() if bias is None else bias(x_BTC.size(1))
+        shape = Scores() if bias is None else bias(x_BTC.size(1))
         if padding_mask_BT is not None:
             shape = shape.with_padding(padding_mask_BT, is_padded_on_right)
         if global_positions_BT is not None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import Sizes
 
 
 class MaskedLMHead(nn.Module):

@@ -15,18 +15,75 @@ from lazyformer_fairseq.modules.attention.masks import count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.layer_norm import EPS
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, measure_spans
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
+from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
-from lazyformer_fairseq.modules.sublayers.residual import ResidualSublayer
-from lazyformer_fairseq.patterns.attention_kinds import with_defaults
+from lazyformer_fairseq.patterns.attention_kinds import Value, with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
-from lazyformer_fairseq.patterns.settings import Value
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Sizes
 
 Given = tuple[tuple[str, Value], ...]  # settings that differ from the default
+
+
+class StreamMemory:
+    """What a stream of text remembers from one segment to the next (Transformer-XL, section 3.2).
+
+    The inputs that attending sublayers (``s`` and ``l``) had in the segments before, one row of a batch per stream.
+
+    Whoever walks through the streams keeps it and passes it to the model with every segment; the model reads it and
+    puts the new segment's inputs in. Modules keep no state.
+
+    Attributes:
+        states: a detached (B, M, C) for each attending sublayer, the lowest first; empty at the start of streams.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[Tensor] = []
+
+    @property
+    def length(self) -> int:
+        """M, the number of tokens remembered."""
+        return self.states[0].size(1) if self.states else 0
+
+    def clear(self) -> None:
+        """Forgets everything: new streams start."""
+        self.states = []
+
+    def before(self, sublayer: int, x_BTC: Tensor) -> Optional[Tensor]:
+        """The (B, M, C) of the attending sublayer of this number, on the device and in the precision of its input.
+
+        None at the start of streams.
+        """
+        return self.states[sublayer].to(x_BTC) if self.states else None
+
+    def remember(self, inputs: list[Tensor], mem_len: int) -> None:
+        """Adds a segment; keeps the last `mem_len` tokens of memory and segment.
+
+        Args:
+            inputs: (B, T, C) for each attending sublayer, the lowest first.
+            mem_len: tokens to keep; 0 for no memory.
+        """
+        if mem_len == 0:
+            return self.clear()
+        self.states = [_last(self.before(number, x), x.detach(), mem_len) for number, x in enumerate(inputs)]
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """For a checkpoint: plain tensors."""
+        return {"states": list(self.states)}
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Restores what :meth:`state_dict` returned. Tensors may be on any device; the model moves them."""
+        self.states = list(state["states"])
+
+
+def _last(memory_BMC: Optional[Tensor], x_BTC: Tensor, mem_len: int) -> Tensor:
+    """The last `mem_len` positions of both, in storage of their own: a view would keep all of it alive."""
+    kept = max(mem_len - x_BTC.size(1), 0)
+    parts = [x_BTC[:, -mem_len:]]
+    if memory_BMC is not None and kept:
+        parts.insert(0, memory_BMC[:, -kept:])
+    return torch.cat(parts, dim=1)
 
 
 class Stack(nn.Module):
@@ -44,7 +101,6 @@ class Stack(nn.Module):
         normalize_before: pre-norm.
         attention_backend: how attention is computed, "auto" or one of :data:`attention.choice.BACKENDS`.
         max_positions: of an encoder's input; 0 for no limit.
-        mem_len: tokens that a causal model remembers.
         layer_norm_eps: what each LayerNorm adds to the variance.
 
     Attributes:
@@ -73,7 +129,6 @@ class Stack(nn.Module):
         normalize_before: bool = False,
         attention_backend: str = "auto",
         max_positions: int = 0,
-        mem_len: int = 0,
         layer_norm_eps: float = EPS,
     ):
         super().__init__()
@@ -87,7 +142,6 @@ class Stack(nn.Module):
             activation_dropout,
             activation,
             max_positions,
-            mem_len,
         )
         self.dropout = dropout
         self.normalize_before = normalize_before

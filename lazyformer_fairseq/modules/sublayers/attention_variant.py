@@ -1,7 +1,7 @@
 """What the file of a kind of attention offers: it changes what an ``s`` attends with, and what comes of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from torch import Tensor, nn
@@ -14,31 +14,7 @@ from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
 from lazyformer_fairseq.modules.sublayers.interface import RelativePositions, Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
-from lazyformer_fairseq.patterns.kinds import CAUSAL
-from lazyformer_fairseq.patterns.sizes import Sizes
-
-
-@dataclass(frozen=True, kw_only=True)
-class VariantOptions(SublayerOptions):
-    """What a choice is built from: the network's options, and those of its ``s``.
-
-    Attributes:
-        values: all settings of the ``s``, by name.
-        is_causal: for a causal model.
-    """
-
-    values: Settings
-    is_causal: bool
-
-    @classmethod
-    def of(cls, options: SublayerOptions, values: Settings, is_causal: bool) -> "VariantOptions":
-        """The options of a network with what is the ``s``'s own."""
-        shared = {field.name: getattr(options, field.name) for field in fields(SublayerOptions)}
-        return cls(**shared, values=values, is_causal=is_causal)
-
-    @property
-    def head_size(self) -> int:
-        return self.embed_dim // self.num_heads
+from lazyformer_fairseq.patterns.kinds import CAUSAL, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +92,7 @@ class AttentionVariant(nn.Module):
     copies: ClassVar[Mapping[str, str]] = {}
     has_probabilities: ClassVar[bool] = True
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__()
         self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
 
@@ -136,7 +112,7 @@ class AttentionVariant(nn.Module):
         return PROJECTIONS
 
     @classmethod
-    def build_values(cls, options: VariantOptions) -> Optional[nn.Module]:
+    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
         """What turns plain values into its own, for this ``s`` and for each ``l`` that reads it; None for plain ones.
 
         Called as (values, x_BKC) -> values, in the table's order.
@@ -200,12 +176,12 @@ class AttentionVariant(nn.Module):
         return workload._replace(share=count_share(mask, workload.time, workload.keys, is_causal))
 
 
-def build_choices(options: VariantOptions) -> nn.ModuleDict:
+def build_choices(options: SublayerOptions) -> nn.ModuleDict:
     """By name, in the table's order: the first one is outermost."""
     return nn.ModuleDict({row.name: row.load()(options) for row in chosen_kinds(options.values)})
 
 
-def build_values(options: VariantOptions) -> nn.ModuleDict:
+def build_values(options: SublayerOptions) -> nn.ModuleDict:
     """By name, what an ``s`` and those that read it need for their values."""
     built = {row.name: row.load().build_values(options) for row in chosen_kinds(options.values)}
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
+from lazyformer_fairseq.patterns.attention_kinds import Value
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.settings import Value
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.patterns.kinds import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 SharedState = Mapping[str, Any]
@@ -31,8 +31,13 @@ class SublayerOptions:
     activation_dropout: float = 0.0
     activation: Callable[[Tensor], Tensor] = F.gelu
     max_positions: int = 0  # longest input of an encoder; 0 for a causal model, which has no such limit
-    mem_len: int = 0  # tokens that a causal model remembers
     common: dict[str, Any] = field(default_factory=dict)  # what sublayers of one network share, by name
+    values: Settings = field(default_factory=dict)  # for a kind of attention: all settings of its ``s``
+    is_causal: bool = False  # for a kind of attention: whether the model is causal
+
+    @property
+    def head_size(self) -> int:
+        return self.embed_dim // self.num_heads
 
 
 class RelativePositions(NamedTuple):

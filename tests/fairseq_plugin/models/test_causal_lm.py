@@ -10,7 +10,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 TINY = [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")]

@@ -27,8 +27,8 @@ from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 aten = torch.ops.aten
 # torch's counter knows the fused attention of a GPU, but not the processor's.

@@ -22,10 +22,10 @@ from lazyformer_fairseq.modules.networks.adaptive_softmax import AdaptiveSoftmax
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan, read_sublayer
-from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
+from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes
 
 OF_BOTH = [
     "M3x1 sff",
@@ -137,7 +137,7 @@ def test_a_plain_count_does_not_import_torchs_compiler():
     code = """if True:
         import json, sys
         from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
-        from lazyformer_fairseq.patterns.sizes import CausalSizes, EncoderSizes
+        from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes
         for sizes in (EncoderSizes(17, 8, 20, 2), CausalSizes(17, 8, 20, 2, (5, 9), 2)):
             count_flops("sflfskf s[window=2]", sizes, 6), count_parameters("sf", sizes)
         print(json.dumps("torch._dynamo" in sys.modules))

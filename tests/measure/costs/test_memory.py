@@ -17,9 +17,8 @@ from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.memory_costs import Pass
-from lazyformer_fairseq.modules.networks.stack import Stack
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 from tests.helpers import dictionary_of
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -6,7 +6,7 @@ import torch
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or not BACK_ENDS["flex"].supports("cuda", frozenset(), 64),

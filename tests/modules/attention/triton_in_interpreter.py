@@ -16,8 +16,7 @@ from lazyformer_fairseq.modules.attention import triton_kernels
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton_kernels import Tiles
-from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.position_bias import relative_position_bucket
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, relative_position_bucket
 
 BUCKETS, MAX_DISTANCE = 8, 6
 # Largest error of an entry, as a share of the tensor's largest entry.

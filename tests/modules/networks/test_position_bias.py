@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.networks.position_bias import RelativePositionBias, relative_position_bucket
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias, relative_position_bucket
 
 
 def t5_bucket(distance: int, buckets: int = 32, max_distance: int = 128) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 PATTERNS = [
     "sf",

@@ -3,7 +3,7 @@ import io
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 
 def inputs(start: int, stop: int) -> list[torch.Tensor]:

@@ -9,9 +9,9 @@ from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
 from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention import RelativeAttention, encode_distances
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SublayerOptions
-from lazyformer_fairseq.modules.sublayers.relative_attention import RelativeAttention, encode_distances
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 

@@ -5,14 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 
 _LEARNED = "learned"
 # A learned alpha stays between these, as in the published code; the paper has ]1, 2[.
@@ -29,7 +23,7 @@ class Entmax(AttentionVariant):
 
     counts_memory = True
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         given = options.values["entmax"]
         self.num_heads = options.num_heads

@@ -17,16 +17,10 @@ from lazyformer_fairseq.modules.attention.choice import Workload
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear, multiply_by_part
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
-from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.patterns.kinds import Sizes
 
 # Matrices (k, n) of a network of L layers of N heads, by `share`: "none" 2 N L, "heads" 2 L, "kv" L, "layers" 1.
 NONE, HEADS, KV, LAYERS = "none", "heads", "kv", "layers"
@@ -47,7 +41,7 @@ class Linformer(AttentionVariant):
         "give --relative-position-buckets 0"
     }
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.num_heads = options.num_heads
         share, size = options.values["share"], (options.values["linformer"], options.max_positions)

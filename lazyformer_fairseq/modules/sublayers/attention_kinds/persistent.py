@@ -8,15 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.memory_costs import AttentionSize
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
-from lazyformer_fairseq.patterns.sizes import Sizes
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+from lazyformer_fairseq.patterns.kinds import Sizes
 
 
 class Persistent(AttentionVariant):
@@ -31,7 +25,7 @@ class Persistent(AttentionVariant):
 
     has_probabilities = False  # not of tokens alone
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         size = (options.num_heads, options.values["persistent"], options.head_size)
         self.keys = nn.Parameter(torch.randn(size) / math.sqrt(options.head_size))
@@ -41,7 +35,7 @@ class Persistent(AttentionVariant):
         return frozenset({"extra"})
 
     @classmethod
-    def build_values(cls, options: VariantOptions) -> "PersistentValues":
+    def build_values(cls, options: SublayerOptions) -> "PersistentValues":
         return PersistentValues(options.num_heads, options.values["persistent"], options.head_size)
 
     def attend(self, attention: Attention, inner: Attend) -> AttentionOutput:

@@ -1,22 +1,29 @@
-"""``s[buckets=b]``: attention among positions that hash alike (Reformer, section 2), without its reversible layers."""
+"""``s[buckets=b]``: attention among positions that hash alike (Reformer, section 2), without its reversible layers.
 
-from collections.abc import Mapping
-from typing import ClassVar, Optional
+A key is the query of its position, scaled to length one. A round of hashing gives each position a bucket; positions
+are sorted by bucket (and by place in the text within it) and cut into chunks. A query looks at keys of its own bucket,
+in its own chunk and the one before; in encoders, which the paper leaves open, in the one after too. Rounds are joined
+so that a query looks at the union of what it sees in each, each key once (equations 5 and 6, and appendix A): by their
+sums, with -log N at a key that N rounds show.
+
+Letters of shapes: R rounds, K positions, made up to whole chunks; H chunks, S positions of one, W those that it sees.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from lazyformer_fairseq.modules.attention import hashed
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.attention import split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
+
+# A query sees itself only where it sees nothing else (section 2, "Causal masking for shared-QK attention").
+SELF_SCORE = -1e5
+_EPSILON = 1e-6  # of the lengths of keys, as in the published code
 
 
 class Reformer(AttentionVariant):
@@ -42,7 +49,7 @@ class Reformer(AttentionVariant):
     }
     has_probabilities = False  # rounds are written by chunks, never by pairs of all tokens
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.buckets, self.rounds, self.chunk = (options.values[name] for name in ("buckets", "rounds", "chunk"))
         self.dropout = options.attention_dropout
@@ -62,9 +69,9 @@ class Reformer(AttentionVariant):
             buckets = torch.zeros_like(vectors[..., None, :, 0], dtype=torch.long)
         else:
             generator = None if self.training else torch.Generator(vectors.device).manual_seed(0)
-            rotations = hashed.random_rotations(vectors, self.rounds, self.buckets, generator)
-            buckets = hashed.buckets_of(vectors, rotations)
-        attended = hashed.attend(
+            rotations = random_rotations(vectors, self.rounds, self.buckets, generator)
+            buckets = buckets_of(vectors, rotations)
+        attended = attend(
             vectors,
             attention.values,
             buckets,
@@ -84,3 +91,207 @@ class Reformer(AttentionVariant):
         positions = attention.positions
         at_distance = split_heads(self.position_proj(positions.encoded[None, :-1]), attention.k_BNKD.size(1))
         return attention.k_BNKD + at_distance + positions.position_bias[:, None]
+
+
+class HashedDistribution(NamedTuple):
+    """What an ``l`` reuses: the order of positions in each round, and the rounds' weights.
+
+    Attributes:
+        orders: of each round.
+        by_round: of each round (B, N, H, S, W); over all rounds a query's sum to one.
+        places: K, without those that fill the last chunk up.
+        time: T: the queries are the last T of them.
+        before, after: chunks on either side that a chunk sees.
+    """
+
+    orders: list["Order"]
+    by_round: list[Tensor]
+    places: int
+    time: int
+    before: int
+    after: int
+
+    def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
+        """P V (B, N, T, D); each call draws its own dropout mask."""
+        output: Any = 0
+        for order, probabilities in zip(self.orders, self.by_round, strict=True):
+            chunks = order.sort(v_BNKD, probabilities.size(-2))
+            seen = neighbours(chunks, self.before, self.after)
+            of_chunks = torch.matmul(F.dropout(probabilities, dropout), seen)
+            output = output + order.undo(of_chunks.flatten(2, 3))
+        return output[:, :, self.places - self.time : self.places]
+
+    @property
+    def probabilities(self) -> Tensor:
+        """P, (B, N, T, K): what it saves to write out, for those that need it."""
+        some = self.by_round[0]
+        one_hot = torch.eye(self.places, dtype=some.dtype, device=some.device)
+        return self.attend(one_hot.expand(*some.shape[:2], -1, -1), 0.0)
+
+
+class Order(NamedTuple):
+    """Of the K positions in one round, both (B, N, K): the place in the text of each, and for each place its number."""
+
+    places: Tensor
+    ranks: Tensor
+
+    def sort(self, x_BNKD: Tensor, size: int) -> Tensor:
+        """(B, N, K or fewer, D) by place -> chunks (B, N, H, S, D); places that fill up hold zeros."""
+        filled = F.pad(x_BNKD, (0, 0, 0, self.places.size(-1) - x_BNKD.size(-2)))
+        return _Permuted.apply(filled, self.places, self.ranks).unflatten(2, (-1, size))
+
+    def undo(self, x_BNKD: Tensor) -> Tensor:
+        """Sorted positions (B, N, K, D) -> by place."""
+        return _Permuted.apply(x_BNKD, self.ranks, self.places)
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order; the gradient is the opposite order, where torch's own would add rows up one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(order, back)
+        return _rows(x, order)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor, None, None]:
+        order, back = ctx.saved_tensors
+        return _Permuted.apply(d, back, order), None, None
+
+
+def _rows(x_BNKD: Tensor, order_BNK: Tensor) -> Tensor:
+    batch, heads, places, _ = x_BNKD.shape
+    first = torch.arange(batch * heads, device=order_BNK.device).view(batch, heads, 1) * places
+    return x_BNKD.reshape(batch * heads * places, -1).index_select(0, (order_BNK + first).flatten()).view_as(x_BNKD)
+
+
+def random_rotations(like_BNKD: Tensor, rounds: int, buckets: int, generator: Optional[torch.Generator]) -> Tensor:
+    """(N, D, R, buckets / 2): each head's and round's, from a standard normal distribution."""
+    exact = torch.promote_types(like_BNKD.dtype, torch.float32)
+    size = (like_BNKD.size(1), like_BNKD.size(-1), rounds, buckets // 2)
+    return torch.randn(size, generator=generator, device=like_BNKD.device, dtype=exact)
+
+
+@torch.no_grad()
+def buckets_of(vectors_BNKD: Tensor, rotations_NDRh: Tensor) -> Tensor:
+    """(B, N, R, K): h(x) = argmax([x R; -x R]) (section 2, "Locality sensitive hashing")."""
+    rotated = torch.einsum("bnkd,ndrh->bnrkh", vectors_BNKD.to(rotations_NDRh.dtype), rotations_NDRh)
+    return torch.cat([rotated, -rotated], dim=-1).argmax(-1)
+
+
+def attend(
+    vectors_BNKD: Tensor,
+    v_BNKD: Tensor,
+    buckets_BNRK: Tensor,
+    buckets: int,
+    chunk: int,
+    time: int,
+    is_causal: bool,
+    is_padding_BK: Optional[Tensor],
+    dropout: float,
+) -> tuple[Tensor, HashedDistribution]:
+    """Attends.
+
+    Args:
+        vectors_BNKD: queries, which are keys too.
+        buckets_BNRK: of each position in each round.
+        buckets: how many there are.
+        chunk: S.
+        time: T: outputs of the last T positions are wanted.
+        is_padding_BK: True at padding, at which no other position looks.
+
+    Returns:
+        Output (B, N, T, D), and the distribution.
+    """
+    orders, codes = _orders(buckets_BNRK, buckets, chunk, is_padding_BK)
+    keys = vectors_BNKD * torch.rsqrt(vectors_BNKD.square().sum(-1, keepdim=True) + _EPSILON * vectors_BNKD.size(-1))
+    has_neighbours = buckets_BNRK.size(-1) > chunk
+    reach = (int(has_neighbours), int(has_neighbours and not is_causal))
+    scores = []
+    for number, order in enumerate(orders):
+        queries = order.sort(vectors_BNKD, chunk)
+        seen = neighbours(order.sort(keys, chunk), *reach)
+        products = torch.matmul(queries, seen.transpose(-2, -1))
+        exact = products.to(torch.promote_types(products.dtype, torch.float32))
+        scores.append(_masked(exact, number, orders, codes, reach, is_causal))
+    probabilities = [part.to(v_BNKD.dtype) for part in _softmax(scores, orders)]
+    distribution = HashedDistribution(orders, probabilities, vectors_BNKD.size(-2), time, *reach)
+    return distribution.attend(v_BNKD, dropout), distribution
+
+
+@torch.no_grad()
+def _orders(
+    buckets_BNRK: Tensor, buckets: int, chunk: int, is_padding_BK: Optional[Tensor]
+) -> tuple[list[Order], Tensor]:
+    """The order of each round, and codes (B, N, R, K) by place.
+
+    Codes of two positions differ by as much as their chunks do, and by more than one where their buckets are not the
+    same. Padding, and what fills the last chunk up, have buckets of their own behind all others.
+    """
+    found, places = buckets_BNRK, buckets_BNRK.size(-1)
+    if is_padding_BK is not None:
+        found = found.masked_fill(is_padding_BK[:, None, None], buckets)
+    # A graph must hold for inputs that need none and for those that need some.
+    more = chunk - places % chunk if torch.compiler.is_compiling() else -places % chunk
+    found = F.pad(found, (0, more), value=buckets + 1)
+    filled = found.size(-1)
+    by_place = torch.arange(filled, device=found.device)
+    order = (found * filled + by_place).argsort(-1)
+    ranks = torch.empty_like(order).scatter_(-1, order, by_place.expand_as(order))
+    codes = found * (filled // chunk + 2) + ranks // chunk
+    return [Order(*both) for both in zip(order.unbind(2), ranks.unbind(2), strict=True)], codes.int()
+
+
+def _softmax(by_round: list[Tensor], orders: list[Order]) -> list[Tensor]:
+    """One softmax over the scores (B, N, H, S, W) of all rounds.
+
+    Shifted by the best score and divided by the sum, not by a log-sum-exp: log R added to SELF_SCORE would be lost.
+    """
+    size = by_round[0].size(-2)
+
+    def of_places(rows: Iterable[Tensor]) -> Tensor:
+        """(R, B, N, K, 1), from one number a row of each round."""
+        return torch.stack([order.undo(each.flatten(2)[..., None]) for order, each in zip(orders, rows, strict=True)])
+
+    with torch.no_grad():
+        best = of_places(scores.amax(-1) for scores in by_round).amax(0)
+    powers = [torch.exp(scores - order.sort(best, size)) for order, scores in zip(orders, by_round, strict=True)]
+    mass = of_places(each.sum(-1) for each in powers).sum(0)
+    return [each / order.sort(mass, size) for order, each in zip(orders, powers, strict=True)]
+
+
+def _masked(
+    scores: Tensor, number: int, orders: list[Order], codes: Tensor, reach: tuple[int, int], is_causal: bool
+) -> Tensor:
+    """Scores (B, N, H, S, W) of a round: other buckets, the future and padding out, keys of N rounds with -log N."""
+    with torch.no_grad():
+        size, order = scores.size(-2), orders[number]
+
+        def pairs(by_place_BNK: Tensor) -> tuple[Tensor, Tensor]:
+            """Of queries (B, N, H, S, 1), and of the keys (B, N, H, 1, W) that they meet; -9 where there are none."""
+            chunks = by_place_BNK.gather(-1, order.places).unflatten(-1, (-1, size))[..., None]
+            return chunks, neighbours(chunks, *reach, fill=-9).transpose(-2, -1)
+
+        def are_met(code_BNK: Tensor) -> Tensor:
+            query, key = pairs(code_BNK)
+            return (query - key).abs_() <= 1
+
+        by_place = torch.arange(order.places.size(-1), device=scores.device, dtype=codes.dtype)
+        query, key = pairs(by_place.expand_as(order.places))
+        is_hidden = ~are_met(codes[:, :, number])
+        if is_causal:
+            is_hidden |= key > query
+        is_self = query == key
+        rounds = None
+        if len(orders) > 1:
+            rounds = sum(are_met(code).to(scores.dtype) for code in codes.unbind(2)).clamp_(min=1).log_()
+    if rounds is not None:
+        scores = scores - rounds
+    return scores.masked_fill(is_hidden, float("-inf")).masked_fill(is_self, SELF_SCORE)
+
+
+def neighbours(chunks: Tensor, before: int, after: int, fill: float = 0) -> Tensor:
+    """(B, N, H, S, D) -> (B, N, H, W, D): each chunk between those on either side, `fill` beyond the ends."""
+    count = chunks.size(2)
+    padded = F.pad(chunks, (0, 0, 0, 0, before, after), value=fill)
+    return torch.cat([padded[:, :, first : first + count] for first in range(before + after + 1)], dim=3)

@@ -9,14 +9,8 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 
 # In the `common` of a network's options: its spans.
 SPANS = "spans"
@@ -42,7 +36,7 @@ class Span(AttentionVariant):
 
     counts_memory = True
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.limit, self.ramp = options.values["span"], options.values["ramp"]
         self.penalty_weight = options.values["span_loss"]

@@ -12,14 +12,8 @@ from typing import ClassVar
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns, Part
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 
 
 class Sparse(AttentionVariant):
@@ -31,7 +25,7 @@ class Sparse(AttentionVariant):
 
     counts_memory = True
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
 

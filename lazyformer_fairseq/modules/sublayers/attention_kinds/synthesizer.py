@@ -40,9 +40,8 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     Attention,
     AttentionOutput,
     AttentionVariant,
-    VariantOptions,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 
 DOT, RANDOM, FIXED, FACTORISED_RANDOM = "dot", "random", "fixed", "factorised_random"
@@ -62,7 +61,7 @@ def factors_of(length: int) -> tuple[int, int]:
 class Synthesizer(AttentionVariant):
     """Scores of its terms in place of, or beside, products of queries and keys."""
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         values, heads = options.values, options.num_heads
         self.terms = terms_of(values)

@@ -14,15 +14,9 @@ from lazyformer_fairseq.modules.attention import ReusableAttention
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.linear import Linear
-from lazyformer_fairseq.modules.sublayers.attention_heads import split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import (
-    Attend,
-    Attention,
-    AttentionOutput,
-    AttentionVariant,
-    VariantOptions,
-)
-from lazyformer_fairseq.modules.sublayers.interface import Settings
+from lazyformer_fairseq.modules.sublayers.attention import split_heads
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attend, Attention, AttentionOutput, AttentionVariant
+from lazyformer_fairseq.modules.sublayers.interface import Settings, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 
 
@@ -49,7 +43,7 @@ class Window(AttentionVariant):
     counts_memory = True
     copies: ClassVar[Mapping[str, str]] = {"q_proj": "q", "k_proj": "k"}
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__(options)
         self.mask = self.mask_of(options.values, options.num_heads, options.is_causal)
         self.num_heads = options.num_heads
@@ -65,7 +59,7 @@ class Window(AttentionVariant):
         return frozenset({"mask"})
 
     @classmethod
-    def build_values(cls, options: VariantOptions) -> Optional[nn.Module]:
+    def build_values(cls, options: SublayerOptions) -> Optional[nn.Module]:
         return GlobalValues(options) if options.values["global"] else None
 
     @classmethod
@@ -142,7 +136,7 @@ class GlobalValues(nn.Module):
 
     copies: ClassVar[Mapping[str, str]] = {"v_proj": "v"}
 
-    def __init__(self, options: VariantOptions):
+    def __init__(self, options: SublayerOptions):
         super().__init__()
         self.num_heads = options.num_heads
         self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)

@@ -9,7 +9,7 @@ from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, in
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 PATTERNS = ["s[window=3]f", "s[window=3,global=2]lfl", "s[window=1,dilation=3,dilated_heads=1]l"]
 

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops, count_sublayer_parameters
-from lazyformer_fairseq.modules.attention import hashed
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.sublayers.relative_attention import encode_distances
+from lazyformer_fairseq.modules.sublayers.attention import encode_distances
+from lazyformer_fairseq.modules.sublayers.attention_kinds import reformer as hashed
 
 reformer = pytest.importorskip("transformers.models.reformer.modeling_reformer", reason="transformers is not installed")
 from transformers import ReformerConfig  # noqa: E402

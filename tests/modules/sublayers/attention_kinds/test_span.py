@@ -18,9 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, STEP, Span, measure_spans
-from lazyformer_fairseq.modules.sublayers.attention_variant import VariantOptions
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 from lazyformer_fairseq.patterns.grammar import plan
@@ -39,8 +38,8 @@ def fairseqs_example():
 
 
 def span_of(shares: Tensor, **settings) -> Span:
-    options = VariantOptions.of(
-        SublayerOptions(4 * len(shares), 4, len(shares)), with_defaults(tuple(settings.items())), True
+    options = SublayerOptions(
+        4 * len(shares), 4, len(shares), values=with_defaults(tuple(settings.items())), is_causal=True
     )
     span = Span(options).to(shares.dtype)
     span.shares.data.copy_(shares)
@@ -145,7 +144,7 @@ def test_one_pass_of_a_network_measures_all_spans():
 @pytest.mark.parametrize("direction", ["encoder", "causal"])
 def test_keys_beyond_the_longest_span_are_masked_out(direction):
     is_causal = direction == "causal"
-    options = VariantOptions.of(SublayerOptions(12, 4, HEADS), with_defaults((("span", 900),)), is_causal)
+    options = SublayerOptions(12, 4, HEADS, values=with_defaults((("span", 900),)), is_causal=is_causal)
     span = Span(options)
     attending = Attending("s", 5, memory=500 if is_causal else None)
     parts = span._parts(attending.context().scores, attending.keys, attending.time)

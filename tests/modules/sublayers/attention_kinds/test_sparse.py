@@ -11,9 +11,8 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
-from lazyformer_fairseq.modules.sublayers.attention_heads import merge_heads, split_heads
-from lazyformer_fairseq.modules.sublayers.attention_variant import VariantOptions
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention import merge_heads, split_heads
 from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
 from lazyformer_fairseq.patterns.grammar import plan
@@ -61,7 +60,7 @@ def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, s
 def mask_of(text: str, causal: bool, heads: int = HEADS):
     values = plan(f"s[{text}]")[0].values
     [row] = chosen_kinds(values)
-    return row.load()(VariantOptions.of(SublayerOptions(WIDTH, 8, heads), values, causal)).mask
+    return row.load()(SublayerOptions(WIDTH, 8, heads, values=values, is_causal=causal)).mask
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

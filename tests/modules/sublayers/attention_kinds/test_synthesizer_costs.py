@@ -7,7 +7,7 @@ from lazyformer_fairseq.measure.costs.flops import (
 )
 from lazyformer_fairseq.modules.sublayers.attention_kinds.synthesizer import factors_of
 from lazyformer_fairseq.patterns.grammar import plan
-from lazyformer_fairseq.patterns.sizes import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 OF_TABLE_2 = "random fixed factorised_random dense factorised_dense random+dense dense+dot random+dot".split()
 

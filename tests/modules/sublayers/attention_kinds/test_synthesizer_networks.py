@@ -7,7 +7,7 @@ from synthesizers import LENGTH, WIDTH, by_model, gradients, network
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
-from lazyformer_fairseq.modules.networks.stream_memory import StreamMemory
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 
 @pytest.mark.parametrize("back_end", ["eager", "materialize", "fused"])

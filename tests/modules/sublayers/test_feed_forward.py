@@ -8,8 +8,7 @@ from helpers import dictionary_of
 
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.modules.networks.activations import ACTIVATIONS
-from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
+from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS, FeedForward
 
 X = torch.linspace(-5, 5, 101, dtype=torch.float64)
 FORMULAS = {

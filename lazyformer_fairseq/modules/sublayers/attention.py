@@ -1,0 +1,453 @@
+"""Sublayers that attend with heads: ``s`` in encoders and causal models; ``l`` and ``k``, which read from one below.
+
+A causal model's ``s`` is Transformer-XL's attention (Dai et al., 2019, section 3.3 and appendix B). ``l`` has its own
+values on a distribution computed below (LazyFormer, section 2, Figure 1), ``k`` its own queries on keys and values of
+an ``s`` (Brandon et al., 2024), which saves two of four projections, and in a causal model the memory of its inputs.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor, nn
+
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import BACK_ENDS, attend, fallback_backend
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.linear import Linear
+from lazyformer_fairseq.modules.memory_costs import AttentionSize, Memory, Pass
+from lazyformer_fairseq.modules.sublayers.attention_variant import (
+    Attention,
+    AttentionOutput,
+    build_choices,
+    build_values,
+    projections,
+    variant_classes,
+)
+from lazyformer_fairseq.modules.sublayers.interface import Context, Settings, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER, KEYS_AND_VALUES, Sizes
+
+
+class AttentionSublayer(Sublayer):
+    """The base of kinds with heads and a projection `out_proj`, which each kind makes itself.
+
+    Args:
+        options: of the network; heads must divide the width (ValueError).
+        planned: its place in the plan.
+        direction: of the network.
+
+    Attributes:
+        consumers: how many lazy sublayers above read the distribution.
+        value_makers: what its kind of attention adds to values.
+    """
+
+    attends = True
+    direction: ClassVar[str]
+    # Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]]
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__()
+        check_heads(options.embed_dim, options.num_heads)
+        self.num_heads = options.num_heads
+        self.dropout = options.attention_dropout
+        self.settings = planned.settings
+        self.consumers = planned.consumers.count(DISTRIBUTION)
+        self.is_key_producer = KEYS_AND_VALUES in planned.consumers
+
+    @classmethod
+    def build(cls, options: SublayerOptions, planned: PlannedSublayer) -> "AttentionSublayer":
+        return cls(options, planned)
+
+    @classmethod
+    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+        """`projections` as they are with these settings: some kinds of attention do without queries or keys."""
+        return cls.projections
+
+    @classmethod
+    def variant_options(cls, options: SublayerOptions, values: Settings) -> SublayerOptions:
+        return replace(options, values=values, is_causal=cls.direction == CAUSAL)
+
+    def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+        """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
+
+        Args:
+            weights: of a model, by name.
+            prefix: of the names of this sublayer's.
+        """
+        found = {}
+        for path, module in self.named_modules():
+            for name, projection in getattr(module, "copies", {}).items():
+                source, number, parts = self.projections[projection]
+                for kind in ("weight", "bias"):
+                    if getattr(module, name, None) is not None and f"{prefix}{source}.{kind}" in weights:
+                        part = weights[f"{prefix}{source}.{kind}"].chunk(parts)[number]
+                        found[f"{prefix}{path}.{name}.{kind}"] = part
+        return found
+
+    @torch.no_grad()
+    def start_copies(self) -> None:
+        """Copies projections to all that start so; for initialisations, which call it after they drew those."""
+        weights = self.state_dict()
+        for name, weight in self.copied(weights).items():
+            weights[name].copy_(weight)
+
+    def make_values(self, x_BKC: Tensor, v_BKC: Tensor) -> Any:
+        """Values in the form that its kind of attention takes, from projected ones."""
+        values = split_heads(v_BKC, self.num_heads)
+        for maker in self.value_makers.values():
+            values = maker(values, x_BKC)
+        return values
+
+    def attend(self, attention: Attention, shared: Context) -> tuple[Tensor, SharedState]:
+        """Attention, projected; hands on its distribution, from before dropout."""
+        handed_on: dict[str, Any] = {}
+
+        def innermost(attention: Attention) -> AttentionOutput:
+            if self.is_key_producer:
+                handed_on[KEYS_AND_VALUES] = attention
+            q, k, values, scores = attention.q_BNTD, attention.k_BNKD, attention.values, attention.scores
+            dropout = self.dropout if self.training else 0.0
+            back_end = shared.back_end(self.consumers, self.settings)
+            return AttentionOutput(*attend(q, k, values, scores, dropout, self.consumers, back_end))
+
+        attend_below = innermost
+        for choice in reversed(self.choices.values()):
+            attend_below = partial(choice.attend, inner=attend_below)
+        attended = attend_below(attention)
+        if shared.observe is not None:
+            shared.observe(attended.distribution)
+        return self.out_proj(merge_heads(attended.output_BNTD)), {DISTRIBUTION: attended.distribution, **handed_on}
+
+
+def count_attention_memory(
+    sizes: Sizes, planned: PlannedSublayer, run: Pass, projected: int, is_consumer: bool = False
+) -> Memory:
+    """Of a sublayer that attends.
+
+    Args:
+        planned: whose settings shape the scores.
+        projected: bytes of what it projects and autograd keeps.
+        is_consumer: whether it reads the distribution of `planned`.
+    """
+    size = AttentionSize(
+        run.batch,
+        sizes.num_heads,
+        run.time,
+        run.keys,
+        sizes.embed_dim,
+        run.number,
+        run.mask,
+        run.device,
+        run.attention_dropout,
+        run.features,
+        planned.consumers.count(DISTRIBUTION),
+    )
+    for choice in variant_classes(planned.values):
+        size = choice.attention_size(sizes, planned.values, size)
+    row = BACK_ENDS[fallback_backend(run.back_end(planned), size.dropout, size.features)]
+    inner = (row.count_reuse_memory if is_consumer else row.count_memory)(size)
+    output = run.tokens(sizes.embed_dim)
+    # When the distribution is gone, gradients of all projections are there twice: one by one, and side by side.
+    backward = max(output + inner.backward, 2 * projected - inner.kept)
+    kept = inner.kept + projected + output
+    return inner._replace(kept=kept, forward=output + inner.forward, backward=backward)
+
+
+class ChoosingAttention(AttentionSublayer):
+    """The base of ``s``: its settings choose what it computes.
+
+    Attributes:
+        choices: by name, the outermost first.
+        has_queries, has_keys: whether it projects them.
+        why_no_memory: why it can attend to no memory; empty if it can.
+    """
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        kept = projections(planned.values)
+        self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
+        reasons = [choice.why_no_memory(planned.values) for choice in variant_classes(planned.values)]
+        self.why_no_memory = next(filter(None, reasons), "")
+        of_choice = self.variant_options(options, planned.values)
+        self.choices = build_choices(of_choice)
+        self.value_makers = build_values(of_choice)
+
+
+def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:
+    """Bytes of a projection (B, K, C) of memory and segment, and of a copy of both, which there is with a memory."""
+    of_keys = run.batch * run.keys * sizes.embed_dim * run.number
+    return of_keys, of_keys if run.memory else 0
+
+
+class SelfAttention(ChoosingAttention):
+    """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
+
+    direction = ENCODER
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {
+        "q": ("qkv_proj", 0, 3),
+        "k": ("qkv_proj", 1, 3),
+        "v": ("qkv_proj", 2, 3),
+    }
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        self.qkv_proj = Linear(options.embed_dim, (self.has_queries + self.has_keys + 1) * options.embed_dim)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim)
+        self.start_copies()
+
+    @classmethod
+    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+        kept = projections(planned.values)
+        names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
+        return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries, keys, values, output, and what the back end keeps."""
+        parts = len(projections(planned.values)) + 1
+        return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
+
+    def forward(
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared.scores)
+        q, k = split_heads(q_BTC, self.num_heads), split_heads(k_BKC, self.num_heads)
+        values = self.make_values(x_BTC, v_BKC)
+        return self.attend(Attention(x_BTC, x_BTC, q, k, values, shared.scores), shared)
+
+    def _project(self, x_BTC: Tensor, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; (B, T, 0) where there are none."""
+        for choice in self.choices.values():
+            if (projected := choice.project(x_BTC, self.qkv_proj, scores)) is not None:
+                return projected
+        c = x_BTC.size(-1)
+        return self.qkv_proj(x_BTC).split((c * self.has_queries, c * self.has_keys, c), dim=-1)
+
+
+class RelativeAttention(ChoosingAttention):
+    """softmax(((Q + u) K^T + shift((Q + v) R^T)) / sqrt(D)) V, R the projected distances, without biases.
+
+    Keys and values come from memory and segment, queries from the segment alone. u and v belong to the decoder, which
+    shares them between all its sublayers. Its settings may make something else of it.
+    """
+
+    direction = CAUSAL
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {
+        "q": ("q_proj", 0, 1),
+        "k": ("kv_proj", 0, 2),
+        "v": ("kv_proj", 1, 2),
+    }
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        embed_dim = options.embed_dim
+        self.q_proj = Linear(embed_dim, embed_dim, bias=False) if self.has_queries else None
+        self.kv_proj = Linear(embed_dim, (self.has_keys + 1) * embed_dim, bias=False)
+        compares = self.has_queries and self.has_keys
+        self.position_proj = Linear(embed_dim, embed_dim, bias=False) if compares else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias=False)
+        self.start_copies()
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries that meet keys and queries that meet distances, these, keys, values, memory and input, output."""
+        kept = projections(planned.values)
+        of_keys, inputs = count_remembered(sizes, run)
+        queries = run.tokens(sizes.embed_dim) * ("queries" in kept) * (1 + ("keys" in kept))
+        projected = queries + of_keys * (1 + ("keys" in kept))
+        found = count_attention_memory(sizes, planned, run, projected)
+        distances = (run.keys + 1) * sizes.embed_dim * run.number if "keys" in kept else 0
+        return found._replace(kept=found.kept + inputs + distances)
+
+    def forward(
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        if memory_BMC is not None:
+            if self.why_no_memory:
+                raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
+            memory_BMC, shared = self._within_reach(memory_BMC, x_BTC.size(1), shared)
+        x_BKC = with_memory(memory_BMC, x_BTC)
+        c = x_BTC.size(-1)
+        k_BKC, v_BKC = self.kv_proj(x_BKC).split((c * self.has_keys, c), dim=-1)
+        q, scores = self._queries(x_BTC, shared)
+        k, values = split_heads(k_BKC, self.num_heads), self.make_values(x_BKC, v_BKC)
+        return self.attend(Attention(x_BTC, x_BKC, q, k, values, scores, shared.positions), shared)
+
+    def _within_reach(self, memory_BMC: Tensor, time: int, shared: Context) -> tuple[Tensor, Context]:
+        """Leaves out memory that no query sees, and its positions.
+
+        What others read of this sublayer is about all keys, so then all stay.
+        """
+        length = memory_BMC.size(1)
+        kept = min([choice.reach for choice in self.choices.values() if choice.reach is not None], default=length)
+        if kept >= length or self.consumers or self.is_key_producer:
+            return memory_BMC, shared
+        positions = shared.positions._replace(encoded=shared.positions.encoded[-(kept + time + 1) :])
+        return memory_BMC[:, length - kept :], shared._replace(positions=positions)
+
+    def _queries(self, x_BTC: Tensor, shared: Context) -> tuple[Tensor, Scores]:
+        """Q + u, and the scores with positions; without keys to compare with, there is nothing to add for distances."""
+        if self.q_proj is None:
+            return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
+        q_BTC = self.q_proj(x_BTC)
+        if self.position_proj is not None:
+            return with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+        q = q_BTC.unflatten(-1, (self.num_heads, -1)) + shared.positions.content_bias
+        return q.transpose(1, 2), shared.scores
+
+
+class LazyAttention(AttentionSublayer):
+    """P V with an output projection, P the distribution of the nearest sublayer below that has one."""
+
+    direction = ENCODER
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {"v": ("v_proj", 0, 1)}
+    has_bias: ClassVar[bool] = True  # of the two projections
+    has_queries = has_keys = False
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        self.v_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+        producer = planned.producer
+        self.value_makers = (
+            nn.ModuleDict() if producer is None else build_values(self.variant_options(options, producer.values))
+        )
+        self.start_copies()
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Values, output, and what the back end keeps."""
+        values, inputs = count_remembered(sizes, run)
+        found = count_attention_memory(sizes, planned.producer, run, values, is_consumer=True)
+        return found._replace(kept=found.kept + inputs)
+
+    def forward(
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        """Attends with the given distribution, which includes biases and masks already."""
+        x_BKC, distribution = with_memory(memory_BMC, x_BTC), below[DISTRIBUTION]
+        if hasattr(distribution, "project"):  # it has a way that is cheaper
+            v_BKC, distribution = distribution.project(x_BKC, self.v_proj)
+        else:
+            v_BKC = self.v_proj(x_BKC)
+        values = self.make_values(x_BKC, v_BKC)
+        dropout = self.dropout if self.training else 0.0
+        return self.out_proj(merge_heads(distribution.attend(values, dropout))), {}
+
+
+class CausalLazyAttention(LazyAttention):
+    """Like Transformer-XL's attention, its projections have no biases."""
+
+    direction = CAUSAL
+    has_bias = False
+
+
+class SharedKeysAttention(AttentionSublayer):
+    """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
+
+    It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights. It draws its own dropout.
+    """
+
+    direction = ENCODER
+    attends = False  # the memory is in the keys that it reads
+    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {"q": ("q_proj", 0, 1)}
+    has_bias: ClassVar[bool] = True  # of its projections
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        self.settings = planned.shaper.settings  # they choose the back end
+        self.choices = nn.ModuleDict()  # the s has made them
+        self.q_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+
+    @classmethod
+    def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
+        """Queries, output, what the back end keeps, and on ``eager`` copies of keys and values."""
+        queries = run.tokens(sizes.embed_dim) * (2 if "positions" in run.features else 1)
+        shaper = planned.shaper
+        copies = 2 * count_remembered(sizes, run)[0] if run.back_end(shaper) == "eager" else 0
+        found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
+        return found._replace(pending=0)
+
+    def forward(
+        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
+    ) -> tuple[Tensor, SharedState]:
+        of_producer: Attention = below[KEYS_AND_VALUES]
+        attention = self.with_queries(of_producer, self.q_proj(x_BTC), shared)
+        y_BTC, _ = self.attend(replace(attention, x_BTC=x_BTC), shared)
+        return y_BTC, {}
+
+    def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
+        """What the ``s`` attended with, with these projected queries."""
+        return replace(attention, q_BNTD=split_heads(q_BTC, self.num_heads))
+
+
+class CausalSharedKeysAttention(SharedKeysAttention):
+    """With Transformer-XL's positions: distances projected anew, as its queries meet them; no biases."""
+
+    direction = CAUSAL
+    has_bias = False
+
+    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
+        super().__init__(options, planned)
+        self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
+
+    def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
+        q_BNTD, own = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+        positions = {"position_queries_BNTD": own.position_queries_BNTD, "distances_NKD": own.distances_NKD}
+        return replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
+
+
+def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:
+    """Sinusoids (K + 1, C) of the distances from K - 1 down to -1: sines in the first half, cosines in the second.
+
+    Args:
+        keys: K.
+        embed_dim: C, even.
+        clamp_len: distances beyond this one count as it; 0 for no such limit.
+        like: a tensor with the device and precision to use.
+    """
+    exact = torch.promote_types(like.dtype, torch.float32)  # half precision has no integers beyond 2048
+    distances = torch.arange(keys - 1, -2, -1, device=like.device, dtype=exact)
+    if clamp_len:
+        distances = distances.clamp(max=clamp_len)
+    exponents = torch.arange(0, embed_dim, 2, device=like.device, dtype=exact) / embed_dim
+    angles = torch.outer(distances, 10000.0**-exponents)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
+
+
+def with_distances(q_BTC: Tensor, position_proj: Linear, num_heads: int, shared: Context) -> tuple[Tensor, Scores]:
+    """Q + u (B, N, T, D), and the scores with positions, of projected queries."""
+    positions = shared.positions
+    assert positions is not None, "a causal decoder gives its sublayers positions"
+    q = q_BTC.unflatten(-1, (num_heads, -1))
+    distances_NKD = position_proj(positions.encoded).unflatten(-1, (num_heads, -1)).transpose(0, 1)
+    about_positions = ((q + positions.position_bias) / math.sqrt(q.size(-1))).transpose(1, 2)
+    about_content = (q + positions.content_bias).transpose(1, 2)
+    return about_content, shared.scores.with_positions(about_positions, distances_NKD)
+
+
+def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:
+    """(B, T, C) -> (B, N, T, D)."""
+    return x_BTC.unflatten(-1, (num_heads, x_BTC.size(-1) // num_heads)).transpose(1, 2)
+
+
+def merge_heads(x_BNTD: Tensor) -> Tensor:
+    """(B, N, T, D) -> (B, T, C)."""
+    return x_BNTD.transpose(1, 2).flatten(2)
+
+
+def with_memory(memory_BMC: Optional[Tensor], x_BTC: Tensor) -> Tensor:
+    """All inputs to attend to, (B, M + T, C): the previous segments', if any, then this one's."""
+    return x_BTC if memory_BMC is None else torch.cat([memory_BMC, x_BTC], dim=1)
+
+
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Raises ValueError where heads do not divide the width."""
+    if num_heads < 1 or embed_dim % num_heads:
+        raise ValueError(f"{num_heads} attention heads do not divide an embedding dimension of {embed_dim}")

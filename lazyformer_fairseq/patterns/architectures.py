@@ -76,9 +76,9 @@ def _lazyformer(pattern, width, embed_dim, heads, attention_dropout, millions, t
     return EncoderArchitecture(pattern, width, embed_dim, heads, attention_dropout, 32, millions, source)
 
 
-def _longformer(pattern: str, source: str) -> EncoderArchitecture:
-    """RoBERTa's sizes, and 4,096 positions (Longformer, section 5)."""
-    return EncoderArchitecture(pattern, 3072, 768, 12, 0.1, 0, None, source, 4096)
+def _base_size(pattern, source, attention_dropout=0.1, millions=None, max_positions=None):
+    """BERT's and RoBERTa's sizes, without T5's bias."""
+    return EncoderArchitecture(pattern, 3072, 768, 12, attention_dropout, 0, millions, source, max_positions)
 
 
 def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, EncoderArchitecture]:
@@ -89,17 +89,14 @@ def _twins(name: str, pattern: str, width: int, source: str) -> dict[str, Encode
 
 def _synthesizer(terms: str, row: str) -> EncoderArchitecture:
     """A row of Synthesizer's Table 2 in BERT's size. Without dropout in attention sequences share learned scores."""
-    source = f"Synthesizer, Table 2: {row}, in BERT's size"
-    return EncoderArchitecture(f"(s[synthesizer={terms}]f)x12", 3072, 768, 12, 0.0, 0, None, source)
+    return _base_size(f"(s[synthesizer={terms}]f)x12", f"Synthesizer, Table 2: {row}, in BERT's size", 0.0)
 
 
 def _linformers(name: str, projected: int) -> dict[str, EncoderArchitecture]:
     """RoBERTa's size with the paper's three ways to share: by heads, by keys and values too, by layers too."""
 
     def row(share: str, called: str) -> EncoderArchitecture:
-        pattern = f"(s[linformer={projected}{share}]f)x12"
-        source = f"Linformer, Table 2: {projected}{called}"
-        return EncoderArchitecture(pattern, 3072, 768, 12, 0.1, 0, None, source)
+        return _base_size(f"(s[linformer={projected}{share}]f)x12", f"Linformer, Table 2: {projected}{called}")
 
     return {
         name: row("", ""),
@@ -124,18 +121,16 @@ _NAMED = {
     "lazyformer_small": EncoderArchitecture("M2x4", 2304, 512, 8, 0.0, 32, None, "for one GPU (ours)"),
     # The other two rows of PAR's Table 4. Parameters counted, as par_bert_base's: at 30,522 pieces they are those of
     # the published models.
-    "bert_base_absolute": EncoderArchitecture("(sf)x12", 3072, 768, 12, 0.1, 0, 111.2, "PAR Transformer, Table 4"),
-    "distilbert_base": EncoderArchitecture("(sf)x6", 3072, 768, 12, 0.1, 0, 68.7, "PAR Transformer, Table 4"),
-    "par_bert_base": EncoderArchitecture("(sff)x5 (f)x9", 3072, 768, 12, 0.1, 0, 127.8, "PAR Transformer, Table 4"),
-    "sandwich_bert_base": EncoderArchitecture(
-        "(s)x6 (sf)x6 (f)x6", 3072, 768, 12, 0.1, 0, None, "Sandwich's order in BERT's size (ours)"
-    ),
-    "lazy_par_bert_base": EncoderArchitecture(
-        "(sfflff)x3 (f)x6", 3072, 768, 12, 0.0, 0, None, "lazy blocks in PAR (ours)"
-    ),
+    "bert_base_absolute": _base_size("(sf)x12", "PAR Transformer, Table 4", millions=111.2),
+    "distilbert_base": _base_size("(sf)x6", "PAR Transformer, Table 4", millions=68.7),
+    "par_bert_base": _base_size("(sff)x5 (f)x9", "PAR Transformer, Table 4", millions=127.8),
+    "sandwich_bert_base": _base_size("(s)x6 (sf)x6 (f)x6", "Sandwich's order in BERT's size (ours)"),
+    "lazy_par_bert_base": _base_size("(sfflff)x3 (f)x6", "lazy blocks in PAR (ours)", 0.0),
     # 256 tokens to either side, and <s>, which sees and is seen by all, as in its fine-tuning.
-    "longformer_base": _longformer("(s[window=256,global=1]f)x12", "Longformer, section 5"),
-    "lazy_longformer_base": _longformer("(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)"),
+    "longformer_base": _base_size("(s[window=256,global=1]f)x12", "Longformer, section 5", max_positions=4096),
+    "lazy_longformer_base": _base_size(
+        "(s[window=256,global=1]flf)x6", "lazy blocks in Longformer (ours)", max_positions=4096
+    ),
     "synthesizer_fixed_base": _synthesizer("fixed", "Fixed Random"),
     "synthesizer_random_base": _synthesizer("random", "Random"),
     "synthesizer_factorised_random_base": _synthesizer("factorised_random", "Factorized Random"),
@@ -144,12 +139,10 @@ _NAMED = {
     "synthesizer_dense_random_base": _synthesizer("dense+random", "Random + Dense"),
     "synthesizer_dense_dot_base": _synthesizer("dense+dot", "Dense + Vanilla"),
     "synthesizer_random_dot_base": _synthesizer("random+dot", "Random + Vanilla"),
-    "adaptively_sparse_base": EncoderArchitecture(
-        "(s[entmax=learned]f)x12", 3072, 768, 12, 0.1, 0, None, "adaptively sparse, section 3, in BERT's size"
-    ),
+    "adaptively_sparse_base": _base_size("(s[entmax=learned]f)x12", "adaptively sparse, section 3, in BERT's size"),
     # As many buckets as make a chunk of 64 twice as long as a mean bucket (section 2, "LSH attention").
-    "reformer_base": EncoderArchitecture(
-        "(s[buckets=128,rounds=4]f)x12", 3072, 768, 12, 0.0, 0, None, "Reformer, section 2, in BERT's size", 4096
+    "reformer_base": _base_size(
+        "(s[buckets=128,rounds=4]f)x12", "Reformer, section 2, in BERT's size", 0.0, max_positions=4096
     ),
     **_linformers("linformer_base", 256),
     **_linformers("linformer_128_base", 128),
@@ -159,15 +152,12 @@ _NAMED = {
 }
 
 
-def _tiny_name(name: str) -> str:
-    return name.replace("_base", "_tiny") if name.endswith("_base") else f"{name}_tiny"
-
-
 def _with_tiny_twins(rows: dict[str, Architecture], **sizes) -> dict[str, Architecture]:
     def tiny(row: Architecture) -> Architecture:
         return replace(row, **sizes, parameters_in_millions=None, source="for tests")
 
-    return {**rows, **{_tiny_name(name): tiny(row) for name, row in rows.items()}}
+    twins = {f"{name.removesuffix('_base')}_tiny": tiny(row) for name, row in rows.items()}
+    return {**rows, **twins}
 
 
 ARCHITECTURES = _with_tiny_twins(_NAMED, encoder_ffn_embed_dim=64, encoder_embed_dim=32, encoder_attention_heads=2)
@@ -192,21 +182,6 @@ def _24b(pattern: str) -> CausalArchitecture:
     """PAR Transformer, section 3.1: 24 sublayers of the base model's size for characters."""
     sizes = (2048, 512, 8, 0.1, 0.0, 0.1, "", 1, 512, None, "PAR Transformer, Table 3", 512, 96)
     return CausalArchitecture(pattern, *sizes, recipe="nvidia")
-
-
-def _longformer_small() -> CausalArchitecture:
-    """Longformer, Table 12. Segments remember nothing.
-
-    Windows grow from 32 to 512 with a mean of 230 (Table 4): which layer has which is our reading. In the last three
-    pairs of layers two heads have gaps of 1, 2 and 3 tokens.
-    """
-    pattern = (
-        "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
-        "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2"
-    )
-    return CausalArchitecture(
-        pattern, 2048, 512, 8, 0.2, 0.0, 0.2, "", 1, 0, None, "Longformer, section 4 (our reading)", 2048, 32
-    )
 
 
 def _sukhbaatar(pattern: str, source: str) -> CausalArchitecture:
@@ -238,7 +213,13 @@ _NAMED_CAUSAL = {
     "transformer_xl_24b": _24b("(sf)x12"),
     "par_transformer_24b": _24b("(sff)x5 (f)x9"),
     "sandwich_transformer_24b": _24b("(s)x6 (sf)x6 (f)x6"),
-    "longformer_small": _longformer_small(),
+    # Segments remember nothing. Windows grow from 32 to 512 with a mean of 230 (Table 4): which layer has which is our
+    # reading. In the last three pairs of layers two heads have gaps of 1, 2 and 3 tokens.
+    "longformer_small": CausalArchitecture(
+        "(s[window=32]f)x2 (s[window=64]f)x2 (s[window=128]f)x2 (s[window=256,dilation=2]f)x2 "
+        "s[window=256,dilation=3]f s[window=512,dilation=3]f (s[window=512,dilation=4]f)x2",
+        *(2048, 512, 8, 0.2, 0.0, 0.2, "", 1, 0, None, "Longformer, section 4 (our reading)", 2048, 32),
+    ),
     "adaptive_span_small": _sukhbaatar("(s[span=8192,span_loss=5e-7]f)x12", "Sukhbaatar et al., 2019a, section 3"),
     "all_attention_small": _sukhbaatar(
         "(s[span=8192,span_loss=1e-7,persistent=1024])x18", "Sukhbaatar et al., 2019b, section 5"

@@ -14,12 +14,13 @@ A row is switched on by its first setting. ``modules/sublayers/attention_kinds``
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 SCORES, MASK, WEIGHTS, MEMORY = CHOICES = ("scores", "mask", "weights", "memory")
 Value = Union[int, float, str]
+Checks = Iterable[tuple[str, str]]  # (name of a setting, what is wrong)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class AttentionKind:
         causal: whether causal models may have it; else `why_not_causal`.
         why_keys_stay: all settings by name -> why a ``k`` cannot read its keys and values, or "".
         excludes: names of first settings of other rows, or choices, that it cannot stand with, with the reason.
-        check: (all settings by name, whether for a causal model or None) -> (name of a setting, what is wrong with it
-            beside the others), or None.
+        check: (all settings by name, whether for a causal model or None) -> for each mistake the name of a setting, and
+            what is wrong with it beside the others.
     """
 
     choice: str
@@ -109,7 +110,7 @@ class AttentionKind:
     why_not_causal: str = ""
     excludes: Mapping[str, str] = ()
     why_keys_stay: Callable[[Mapping[str, Value]], str] = lambda values: ""
-    check: Callable[[Mapping[str, Value], Optional[bool]], Optional[tuple[str, str]]] = lambda values, causal: None
+    check: Callable[[Mapping[str, Value], Optional[bool]], Checks] = lambda values, causal: ()
 
     @property
     def name(self) -> str:
@@ -129,15 +130,14 @@ GIVEN = "given"  # global tokens that the caller marks
 _DILATED_HEADS = Setting("dilated_heads", 2, "how many heads, the last ones, have gaps", "heads", low=1)
 
 
-def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_window(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["dilation"] == 1 and values["dilated_heads"] != _DILATED_HEADS.default:
-        return "dilated_heads", "dilated_heads needs gaps, as in s[window=...,dilation=2,dilated_heads=...]"
+        yield "dilated_heads", "dilated_heads needs gaps, as in s[window=...,dilation=2,dilated_heads=...]"
     if causal and values["global"] == GIVEN:
-        return "global", "global=given is for encoders: a causal model reads streams, of which nobody gives positions"
+        yield "global", "global=given is for encoders: a causal model reads streams, of which nobody gives positions"
     for other, why in _NOT_WITH_GLOBAL.items():
         if values["global"] and values.get(other):
-            return "global", f"global cannot stand with {other}: {why}"
-    return None
+            yield "global", f"global cannot stand with {other}: {why}"
 
 
 _NOT_WITH_GLOBAL = {
@@ -156,43 +156,42 @@ _HEADS = Setting(
 )
 
 
-def _check_parts(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_parts(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["heads"] == "split" and values["part"] != "both":
-        return "heads", f"heads=split gives each part heads of its own, but part={values['part']} leaves one part"
-    return None
+        yield "heads", f"heads=split gives each part heads of its own, but part={values['part']} leaves one part"
 
 
-def _check_fixed(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_fixed(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["part"] == "local" and values["summary"] != _SUMMARY.default:
-        return "summary", "part=local sees no summaries"
+        yield "summary", "part=local sees no summaries"
     block, summary = values["fixed"], values["summary"]
     if values["part"] != "local" and summary > block:
-        of = "fixed" if summary == _SUMMARY.default else "summary"
-        return of, f"a block of {block} has no last {summary} positions: give summary={block} or less"
-    return _check_parts(values, causal)
+        yield (
+            "fixed" if summary == _SUMMARY.default else "summary",
+            f"a block of {block} has no last {summary} positions: give summary={block} or less",
+        )
+    yield from _check_parts(values, causal)
 
 
 _SUMMARY = Setting("summary", 8, "positions at the end of each block that all queries see", "tokens", low=1)
 _LENGTH = Setting("length", 512, "longest input of a causal model", "tokens", low=1)
 
 
-def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_synthesizer(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     terms = values["synthesizer"].split("+")
     if terms == ["dot"]:
-        return "synthesizer", "dot alone is what an s computes without settings: leave it out, or add a term"
+        yield "synthesizer", "dot alone is what an s computes without settings: leave it out, or add a term"
     if values["rank"] != 8 and "factorised_random" not in terms:
-        return "rank", "rank is of factorised_random, which synthesizer does not name"
+        yield "rank", "rank is of factorised_random, which synthesizer does not name"
     if causal is False and values["length"] != _LENGTH.default:
-        return "length", "length is for causal models; an encoder's longest input is its --max-positions"
+        yield "length", "length is for causal models; an encoder's longest input is its --max-positions"
     if "dot" not in terms and values.get("persistent"):
-        return "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
-    return None
+        yield "persistent", "persistent vectors are compared with queries: add dot to the synthesizer"
 
 
-def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Optional[tuple[str, str]]:
+def _check_buckets(values: Mapping[str, Value], causal: Optional[bool]) -> Checks:
     if values["buckets"] % 2:
-        return "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
-    return None
+        yield "buckets", f"buckets must be even, as half of them are opposites, not {values['buckets']}"
 
 
 ATTENTION_KINDS: tuple[AttentionKind, ...] = (
@@ -380,7 +379,7 @@ def check(values: Mapping[str, Value], causal: Optional[bool] = None) -> Optiona
         for other in chosen[:number]:
             if other.choice == row.choice:
                 return row.name, f"{other.name} and {row.name} are both a choice of {row.choice}: take one of them"
-        if wrong := row.check(values, causal):
+        for wrong in row.check(values, causal):
             return wrong
     return None
 

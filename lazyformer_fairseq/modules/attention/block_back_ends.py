@@ -2,28 +2,26 @@
 
 ``materialize`` keeps the distribution in the values' precision, and each ``l`` is one product. ``fused`` writes nothing
 n x n to memory: Triton on a GPU, piece by piece in torch on a processor. ``tiles`` computes what the mask shows, and
-little more: Triton on a GPU where it can, else torch.
+little more, in torch.
 """
 
 import functools
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import blockwise, lazy_block, tiles
-from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Counted, Implementation
-from lazyformer_fairseq.modules.attention.masks import blocks_of
-from lazyformer_fairseq.modules.attention.scores import BackEnd, FlatScores, Scores
+from lazyformer_fairseq.modules.attention.lazy_block import BlockKernels, Implementation
+from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 from lazyformer_fairseq.modules.processor import compute_capability
 
 # Features of scores (:attr:`Scores.features`) that the Triton kernels lack, and "synthetic", queries of another size
 # than the values': there the piecewise ones compute.
 NOT_IN_TRITON = frozenset({"causal", "positions", "holes", "learned", "synthetic"})
-_NOT_IN_TRITONS_TILES = NOT_IN_TRITON | (blockwise.LACKS - {"mask"})
 LARGEST_HEAD = 128  # of the Triton kernels
 LOWEST_CAPABILITY = (8, 0)  # of a GPU: Triton supports none below
 # By the name of their operators; those of Triton are made when they are first needed.
@@ -51,7 +49,7 @@ def runs_triton(device: str) -> bool:
 
 
 class InTriton(Implementation):
-    """The Triton kernels, :mod:`.triton_kernels`. With a mask they compute the tiles alone that it shows."""
+    """The Triton kernels, :mod:`.triton_kernels`."""
 
     def __init__(self):
         from lazyformer_fairseq.modules.attention import triton_kernels as made
@@ -61,14 +59,6 @@ class InTriton(Implementation):
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         return q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-    def count_scores(self, q: Sequence[int], k: Sequence[int], scores: FlatScores) -> Counted:
-        """With a mask those of tiles that are listed, if they have 64 queries and keys, without keys that all see."""
-        mask = scores.scores().mask
-        if mask is None:
-            return super().count_scores(q, k, scores)
-        shown = blocks_of(mask, int(q[2]), int(k[2]), 0, False, (64, 64), torch.device("cpu")).shown
-        return Counted(q[0] * int(shown.expand(q[1], -1, -1).sum()) * 64 * 64, 0)
 
 
 @functools.cache
@@ -145,19 +135,8 @@ class Tiles(_BlockBackEnd):
     lacks = tiles.LACKS
 
     def kernels(self, q, k, v, scores, dropout, consumers) -> BlockKernels:
-        """In torch it keeps the distribution only if somebody reads it: computing it once more is cheaper than memory.
-
-        Triton's kernels have no dropout.
-        """
-        is_plain = q.shape == k.shape == v.shape and q.dtype != torch.float64
-        if not dropout and is_plain and self.has_triton(q.device.type, scores.features, q.size(-1)):
-            return triton_kernels()
+        """Keeps the distribution only if somebody reads it: computing it once more is cheaper than memory."""
         return KERNELS["stored_tiles" if consumers else "tiles"]
-
-    def has_triton(self, device: str, features: Set[str], head_size: int) -> bool:
-        """Whether Triton computes it on such a device."""
-        can = device == "cuda" and "mask" in features and features.isdisjoint(_NOT_IN_TRITONS_TILES)
-        return can and head_size <= LARGEST_HEAD and has_triton() and runs_triton(device)
 
     def count_memory(self, size: AttentionSize) -> Memory:
         return tiles.count_memory(size)

@@ -303,8 +303,8 @@ def choose_with_reason(workload: Workload, consumers: int, among: tuple[str, ...
     nearest = None if table is None else table.nearest(block, possible)
     if nearest is None:
         _say_that_nothing_was_measured(device_kind(workload.device), bool(workload.share))
-        if workload.device == "cuda" and workload.share and (name := _for_a_mask(workload, possible)):
-            return name, "made for attention to some of the keys, and nothing like it was measured here"
+        if workload.share and "flex" in possible:  # on a GPU
+            return "flex", "made for attention to some of the keys, and nothing like it was measured here"
         if "tiles" in possible and _leaves_most_out(workload):
             return "tiles", "it leaves most pairs out, and nothing like it was measured here"
         return _torchs_own(workload, consumers, possible), "torch's own, as nothing like it was measured here"
@@ -320,20 +320,6 @@ def _is_for_tiles_with_dropout(workload: Workload, among: tuple[str, ...]) -> bo
     """Where most pairs are left out: on a GPU, whose `tiles` with dropout are no kernels, if nothing else has room."""
     can = "tiles" in among and _is_possible("tiles", workload) and _leaves_most_out(workload)
     return can and (workload.device == "cpu" or not _is_possible("recompute", workload))
-
-
-def _for_a_mask(workload: Workload, possible: list[str]) -> Optional[str]:
-    """On a GPU: ``flex``; but ``tiles`` where Triton computes them and a bias learns.
-
-    There all pairs of one distance add to one number at a time in ``flex``, and in an order that differs from run to
-    run. None where neither can compute it as kernels do.
-    """
-    by_triton = "tiles" in possible and BACK_ENDS["tiles"].has_triton(
-        workload.device, workload.features, workload.head_size
-    )
-    first = "bias" in workload.features and workload.is_training
-    names = (["tiles"] if by_triton and first else []) + ["flex"] + (["tiles"] if by_triton else [])
-    return next((name for name in names if name in possible), None)
 
 
 def _torchs_own(workload: Workload, consumers: int, possible: list[str]) -> str:

@@ -159,7 +159,7 @@ def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_mor
 
     return _Plan(
         Numbers.of(mask, heads, device),
-        *blocks_of(mask, time, keys, extra, is_causal, (BLOCK, BLOCK), device),
+        *blocks_of(mask, time, keys, extra, is_causal, BLOCK, device),
         number(tokens - time),
         number(0 if is_causal else keys + time),
         number(tokens),
@@ -173,7 +173,7 @@ def _block_mask(plan: _Plan, scores: Scores, q: Tensor, k: Tensor) -> Any:
 
     shown, whole = plan.shown[None], plan.whole[None]
     if scores.seen_BK is not None:
-        own = blocks_of(None, q.size(-2), k.size(-2), scores.extra, scores.is_causal, (BLOCK, BLOCK), q.device).shown
+        own = blocks_of(None, q.size(-2), k.size(-2), scores.extra, scores.is_causal, BLOCK, q.device).shown
         shown = shown | own & _by_block(scores.seen_BK, k.size(-2), at_end=False).any(-1)[:, None, None]
     is_padding = scores.is_padding(k.size(-2) - scores.extra)
     if is_padding is not None:

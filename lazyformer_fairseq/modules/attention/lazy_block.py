@@ -11,25 +11,15 @@ Scores are flattened here, once for a block, and travel so through autograd and 
 (:class:`BlockKernels`) makes one object of them again.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.flop_counter import register_flop_formula
 
 from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
 from lazyformer_fairseq.modules.attention.weights import Dropout
-
-
-class Counted(NamedTuple):
-    """How many scores an implementation computes, of all sequences and heads: by key, and by distance."""
-
-    by_key: int
-    by_distance: int
 
 
 class Implementation:
@@ -54,12 +44,6 @@ class Implementation:
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         """An empty tensor like `saved`."""
         raise NotImplementedError
-
-    def count_scores(self, q: Sequence[int], k: Sequence[int], scores: FlatScores) -> Counted:
-        """How many scores are computed, from the shapes of q, k and all tensors of scores: all of them."""
-        distances = scores.tensors[2]
-        queries = math.prod(q[:3])
-        return Counted(queries * k[2], 0 if distances is None else queries * distances[1])
 
 
 class BlockKernels:
@@ -110,21 +94,7 @@ class BlockKernels:
             schema=f"({arguments}, Tensor?[] tensors, int[] numbers) -> {result}",
         )
         made.register_fake(fake)
-        register_flop_formula(getattr(torch.ops.lazyformer, name))(partial(self._count_flops, function))
         return lambda *args: made(*args[:-1], *args[-1])
-
-    def _count_flops(self, function: str, q, k, *others, out_shape=None) -> int:
-        """For torch's FlopCounterMode, which hands shapes: products of scores with keys, values and distances."""
-        *others, tensors, numbers = others
-        is_block = function == "block_gradient"
-        by_key, by_value, by_distance = (2, 1 + len(others[0]), 2) if is_block else (0, 1, 0)
-        if function == "attend_forward" or not self.implementation.keeps_distribution:  # it computes P
-            by_key, by_distance = by_key + 1, by_distance + 1
-        values = others[0][0] if is_block else others[0]
-        counted = self.implementation.count_scores(q, k, FlatScores(tensors, numbers))
-        distance_size = 0 if tensors[2] is None else tensors[2][2]
-        of_keys = counted.by_key * (by_key * q[3] + by_value * values[3])
-        return 2 * (of_keys + counted.by_distance * by_distance * distance_size)
 
 
 def _like_block_gradient(q, k, values, d_outputs, delta, saved, tensors, numbers):

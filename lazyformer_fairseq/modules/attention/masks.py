@@ -6,10 +6,12 @@ A key's place is its index among the K keys, a query's the place of its own key:
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Band(NamedTuple):
@@ -56,7 +58,6 @@ class Columns(NamedTuple):
 
 
 Part = Union[Band, Columns]
-_TYPES = (Band, Columns)
 _NO_LIMIT = -1
 _SAMPLED = 128  # queries
 
@@ -95,7 +96,7 @@ class AttentionMask(NamedTuple):
         for heads, parts in self.groups:
             numbers += [heads, len(parts)]
             for part in parts:
-                numbers += [_TYPES.index(type(part)), *(_NO_LIMIT if field is None else field for field in part)]
+                numbers += [len(part), *(_NO_LIMIT if field is None else field for field in part)]
         return numbers
 
 
@@ -141,23 +142,20 @@ def _count_shown(mask: AttentionMask, queries: Tensor, places: Tensor, is_causal
 
 def mask_of(numbers: Sequence[int]) -> Optional[AttentionMask]:
     """The mask whose :meth:`AttentionMask.flat` these are; None for no numbers."""
-    return AttentionMask(tuple(_read_groups(iter(numbers)))) if numbers else None
+    rest = iter(numbers)
+
+    def part() -> Part:
+        fields = [None if number == _NO_LIMIT else number for number in islice(rest, next(rest))]
+        return Band(*fields) if len(fields) == len(Band._fields) else Columns(*fields)
+
+    groups = tuple((heads, tuple(part() for _ in range(next(rest)))) for heads in rest)
+    return AttentionMask(groups) if groups else None
 
 
-def _read_groups(numbers: Iterator[int]) -> Iterator[tuple[int, tuple[Part, ...]]]:
-    for heads in numbers:
-        yield heads, tuple(_read_part(numbers) for _ in range(next(numbers)))
+# For kernels of a GPU: which blocks of queries and keys a mask shows, and its parts as numbers. A block is so many
+# neighbouring queries against as many keys. Nothing waits for a GPU.
 
-
-def _read_part(numbers: Iterator[int]) -> Part:
-    kind = _TYPES[next(numbers)]
-    fields = (next(numbers) for _ in kind._fields)
-    return kind(*(None if field == _NO_LIMIT else field for field in fields))
-
-
-# For kernels of a GPU: which blocks of queries and keys a mask shows, by arithmetic, and its parts as numbers. A block
-# is so many neighbouring queries against so many keys. Nothing is as large as T x K, and nothing waits for a GPU.
-
+_PAIRS_AT_ONCE = 2**26  # of query and key: half a gigabyte of their distances
 _ENDLESS = 2**30  # in place of no limit; sums of two stay within 32 bits
 
 
@@ -188,22 +186,12 @@ class Blocks(NamedTuple):
     """By block of queries and of keys, (1, R, C) or (N, R, C) where heads differ; padding apart.
 
     Attributes:
-        shown: whether some query of it sees some key of it; exact.
-        whole: where all queries see all keys. Blocks that reach beyond the last query or key, and some that several
-            parts of a mask make whole together, are not marked.
+        shown: whether some query of it sees some key of it.
+        whole: where all queries see all keys; those that reach beyond the last query or key are not.
     """
 
     shown: Tensor
     whole: Tensor
-
-
-class _Spans(NamedTuple):
-    """First and last places of blocks: of queries (R, 1), of keys (1, C), and the places that a block has at most."""
-
-    first_query: Tensor
-    last_query: Tensor
-    first_key: Tensor
-    last_key: Tensor
 
 
 def blocks_of(
@@ -212,7 +200,7 @@ def blocks_of(
     keys: int,
     extra: int,
     is_causal: bool,
-    size: tuple[int, int],
+    size: int,
     device: torch.device,
 ) -> Blocks:
     """The blocks of an attention over T queries and K keys.
@@ -222,44 +210,26 @@ def blocks_of(
         time: T.
         keys: K, with the `extra` ones behind the tokens, which every query sees.
         is_causal: whether the future is hidden.
-        size: queries and keys of a block.
+        size: queries of a block, and keys.
     """
-    tokens = keys - extra
-    rows, columns = (
-        torch.arange(-(-number // width), device=device) * width
-        for number, width in zip((time, keys), size, strict=True)
-    )
-    is_whole_block = (rows + size[0] <= time)[:, None] & (columns + size[1] <= keys)
-    first_query = rows[:, None] + tokens - time
-    spans = _Spans(
-        first_query,
-        (first_query + size[0] - 1).clamp(max=tokens - 1),
-        columns[None],
-        (columns + size[1] - 1).clamp(max=tokens - 1)[None],
-    )
-    are_tokens = (columns < tokens)[None]
-    by_group = []
-    for heads, parts in _groups(mask):
-        of_parts = [_of_band(part, spans, is_causal) if isinstance(part, Band) else _of_columns(part, spans, is_causal)
-                    for part in parts]  # fmt: skip
-        shown, whole = (torch.stack(found).any(0) & are_tokens for found in zip(*of_parts, strict=True))
-        if extra:
-            ends_in_extra = columns + size[1] > tokens
-            whole = (whole & ~ends_in_extra) | ~are_tokens
-            shown = shown | ends_in_extra
-        by_group.append(torch.stack([shown, whole & is_whole_block]).unsqueeze(1).expand(-1, heads, -1, -1))
-    return Blocks(*torch.cat(by_group, 1))
-
-
-def listed(shown: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """From blocks (..., R, C): lists of columns, (..., R, C), and counts (..., R, 2), both int32.
-
-    A list begins with those of whole blocks, and goes on with those of others that are shown; counts are of the first
-    and of both.
-    """
-    whole = whole & shown
-    order = (shown.to(torch.int8) + whole.to(torch.int8)).argsort(dim=-1, descending=True, stable=True)
-    return order.to(torch.int32), torch.stack([whole.sum(-1), shown.sum(-1)], -1).to(torch.int32)
+    places = torch.arange(keys + -keys % size, device=device)
+    is_token, offset = places < keys - extra, keys - extra - time
+    # Some rows of blocks at a time; a graph, which joins all steps, takes all.
+    at_once = time if torch.compiler.is_compiling() else max(1, _PAIRS_AT_ONCE // len(places) // size) * size
+    found: list[Tensor] = []
+    for first in range(0, time, at_once):
+        rows = torch.arange(first, min(time, first + at_once), device=device)
+        by_group = []
+        for heads, parts in _groups(mask):
+            seen = torch.stack([part.shows(rows + offset, places) for part in parts]).any(0) & is_token
+            if is_causal:
+                seen &= places <= rows[:, None] + offset
+            seen = F.pad(seen | ((places >= keys - extra) & (places < keys)), (0, 0, 0, -len(rows) % size))
+            blocks = seen.unflatten(1, (-1, size)).unflatten(0, (-1, size))
+            both = torch.stack([blocks.any(3).any(1), blocks.all(3).all(1)])
+            by_group.append(both.unsqueeze(1).expand(-1, heads, -1, -1))
+        found.append(torch.cat(by_group, 1))
+    return Blocks(*torch.cat(found, 2))
 
 
 def longest_reach(mask: Optional[AttentionMask]) -> Optional[int]:
@@ -303,47 +273,3 @@ def _table(by_head: Sequence[list[tuple[int, ...]]], nothing: tuple[int, ...], d
     most = max(map(len, by_head))
     padded = [[*rows, *[nothing] * (most - len(rows))] for rows in by_head]
     return torch.tensor(padded, dtype=torch.int32).reshape(len(by_head), most, len(nothing)).to(device)
-
-
-def _of_band(band: Band, spans: _Spans, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """(shown, whole)."""
-    least, most = _limits(band)
-    most = min(0, most) if is_causal else most
-    q1, q2, k1, k2 = spans
-    whole = (k1 - q2 >= least) & (k2 - q1 <= most)
-    if band.dilation > 1:
-        whole = whole & (q1 == q2) & (k1 == k2) & ((k1 - q1) % band.dilation == 0)
-    if not band.block:
-        return _meet(spans, least, most, band.dilation), whole
-    size = band.block
-    low, high = torch.maximum(q1 // size, k1 // size), torch.minimum(q2 // size, k2 // size)
-    shown = torch.zeros_like(whole)
-    # Blocks of positions that both have: the first, the last, and one between, which is wholly in both.
-    for block in (low, torch.minimum(low + 1, high), high):
-        begin, end = block * size, (block + 1) * size - 1
-        inside = _Spans(*(place.clamp(begin, end) for place in torch.broadcast_tensors(*spans)))
-        shown = shown | _meet(inside, least, most, band.dilation)
-    whole = whole & (q1 // size == q2 // size) & (k1 // size == k2 // size)
-    return shown & (low <= high), whole & (q1 // size == k1 // size)
-
-
-def _meet(spans: _Spans, least: int, most: int, step: int) -> Tensor:
-    """Whether some key is ahead of some query by a multiple of `step` between `least` and `most`."""
-    low = (spans.first_key - spans.last_query).clamp(min=least)
-    high = (spans.last_key - spans.first_query).clamp(max=most)
-    return torch.div(high, step, rounding_mode="floor") * step >= low
-
-
-def _of_columns(columns: Columns, spans: _Spans, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """(shown, whole)."""
-    q1, q2, k1, k2 = spans
-    latest = torch.minimum(k2, q2) if is_causal else k2.expand_as(q1 + k1)
-    shown, whole = (k1 < columns.first) & (k1 <= latest), k2 < columns.first
-    if columns.period and columns.last:
-        place = k1 % columns.period
-        following = k1 + (columns.period - columns.last - place).clamp(min=0)
-        shown = shown | (following <= latest)
-        whole = whole | (following == k1) & (place + k2 - k1 < columns.period)
-        if columns.last >= columns.period:
-            whole = torch.ones_like(whole)
-    return shown, whole & (k2 <= q1) if is_causal else whole.expand_as(shown)

@@ -9,14 +9,14 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.lazy_block import Counted, Implementation, empty_rows
-from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
+from lazyformer_fairseq.modules.attention.lazy_block import Implementation, empty_rows
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 _free: list[np.ndarray] = []
 _scratch = threading.local()
@@ -70,7 +70,6 @@ class Distribution:
     times its heads, L its queries. It has:
 
     - ``stored_size(q, k, scores)``: how many numbers a stored distribution takes; a class method.
-    - ``count_scores``: as :meth:`.lazy_block.Implementation.count_scores`; None for all scores.
     - ``cut()``: all pieces; each has the `shape` of its probabilities.
     - ``compute(piece, out)``: P of a piece, into `out` if given.
     - ``combine(piece, probabilities, v)``: the rows of P V.
@@ -79,8 +78,6 @@ class Distribution:
     - ``add_product(total, piece, probabilities, rows)``: total += P^T rows.
     - ``block_gradient(values, d_outputs, delta)``: as of an implementation.
     """
-
-    count_scores: ClassVar[Optional[Callable[..., Counted]]] = None
 
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
         self.q, self.k, self.scores = q, k, scores
@@ -119,9 +116,6 @@ class ByPieces(Implementation):
 
     def saved_like(self, q: Tensor, k: Tensor, scores: Scores) -> Tensor:
         return q.new_empty(self._size(q, k, scores))
-
-    def count_scores(self, q: Sequence[int], k: Sequence[int], scores: FlatScores) -> Counted:
-        return (self.kind.count_scores or super().count_scores)(q, k, scores)
 
     def _size(self, q: Tensor, k: Tensor, scores: Scores) -> int:
         return self.kind.stored_size(q, k, scores) if self.keeps_distribution else 0

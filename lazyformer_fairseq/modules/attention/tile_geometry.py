@@ -19,9 +19,8 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.lazy_block import Counted
 from lazyformer_fairseq.modules.attention.masks import Band, Columns
-from lazyformer_fairseq.modules.attention.scores import FlatScores, Scores
+from lazyformer_fairseq.modules.attention.scores import Scores
 
 # Queries of a tile, where the mask does not give it. Fewer compute less that no query sees; products of 32 are slower.
 TILE = 64
@@ -172,16 +171,12 @@ def plans(q: Tensor, k: Tensor, scores: Scores, given: int = 0) -> list[Plan]:
     ]
 
 
-def count(q: Sequence[int], k: Sequence[int], flat: FlatScores, device: str = "cpu") -> Counted:
+def count(q: Sequence[int], k: Sequence[int], scores: Scores, device: str = "cpu") -> int:
     """Entries of all rows, without keys given by sequence, from the shapes of q and k."""
-    scores = flat.scores()
-    most = STRETCH_ELEMENTS if device == "cpu" else 0
-    of_heads = Counted(0, 0)
-    for heads, parts in _groups(scores, q[1]):
-        key = Key(parts, int(q[2]), int(k[2]) - scores.extra, scores.extra, 0, scores.is_causal, most)
-        of_heads = Counted(*(total + (heads.stop - heads.start) * one
-                             for total, one in zip(of_heads, _count(key), strict=True)))  # fmt: skip
-    return Counted(*(q[0] * one for one in of_heads))
+    in_numbers = (scores.extra, 0, scores.is_causal, STRETCH_ELEMENTS if device == "cpu" else 0)
+    keys = ((heads, Key(parts, int(q[2]), int(k[2]) - scores.extra, *in_numbers))
+            for heads, parts in _groups(scores, q[1]))  # fmt: skip
+    return q[0] * sum((heads.stop - heads.start) * _count(key) for heads, key in keys)
 
 
 def _groups(scores: Scores, heads: int) -> Iterator[tuple[slice, tuple[Union[Band, Columns], ...]]]:
@@ -198,16 +193,8 @@ def _stretches(key: Key) -> tuple[Stretch, ...]:
 
 
 @functools.lru_cache(maxsize=PLANS)
-def _count(key: Key) -> Counted:
-    by_key = by_distance = 0
-    for stretch in _cut(key, with_tensors=False):
-        by_key += stretch.length * stretch.width
-        # Tiles multiply with every distance that one of their queries has.
-        by_distance += stretch.length * sum(
-            part.columns + part.rows if isinstance(part, Tiles) else part.are_tokens * len(part.places)
-            for part in stretch.parts
-        )
-    return Counted(by_key, by_distance)
+def _count(key: Key) -> int:
+    return sum(stretch.length * stretch.width for stretch in _cut(key, with_tensors=False))
 
 
 def _cut(key: Key, with_tensors: bool) -> Iterator[Stretch]:

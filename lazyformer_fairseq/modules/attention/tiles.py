@@ -34,8 +34,6 @@ _HIDDEN = float("-inf")
 class InTiles(Distribution):
     """P of what a mask shows."""
 
-    count_scores = staticmethod(tile_geometry.count)
-
     def __init__(self, q: Tensor, k: Tensor, scores: Scores, stored: Optional[Tensor] = None):
         super().__init__(q, k, scores, stored)
         given = given_places(scores)
@@ -57,7 +55,7 @@ class InTiles(Distribution):
         """0 with keys given by sequence: how many they are is not known to a compiler."""
         if scores.seen_BK is not None:
             return 0
-        return tile_geometry.count(q.shape, k.shape, scores.flat(), q.device.type).by_key
+        return tile_geometry.count(q.shape, k.shape, scores, q.device.type)
 
     def cut(self) -> Iterator[Piece]:
         sequences = self.q.size(0)

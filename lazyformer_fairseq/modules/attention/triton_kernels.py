@@ -3,8 +3,7 @@
 The four functions of an :class:`~lazyformer_fairseq.modules.attention.lazy_block.Implementation`; what an ``s`` saves
 is the log-sum-exp of each row of scores, (B, N, T) in float32, natural logarithm. In units of one n x n x D product per
 head, a forward pass takes 2, the gradient of an ``l`` 2, and that of an ``s`` with m - 1 consumers m + 4. Any T and
-D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides. With a mask programs meet the
-tiles alone that it shows.
+D <= 128, fp16, bf16 and fp32; q, k, values and gradients may be views of any strides.
 
 A GPU tries the tiles once for each kind of input and keeps the fastest. Lists are short and hold what fits:
 ``tests/modules/attention/triton_in_compiler.py`` has the compiler say how many registers and how much shared
@@ -28,7 +27,7 @@ from lazyformer_fairseq.modules.attention.triton_passes import (
     query_side_kernel,
     value_gradient_kernel,
 )
-from lazyformer_fairseq.modules.attention.triton_tiles import NearBias, mask_arguments
+from lazyformer_fairseq.modules.attention.triton_tiles import NearBias
 
 
 class Tiles(NamedTuple):
@@ -92,12 +91,6 @@ def tiles_for(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
         return _ANYWHERE
     by_layers = _TILES[kernel][64 if q.size(-1) <= 64 else 128]
     return next(tiles for most, tiles in by_layers.items() if layers <= most)
-
-
-def tiles_for_a_mask(kernel: str, q: Tensor, layers: int = 1) -> tuple[Tiles, ...]:
-    """The one choice with a mask, whose lists are of tiles of one size; a small one, as its mask takes registers."""
-    smallest = min(tiles_for(kernel, q, layers), key=lambda tiles: tiles.queries * tiles.keys)
-    return (smallest._replace(queries=min(64, smallest.queries)),)
 
 
 def launch(
@@ -171,7 +164,7 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
         "BLOCK_K",
         q,
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),
-        **_tiles("value_gradient", q, scores, keeps_keys=True),
+        tiles=tiles_for("value_gradient", q),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
     )
     return dv
@@ -211,7 +204,7 @@ def block_gradient(
         "BLOCK_K",
         q,
         strided=dict(**read, dq=dq, dk=dk, dv=dv),
-        **_tiles("key_side", q, scores, True, len(values)),
+        tiles=tiles_for("key_side", q, len(values)),
         set_to_zero=(() if alike else ("dq",)) + (() if band is None else ("far_sums",)),
         band=band,
         far_sums=far_sums,
@@ -220,8 +213,8 @@ def block_gradient(
         **shared,
     )
     if alike:
-        of_tiles = _tiles("query_side", q, scores, False, len(values))
-        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), **of_tiles, **shared)
+        tiles = tiles_for("query_side", q, len(values))
+        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), tiles=tiles, **shared)
     learned = {} if band is None else {0: bias.table_gradient(band, far_sums, scores.table_KN)}
     return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
 
@@ -233,17 +226,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lse: Tensor, scores: Scores, reuse
         "BLOCK_Q",
         q,
         strided=dict(q=_rows(q), k=_rows(k), v=_rows(v), o=output),
-        **_tiles("reuse" if reuses else "attend", q, scores, keeps_keys=False),
+        tiles=tiles_for("reuse" if reuses else "attend", q),
         **_read_by_all(lse, scores, NearBias.of(scores, q)),
         REUSES=reuses,
     )
     return output
-
-
-def _tiles(kernel: str, q: Tensor, scores: Scores, keeps_keys: bool, layers: int = 1) -> dict[str, Any]:
-    """Of a launch: tiles to choose from, and with a mask the lists for the one that there is."""
-    tiles = tiles_for(kernel, q, layers) if scores.mask is None else tiles_for_a_mask(kernel, q, layers)
-    return dict(tiles=tiles, **mask_arguments(scores, q, (tiles[0].queries, tiles[0].keys), keeps_keys))
 
 
 def _read_by_all(lse: Tensor, scores: Scores, bias: NearBias) -> dict[str, Any]:

@@ -20,9 +20,7 @@ from lazyformer_fairseq.modules.attention.triton_tiles import (
     far_tiles,
     head_of,
     inside,
-    is_shown,
     length_of,
-    listed_tiles,
     load_rows,
     near_scores,
     nth_tile,
@@ -34,16 +32,13 @@ from lazyformer_fairseq.modules.attention.triton_tiles import (
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def forward_kernel(
-    q, k, v, bias, lengths, mask, seen, o, lse,
+    q, k, v, bias, lengths, o, lse,
     q_strides, k_strides, v_strides, o_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, REUSES: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, REUSES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries: softmax(scale QK^T + bias) V; writes `lse` (B, N, T), or reads it with REUSES.
 
-    With a mask it walks over the tiles of keys that are listed for it: first those that all queries see, then those
-    with a mask. A query that sees no key has an output of zeros and an `lse` of infinity. `time_class` is for the
-    choice of tiles alone.
+    `time_class` is for the choice of tiles alone.
     """
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
     length = length_of(lengths, b, time)
@@ -61,19 +56,16 @@ def forward_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
-    listed, whole, shown = listed_tiles(mask, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near or mask is not None:
+            if near:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
                 is_key = keys[None, :] < length
-                if near and mask is not None:
-                    is_key &= is_shown(queries[:, None], keys[None, :], mask, seen, b, n, time, BANDS, COLUMNS)
                 scores = near_scores(products, distance, is_key, scale, bias, reach)
                 far_bias = 0.0
                 factor = 1.0
@@ -83,26 +75,16 @@ def forward_kernel(
                 factor = scale * LOG2_E
             if not REUSES:
                 new_max = tl.maximum(row_max, tl.max(scores, 1) * factor + far_bias)
-                if mask is not None:  # before a row has seen a key
-                    shrink = tl.where(row_max == new_max, 1.0, tl.exp2(row_max - new_max))
-                else:
-                    shrink = tl.exp2(row_max - new_max)
+                shrink = tl.exp2(row_max - new_max)
                 output *= shrink[:, None]
                 row_max = new_max
-            if mask is not None:
-                base = tl.where(row_max == float("-inf"), 0.0, row_max)
-                probabilities = tl.exp2(scores - base[:, None])
-            else:
-                probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
+            probabilities = tl.exp2(scores * factor + (far_bias - row_max)[:, None])
             if not REUSES:
                 row_sum = row_sum * shrink + tl.sum(probabilities, 1)
             v_rows = load_rows(v_head, first_key, v_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             output = tl.dot(probabilities.to(v_rows.dtype), v_rows, output, input_precision="ieee")
 
     if not REUSES:
-        if mask is not None:
-            row_max = tl.where(row_sum == 0, float("inf"), row_max)
-            row_sum = tl.where(row_sum == 0, 1.0, row_sum)
         output /= row_sum[:, None]
         tl.store(lse, (row_max + tl.log2(row_sum)) * LN_2, mask=queries < time)
     store_rows(o, o_strides, b, n, first_query, output, time, HEAD, BLOCK_Q, BLOCK_D)
@@ -125,17 +107,14 @@ def query_tiles(first_key, length, time, KEPT: tl.constexpr, MOVING: tl.constexp
 
 @triton.jit
 def transposed_probabilities(
-    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, mask, seen, b, n,
-    BANDS: tl.constexpr, COLUMNS: tl.constexpr, NEAR: tl.constexpr,
+    k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """P^T (keys, queries) in float32, zeros at keys of padding or that the mask hides, and where there is no query."""
+    """P^T (keys, queries) in float32, zeros at keys of padding, and where there is no query."""
     products = tl.dot(k_rows, tl.trans(q_rows), input_precision="ieee")
     log_sums = load_row(lse, queries, time, float("inf"), NEAR) * LOG2_E
-    if NEAR or mask is not None:
+    if NEAR:
         distance = keys[:, None] - queries[None, :]
         is_key = keys[:, None] < length
-        if NEAR and mask is not None:
-            is_key &= is_shown(queries[None, :], keys[:, None], mask, seen, b, n, time, BANDS, COLUMNS)
         scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[None, :]
     else:
         scores = products * (scale * LOG2_E) + (far_bias - log_sums)[None, :]
@@ -144,10 +123,9 @@ def transposed_probabilities(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def value_gradient_kernel(
-    q, k, d_output, lse, bias, lengths, mask, seen, dv,
+    q, k, d_output, lse, bias, lengths, dv,
     q_strides, k_strides, d_output_strides, dv_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: dV = P^T dO."""
     first_key, keys, b, n = own_tile(time, heads, BLOCK_K)
@@ -160,18 +138,16 @@ def value_gradient_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
-    listed, whole, shown = listed_tiles(mask, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time,
-                scale, bias, reach, far_bias, mask, seen, b, n, BANDS, COLUMNS, near,
-            )  # fmt: skip
+                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+            )
             rows = load_rows(d_output_head, first_query, d_output_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             gradient = tl.dot(p.to(rows.dtype), rows, gradient, input_precision="ieee")
 
@@ -180,11 +156,11 @@ def value_gradient_kernel(
 
 @triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "far_slots"])
 def key_side_kernel(
-    q, k, values, d_outputs, lse, delta, bias, lengths, mask, seen, dq, dk, dv, band, far_sums, far_slots,
+    q, k, values, d_outputs, lse, delta, bias, lengths, dq, dk, dv, band, far_sums, far_slots,
     q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, dk_strides, dv_strides,
     scale, time, heads, reach, time_class,
     HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, ADDS_DQ: tl.constexpr,
-    BANDS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: dK, dV of the block's first value, and the tile's share of dQ and of the bias's gradient.
 
@@ -215,18 +191,16 @@ def key_side_kernel(
 
     full, total = query_tiles(first_key, length, time, BLOCK_K, BLOCK_Q)
     low, high = far_tiles(first_key, full, bias, reach, BLOCK_K, BLOCK_Q)
-    listed, whole, shown = listed_tiles(mask, seen, first_key, time, b, n, heads, BLOCK_K, BLOCK_Q)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
             first_query = tile * BLOCK_Q
             queries = first_query + tl.arange(0, BLOCK_Q)
             q_rows = load_rows(q_head, first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, near == 0)
             far_bias = tl.where(tile < low, above, below)
             p = transposed_probabilities(
-                k_rows, q_rows, keys, queries, lse, length, time,
-                scale, bias, reach, far_bias, mask, seen, b, n, BANDS, COLUMNS, near,
-            )  # fmt: skip
+                k_rows, q_rows, keys, queries, lse, length, time, scale, bias, reach, far_bias, near
+            )
             dp = tl.zeros([BLOCK_K, BLOCK_Q], tl.float32)
             for i in tl.static_range(M):
                 rows = load_rows(
@@ -238,7 +212,7 @@ def key_side_kernel(
             ds = p * (dp - load_row(delta, queries, time, 0.0, near)[None, :])
             rounded = ds.to(q_rows.dtype)
             if band is not None:
-                if near or mask is not None:
+                if near:
                     distance = keys[:, None] - queries[None, :]
                     in_band = (tl.abs(distance) < reach) & (queries[None, :] < time)
                     tl.store(band + queries[None, :] * (2 * reach + 1) + distance, rounded, mask=in_band)
@@ -266,10 +240,9 @@ def key_side_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def query_side_kernel(
-    q, k, values, d_outputs, lse, delta, bias, lengths, mask, seen, dq,
+    q, k, values, d_outputs, lse, delta, bias, lengths, dq,
     q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BANDS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries: dQ, always summed in the same order. Computes dS once more."""
     first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
@@ -290,19 +263,16 @@ def query_side_kernel(
 
     full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
     low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
-    listed, whole, shown = listed_tiles(mask, seen, first_query, time, b, n, heads, BLOCK_Q, BLOCK_K)
     for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, mask, whole, shown, near)):
-            tile = nth_tile(j, low, high, full, mask, listed, whole, near)
+        for j in range(0, count_tiles(low, high, full, total, near)):
+            tile = nth_tile(j, low, high, full, near)
             first_key = tile * BLOCK_K
             k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
             products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near or mask is not None:
+            if near:
                 keys = first_key + tl.arange(0, BLOCK_K)
                 distance = keys[None, :] - queries[:, None]
                 is_key = keys[None, :] < length
-                if near and mask is not None:
-                    is_key &= is_shown(queries[:, None], keys[None, :], mask, seen, b, n, time, BANDS, COLUMNS)
                 scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[:, None]
             else:
                 far_bias = tl.where(tile < low, below, above)

@@ -1,22 +1,18 @@
-"""What the Triton kernels read besides queries, keys and values: tiles to visit, a bias, the lists of a mask.
+"""What the Triton kernels read besides queries, keys and values: tiles to visit, a bias.
 
 A program keeps one tile of queries (or keys) and walks over tiles of keys (or queries). Distances are key - query.
 All tiles that lie wholly `reach` or more away from the kept one share one bias and need no mask: they are *far*, and
 the loop over them is a plain attention loop. The others are *near*: they look the bias up, element by element, in a row
 of 2 reach + 1 entries (:class:`NearBias`), and mask padding.
-
-With a mask a program walks over the tiles that are listed for it (:func:`mask_arguments`), and looks every bias up.
 """
 
-import functools
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Blocks, Numbers, blocks_of, listed
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -99,61 +95,15 @@ def far_tiles(kept, full, bias, reach, KEPT: tl.constexpr, MOVING: tl.constexpr)
 
 
 @triton.jit
-def listed_tiles(mask, seen, first, time, b, n, heads, KEPT: tl.constexpr, MOVING: tl.constexpr):
-    """(where the list of the tile that begins at `first` begins, how many all see, how many there are)."""
-    if mask is None:
-        listed = 0
-        whole = 0
-        shown = 0
-    else:
-        row = (n if seen is None else b * heads + n) * ((time + KEPT - 1) // KEPT) + first // KEPT
-        listed = mask[0] + tl.cast(row, tl.int64) * ((time + MOVING - 1) // MOVING)
-        whole = tl.load(mask[1] + 2 * row)
-        shown = tl.load(mask[1] + 2 * row + 1)
-    return listed, whole, shown
+def count_tiles(low, high, full, total, NEAR: tl.constexpr):
+    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far."""
+    return high - low + total - full if NEAR else low + full - high
 
 
 @triton.jit
-def count_tiles(low, high, full, total, mask, whole, shown, NEAR: tl.constexpr):
-    """How many of all `total` tiles are near (the last one, where it is not whole, is), or how many are far.
-
-    With a mask: how many of those listed have a mask, or how many have none.
-    """
-    if mask is None:
-        count = high - low + total - full if NEAR else low + full - high
-    else:
-        count = shown - whole if NEAR else whole
-    return count
-
-
-@triton.jit
-def nth_tile(j, low, high, full, mask, listed, whole, NEAR: tl.constexpr):
+def nth_tile(j, low, high, full, NEAR: tl.constexpr):
     """The index of the j-th of them."""
-    if mask is None:
-        tile = low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
-    else:
-        tile = tl.load(listed + whole + j if NEAR else listed + j)
-    return tile
-
-
-@triton.jit
-def is_shown(queries, keys, mask, seen, b, n, time, BANDS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Whether a query sees a key, from places that broadcast against each other; see :class:`.masks.Numbers`."""
-    ahead = keys - queries
-    shown = ahead < -time  # never
-    bands = mask[2] + n * BANDS * 4
-    for i in tl.static_range(BANDS):
-        near = (ahead >= tl.load(bands + 4 * i)) & (ahead <= tl.load(bands + 4 * i + 1))
-        near &= ahead % tl.load(bands + 4 * i + 2) == 0
-        block = tl.load(bands + 4 * i + 3)
-        shown |= near & (keys // block == queries // block)
-    columns = mask[3] + n * COLUMNS * 3
-    for i in tl.static_range(COLUMNS):
-        period = tl.load(columns + 3 * i + 1)
-        shown |= (keys < tl.load(columns + 3 * i)) | (keys % period >= period - tl.load(columns + 3 * i + 2))
-    if seen is not None:
-        shown |= tl.load(seen + tl.cast(b, tl.int64) * time + keys, mask=keys < time, other=0) != 0
-    return shown
+    return low + j + tl.where(j < high - low, 0, full - high) if NEAR else j + tl.where(j < low, 0, high - low)
 
 
 @triton.jit
@@ -244,60 +194,3 @@ def _write_rows(rows, table, bucket_stride, head_stride, bucket_by_distance, tim
     bucket = tl.load(bucket_by_distance + time - 1 - reach + entry, mask=exists, other=0)
     bias = tl.load(table + bucket * bucket_stride + n * head_stride).to(tl.float32) * LOG2_E
     tl.store(rows + n * (2 * reach + 1) + entry, bias.to(rows.dtype.element_ty), mask=exists)
-
-
-NO_MASK = dict(mask=None, seen=None, BANDS=0, COLUMNS=0)
-_KEPT = 64  # lists: of each length of text, kind of mask and kind of kernel
-
-
-def mask_arguments(scores: Scores, q: Tensor, size: tuple[int, int], keeps_keys: bool) -> dict[str, Any]:
-    """Of a kernel whose tiles have so many queries and keys, of which a program keeps the keys, or the queries.
-
-    `mask` is (tiles, counts, bands, columns): tiles (S, N, kept tiles, others) in int32, in each row first those that
-    all see, then those with a mask; counts (S, N, kept tiles, 2): of the first, and of both. S is B with keys that all
-    queries see, 1 without.
-    """
-    if scores.mask is None:
-        return NO_MASK
-    heads, time = q.shape[1:3]
-    key = scores.mask, heads, time, size, q.device
-    if scores.seen_BK is None:
-        tiles, counts = _lists(*key, keeps_keys)
-    else:
-        tiles, counts = _listed(_blocks(*key), keeps_keys, _by_tile(scores.seen_BK, size[1]))
-    bands, columns = numbers = _numbers(scores.mask, heads, q.device)
-    seen = None if scores.seen_BK is None else scores.seen_BK.to(torch.uint8).contiguous()
-    return dict(mask=(tiles, counts, *numbers), seen=seen, BANDS=bands.size(1), COLUMNS=columns.size(1))
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _numbers(mask: AttentionMask, heads: int, device: torch.device) -> Numbers:
-    return Numbers.of(mask, heads, device)
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _blocks(mask: AttentionMask, heads: int, time: int, size: tuple[int, int], device: torch.device) -> Blocks:
-    found = blocks_of(mask, time, time, 0, False, size, device)
-    return Blocks(*(part.expand(heads, -1, -1) for part in found))
-
-
-@functools.lru_cache(maxsize=_KEPT)
-def _lists(
-    mask: AttentionMask, heads: int, time: int, size: tuple[int, int], device: torch.device, keeps_keys: bool
-) -> tuple[Tensor, Tensor]:
-    return _listed(_blocks(mask, heads, time, size, device), keeps_keys)
-
-
-def _listed(blocks: Blocks, keeps_keys: bool, seen_BC: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
-    shown, whole = blocks.shown[None], blocks.whole[None]
-    if seen_BC is not None:
-        shown = shown | seen_BC[:, None, None]
-    if keeps_keys:
-        shown, whole = shown.mT, whole.mT
-    tiles, counts = listed(shown, whole)
-    return tiles.contiguous(), counts.contiguous()
-
-
-def _by_tile(flags_BK: Tensor, keys: int) -> Tensor:
-    """(B, C): whether a tile of keys has one."""
-    return torch.nn.functional.pad(flags_BK, (0, -flags_BK.size(1) % keys)).unflatten(1, (-1, keys)).any(-1)

@@ -152,8 +152,7 @@ class AttentionVariant(nn.Module):
             return size
         head = size.width // size.heads
         shapes = ((size.batch, size.heads, length, head) for length in (size.time, size.keys))
-        shown = tile_geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask).flat(), size.device)
-        return size._replace(in_tiles=shown.by_key)
+        return size._replace(in_tiles=tile_geometry.count(*shapes, Scores(is_causal=is_causal, mask=mask), size.device))
 
     @classmethod
     def features(cls, values: Settings) -> frozenset[str]:

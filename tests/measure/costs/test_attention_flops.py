@@ -24,10 +24,8 @@ from lazyformer_fairseq.measure.costs.flops import (
 )
 from lazyformer_fairseq.modules.attention.block_back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
-from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
 aten = torch.ops.aten
@@ -46,10 +44,17 @@ def counted(call) -> int:
     return counter.get_total_flops()
 
 
+def as_steps(patch: pytest.MonkeyPatch) -> None:
+    """Kernels as plain functions, of which the counter sees each product."""
+    for name, kernels in KERNELS.items():
+        patch.setitem(KERNELS, name, as_plain_functions(kernels.implementation))
+
+
 @pytest.mark.parametrize("back_end", back_ends_of("cpu"))
 @pytest.mark.parametrize("buckets", [0, 8])
 @pytest.mark.parametrize("pattern", ["M1x2", "M2x2", "M3 M1 ff"])
-def test_a_back_end(back_end, buckets, pattern):
+def test_a_back_end(back_end, buckets, pattern, monkeypatch):
+    as_steps(monkeypatch)
     sizes = EncoderSizes(17, 12, 20, 3, 16, buckets)
     encoder = Encoder(
         pattern, 17, 12, 20, 3, max_positions=16, relative_position_buckets=buckets, attention_backend=back_end
@@ -65,23 +70,6 @@ def test_a_back_end(back_end, buckets, pattern):
     assert counted(lambda: forward().sum().backward()) == count_encoder_flops(*arguments, training=True)
     with torch.no_grad():
         assert counted(forward) == count_encoder_flops(*arguments)
-
-
-@pytest.mark.parametrize("back_end", ["materialize", "fused"])
-def test_a_causal_back_end_against_its_steps_one_by_one(back_end, monkeypatch):
-    """Of the kernels as plain functions, the counter sees each product; pieces leave out keys in the future."""
-    decoder = CausalDecoder("sflf s", 17, 12, 20, 3, mem_len=6, attention_backend=back_end)
-    tokens = torch.randint(2, 17, (2, 5))
-
-    def count() -> int:
-        memory = StreamMemory()
-        decoder(tokens, memory)
-        return counted(lambda: decoder(tokens, memory)[0].sum().backward())
-
-    by_formula = count()
-    name = {"fused": "blockwise", "materialize": "materialize"}[back_end]
-    monkeypatch.setitem(KERNELS, name, as_plain_functions(KERNELS[name].implementation))
-    assert by_formula == count()
 
 
 @pytest.mark.parametrize(("name", "build"), [(FAIRSEQ, FairseqRoberta), (HUGGING_FACE, HuggingFaceBert)])

@@ -7,7 +7,7 @@ import itertools
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -16,7 +16,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from lazyformer_fairseq.modules.attention import triton_kernels, triton_tiles
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -86,14 +85,8 @@ def _resources(cubin: bytes, folder: Path) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
-MASK = AttentionMask(((6, (Band(100, 100), Columns(0, 64, 8))), (6, (Band(50, 50, dilation=2),))))
-
-
-def launch_all(size: int, layers: int, dtype: torch.dtype, mask: Optional[AttentionMask] = None) -> None:
-    """Every kernel, with bias and padding, in the layout of a model: q, k and v of the ``s`` are one projection.
-
-    With a mask there are also keys that all queries see.
-    """
+def launch_all(size: int, layers: int, dtype: torch.dtype) -> None:
+    """Every kernel, with bias and padding, in the layout of a model: q, k and v of the ``s`` are one projection."""
     batch, heads, time, buckets = 2, 12, 512, 32
     q, k, v = (
         part.unflatten(-1, (heads, size)).transpose(1, 2)
@@ -102,8 +95,7 @@ def launch_all(size: int, layers: int, dtype: torch.dtype, mask: Optional[Attent
     of_layers = [torch.zeros(batch, time, heads, size, dtype=dtype).transpose(1, 2) for _ in range(layers)]
     sums = torch.zeros(batch, heads, time)
     table, by_distance = torch.zeros(buckets, heads), torch.zeros(2 * time - 1, dtype=torch.int64)
-    seen = None if mask is None else torch.zeros(batch, time, dtype=torch.bool)
-    scores = Scores(table, by_distance, 128, torch.full((batch,), time), mask=mask, seen_BK=seen)
+    scores = Scores(table, by_distance, 128, torch.full((batch,), time))
     if layers == 1:
         triton_kernels.attend_forward(q, k, v, scores)
         triton_kernels.reuse_forward(q, k, v, sums, scores)
@@ -126,13 +118,3 @@ def test_fits(compiled, capability: int, size: int, layers: int, dtype: torch.dt
     for kernel in first_of_each.values():
         assert kernel.shared <= SHARED_MEMORY[capability], kernel
         assert kernel.spilled <= MOST_SPILLED or dtype == torch.float32, kernel
-
-
-@pytest.mark.parametrize("capability", [A100, H100])
-@pytest.mark.parametrize(("size", "layers"), [(64, 1), (64, 3), (128, 1), (128, 6)])
-def test_fits_with_a_mask(compiled, capability: int, size: int, layers: int):
-    triton.runtime.driver.set_active(AbsentGpu(capability))
-    launch_all(size, layers, torch.bfloat16, MASK)
-    for kernel in compiled:
-        assert kernel.shared <= SHARED_MEMORY[capability], kernel
-        assert kernel.spilled <= MOST_SPILLED, kernel

@@ -1,7 +1,6 @@
 """The Triton kernels against a dense reference in float64; ``test_triton.py`` runs this in the interpreter."""
 
 import math
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from lazyformer_fairseq.modules.attention import triton_kernels
-from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.triton_kernels import Tiles
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights, relative_position_bucket
 
 BUCKETS, MAX_DISTANCE = 8, 6
@@ -37,8 +34,6 @@ class Block:
         biased: bool,
         padded: bool,
         seed: int = 1,
-        mask: Optional[AttentionMask] = None,
-        has_seen: bool = False,
     ):
         torch.manual_seed(seed)
 
@@ -53,14 +48,12 @@ class Block:
         self.table = torch.randn(BUCKETS, heads) if biased else None
         self.buckets = relative_position_bucket(distances, BUCKETS, MAX_DISTANCE) if biased else None
         self.lengths = torch.randint(1, time + 1, (batch,)) if padded else None
-        self.mask, self.seen = mask, torch.rand(batch, time) < 0.05 if has_seen else None
         self._compute(time)
 
     @property
     def scores(self) -> Scores:
         """As the kernels take it."""
-        parts = self.table, self.buckets, MAX_DISTANCE, self.lengths
-        return Scores(*parts, mask=self.mask, seen_BK=self.seen)
+        return Scores(self.table, self.buckets, MAX_DISTANCE, self.lengths)
 
     def _compute(self, time: int) -> None:
         q, k = self.q.double().requires_grad_(), self.k.double().requires_grad_()
@@ -74,11 +67,7 @@ class Block:
         if self.lengths is not None:
             is_padding = torch.arange(time) >= self.lengths[:, None]
             scores = scores.masked_fill(is_padding[:, None, None], float("-inf"))
-        if self.mask is not None:
-            shown = self.mask.dense(time, time, q.device)
-            shown = shown if self.seen is None else shown | self.seen[:, None, None]
-            scores = scores.masked_fill(~shown, float("-inf"))
-        probabilities = torch.ops.aten._safe_softmax(scores, -1)  # zeros in a row that sees nothing
+        probabilities = scores.softmax(-1)
         outputs = [probabilities @ v for v in values]
         gradients = torch.autograd.grad(outputs, [q, k, *values, *learned], [d.double() for d in self.d_outputs])
         self.dq, self.dk, *self.dv = gradients[: 2 + len(values)]
@@ -165,50 +154,6 @@ def test_block_gradient(block: Block, deterministic: bool):
     else:
         assert_close(d_table, block.d_table, block.q.dtype, "d table", least=1.0)
         assert torch.equal(d_table, triton_kernels.block_gradient(*arguments)[3])
-
-
-limits = st.one_of(st.none(), st.integers(0, 40))
-parts = st.one_of(
-    st.builds(Band, limits, limits, st.sampled_from([1, 1, 3]), st.sampled_from([0, 0, 20, 32])),
-    st.builds(Columns, st.integers(0, 3), st.just(10), st.integers(0, 2)),
-)
-
-
-@settings(max_examples=5, deadline=None)
-@given(
-    seen_by=st.lists(st.tuples(st.integers(1, 1), st.lists(parts, min_size=1, max_size=2).map(tuple)), min_size=2,
-                     max_size=2),
-    time=st.sampled_from([2, 33, 64, 100, 130]),
-    layers=st.integers(1, 2),
-    flags=st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
-    tile=st.sampled_from([(32, 32), (32, 64), (64, 32)]),
-    seed=st.integers(0, 1000),
-)  # fmt: skip
-def test_a_mask(seen_by, time, layers, flags, tile, seed):
-    biased, padded, has_seen, deterministic = flags
-    mask = AttentionMask(tuple(seen_by))
-    block = Block(2, 2, time, 32, layers, torch.float32, biased, padded, seed, mask, has_seen)
-    arguments = block.q, block.k
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_kernels, "tiles_for_a_mask", lambda *_: (Tiles(*tile, 8, 1),))
-        output, lse = triton_kernels.attend_forward(*arguments, block.values[0], block.scores)
-        assert_close(output, block.outputs[0], torch.float32, "output of s")
-        for v, d, expected, dv in zip(
-            block.values[1:], block.d_outputs[1:], block.outputs[1:], block.dv[1:], strict=True
-        ):
-            assert_close(triton_kernels.reuse_forward(*arguments, v, lse, block.scores), expected, torch.float32, "l")
-            found = triton_kernels.value_gradient(*arguments, d, lse, block.scores)
-            assert_close(found, dv, torch.float32, "dV of l")
-        torch.use_deterministic_algorithms(deterministic)
-        of_block = *arguments, block.values, block.d_outputs, block.delta, lse, block.scores
-        *gradients, d_table = triton_kernels.block_gradient(*of_block)[:4]
-        torch.use_deterministic_algorithms(False)
-        for name, computed, expected in zip(
-            ("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True
-        ):
-            assert_close(computed, expected, torch.float32, name, least=1e-3 if name == "dV" else 1.0)
-        if block.table is not None:
-            assert_close(d_table, block.d_table, torch.float32, "d table", least=1.0)
 
 
 def test_more_layers_than_fit_beside_each_other():

@@ -41,13 +41,12 @@ EXTRAS_REQUIRE = {
     ],
     # `lazyformer corpus`.
     "corpus": [
-        "datatrove>=0.10.1,<0.11",  # executors.py overrides and calls methods that it does not document
         "jinja2>=3.1,<4",
         "lxml>=5,<7",
         "orjson>=3.10,<4",
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
         "wikiextractor>=3.1,<3.2",  # wiki_markup.py calls its inner functions
-        "xxhash>=3.4,<4",  # datatrove's MinHash breaks with 4
+        "xxhash>=3.4,<4",
         "zstandard>=0.22,<1",
     ],
     # --tensorboard-logdir and --wandb-project.
@@ -56,8 +55,8 @@ EXTRAS_REQUIRE = {
     "bench": ["transformers>=5,<6"],
     # `lazyformer export --to huggingface`, `lazyformer import`. Tried with 4.57 and 5.23. protobuf: for SentencePiece.
     "huggingface": ["protobuf>=4.25,<8", "tokenizers>=0.22,<0.24", "transformers>=4.57,<6"],
-    # Several machines: `lazyformer corpus --executor ray`, `lazyformer glue run --executor slurm`.
-    "cluster": ["ray>=2.40,<3", "submitit>=1.5.2,<2"],
+    # Several machines: `lazyformer glue run --executor slurm`.
+    "cluster": ["submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from
     # NVIDIA's sources: the package that is called `apex` on the index is another one, so it is not listed.
     # 3.3: its kernels may take tuples.

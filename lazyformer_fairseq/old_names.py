@@ -13,6 +13,7 @@ class Gone(str):
 
 REPLACED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out, or give --distill ORIGINAL")
 MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: heads stay where they are")
+ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
 
 # Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
 # Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
@@ -39,6 +40,10 @@ OLD_NAMES: dict[str, str] = {
         "went; every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for core-seconds "
         "by step, megabytes a second, memory and disk; build it with --workers 1, then 2, to see it scale"
     ),
+    "corpus --executor": ONE_MACHINE,
+    "corpus --slurm": ONE_MACHINE,
+    "corpus --unit-megabytes": Gone("went; leave it out: a unit fits the input"),
+    "corpus --min-word-count": Gone("went; give --word-coverage, the share of the text that frequent words make up"),
     "demo --minutes": "--budget {}min",
     "plan --batch": "--sequences-per-update {}",
     "plan --lazy-backend": "--attention-backend {}",

@@ -11,7 +11,7 @@ into OUT: shards of binarised data, dictionary, tokenizer, manifest.json and rep
 stays. BOOKS in another layout: name it, as in jsonl:books.jsonl.zst. Stopped at any moment, it goes on when run again.
 Then: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...
 
-Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates, --executor slurm, ...;
+Options of `lazyformer corpus` that may follow: --workers 16, --near-duplicates, ...;
 `lazyformer corpus build --help` has all of them. Of this script:
   --dry-run    print the command, run nothing
   --help

@@ -81,7 +81,7 @@ def build_toy_corpus(
     text = folder.with_name(f"{folder.name}.txt")
     text.write_text("\n\n".join(toy_texts(150, seed)))
     settings = CorpusSettings(
-        vocab_size, valid_share=0.1, min_word_count=1, shards=shards, unit_megabytes=unit_megabytes
+        vocab_size, word_coverage=1.0, valid_share=0.1, shards=shards, unit_megabytes=unit_megabytes
     )
     return build_corpus([str(text)], folder, settings)
 

@@ -12,7 +12,7 @@ from helpers import ROOT
 
 from lazyformer_fairseq.cli import main
 
-HEAVY = {"torch", "fairseq", "spacy", "matplotlib", "sklearn", "scipy", "hydra", "datatrove", "sentencepiece"}
+HEAVY = {"torch", "fairseq", "spacy", "matplotlib", "sklearn", "scipy", "hydra", "sentencepiece"}
 TELL = f"""
 import atexit, resource, sys
 @atexit.register

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datatrove.data import Document
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
@@ -16,6 +15,7 @@ from other_tokenizers import write_bert_files, write_roberta_files
 
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.words import NormaliseWords
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -184,7 +184,7 @@ def test_another_dictionary_is_refused(corpus, data_folder, tmp_path):
 def test_wikitext_s_unknown_words_stay_unknown(kind, tmp_path):
     source = (write_bert_files if kind == "bert" else write_roberta_files)(tmp_path / "source")
     tokenizer = adopt_tokenizer(source, tmp_path / "ours")
-    step = pickle.loads(pickle.dumps(NormaliseWords(tokenizer.settings)))
+    step = NormaliseWords(pickle.loads(pickle.dumps(tokenizer.settings)))
     for format, unknown in (("wikitext", 1), ("text", 0)):
         document = Document(text="Anna sees <unk> here.\nThe <mask>.", id="a:1", metadata={"format": format})
         assert step.process(document) is None

@@ -1,36 +1,29 @@
 """Builds a corpus: plans, runs the stages in a work folder, lets a stopped run resume, puts the result in place."""
 
-import hashlib
 import json
 import os
 import shutil
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from tqdm import tqdm
 
-from lazyformer_fairseq.corpus.executors import (
-    ExecutorSettings,
-    progress_bar,
-    run_tasks,
-    start_fork_server,
-    wait_for_workers,
-)
-from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals, timing
-from lazyformer_fairseq.corpus.readers.documents import FORMATS
+from lazyformer_fairseq.corpus.manifest import DROPPED, PACKAGES, describe, gather_notes, stage_totals
+from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.report import write_report
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import RESULT, Stage, WorkPaths, cut_stage, later_stages
-from lazyformer_fairseq.corpus.step import NOT_UTF8
+from lazyformer_fairseq.corpus.stages import RESULT, STAGES, Job, WorkPaths, cut_one
+from lazyformer_fairseq.corpus.steps import NOT_UTF8
+from lazyformer_fairseq.corpus.workers import run_tasks, start_fork_server, wait_for_workers
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -45,30 +38,31 @@ MANIFEST = "manifest.json"
 PUBLISHED = "published"
 MEGABYTE, GIGABYTE = 10**6, 10**9
 UNITS_OF_SMALL_INPUT = 64
+SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
 MOST_LINES = 10
 # Not read before the words are stored; what is not possible with a text, such as a vocabulary too large, is among them.
-LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "min_word_count", "vocab_size", "shards", "tokenizer")
+LATE_SETTINGS = ("valid_share", "seed", "word_coverage", "vocab_size", "shards", "tokenizer")
 OPTION_OF_RULE = {
     "too short": " (--min-document-characters)",
     "short, not a sentence": " (--min-line-words)",
     "few letters": " (--min-line-letters)",
 }
-SMALLEST_UNIT, LARGEST_UNIT = MEGABYTE // 4, 32 * MEGABYTE
 
 
 def build_corpus(
     inputs: Sequence[str],
     folder: Union[str, Path],
     settings: CorpusSettings = CorpusSettings(),  # noqa: B008 (frozen)
-    executor: ExecutorSettings = ExecutorSettings(),  # noqa: B008 (frozen)
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Makes ``folder`` from raw ``inputs``: shards, dictionary, tokenizer, manifest.json and report.html.
 
     Stop it at any time; call it again with the same arguments to resume. The bytes written are the same (but for
-    ``timing`` in the manifest), whatever the executor and the number of workers.
+    ``timing`` in the manifest), whatever the number of workers.
 
     Args:
         inputs: files or folders, each with ``FORMAT:`` before it or without.
+        workers: tasks at the same time.
 
     Returns:
         the manifest.
@@ -88,7 +82,7 @@ def build_corpus(
         digest = sha256_of(Path(path, SETTINGS_FILE))
     if settings.spacy_model:
         load_splitter(settings.spacy_model)  # names one that cannot do the work now, not in a worker
-    if executor.kind == "local" and executor.workers > 1:
+    if workers > 1:
         start_fork_server()
     plan = {
         "settings": settings.as_json(digest),
@@ -103,28 +97,20 @@ def build_corpus(
         paths = WorkPaths(root)
         wait_for_workers(paths.tasks)
         remove_leftovers(root, deep=True)
-        to_read, origins = _cut(paths, files, settings, executor)
-        units = plan_units(to_read, unit_bytes(files, settings))
-        if not units:
-            raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
-        shards = settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
-        if shards > len(units):
-            raise UserError(
-                f"--shards {shards}: the input is {len(units)} units of work, and a shard needs one; give at most so "
-                "many shards, or a smaller --unit-megabytes"
-            )
+        size = unit_bytes(files, settings)
+        job = Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
+        if job.to_cut:
+            run_tasks(partial(cut_one, job), [file.size for file in job.to_cut], paths.stage("cut"), workers)
+        to_read, origins = _with_parts(files, job)
+        job = _planned(job, files, to_read)
         _forget_other(late, paths)
-        tasks_of = {}
-        for stage in later_stages(paths, units, settings, shards):
-            _run_stage(paths, stage, executor)
-            tasks_of[stage.name] = len(stage.sizes)
-            if stage.name == "words":
-                _tell_of_words(paths, len(units), origins)
-            if stage.name == "duplicates":
+        for stage, (task, sizes) in STAGES.items():
+            run_tasks(partial(task, job), sizes(job), paths.stage(stage), workers)
+            if stage == "words":
+                _tell_of_words(job, origins)
+            if stage == "duplicates":
                 _refuse_empty_split(paths, settings.valid_share)
-        megabytes = stage_totals(paths.stage("words"))["clean"]["characters in"] / MEGABYTE
-        costs = timing(paths, tasks_of, megabytes, executor.workers)
-        manifest = describe(paths, plan, len(units), shards, origins, costs)
+        manifest = describe(job, plan, origins, workers)
         shutil.copytree(paths.tokenizer, paths.result / "tokenizer", dirs_exist_ok=True)
         shutil.copyfile(paths.tokenizer / DICTIONARY_FILE, paths.result / DICTIONARY_FILE)
         write_report(manifest, paths.result / "report.html")
@@ -135,30 +121,18 @@ def build_corpus(
 
 def describe_inputs(files: Sequence[InputFile]) -> list[dict[str, Any]]:
     """Name, format, bytes and SHA-256 of every file, with a bar where that takes a while."""
+    scale = {"unit": "B", "unit_scale": True}
     with (
-        tqdm(
-            total=sum(file.size for file in files), desc="checking inputs", unit="B", unit_scale=True, disable=None
-        ) as bar,
+        tqdm(total=sum(file.size for file in files), desc="checking inputs", disable=None, **scale) as bar,
         ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
 
         def describe_file(file: InputFile) -> dict[str, Any]:
-            with open(file.path, "rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            digest = sha256_of(Path(file.path))
             bar.update(file.size)
             return {"path": file.path, "format": file.format, "bytes": file.size, "sha256": digest}
 
         return list(pool.map(describe_file, files))
-
-
-def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
-    """Whoever changes a late setting of an unfinished corpus need not make the words again."""
-    chosen = paths.root / "late_settings.json"
-    if chosen.exists() and json.loads(chosen.read_text()) == late:
-        return
-    for folder in (*map(paths.stage, ("duplicates", "count", "tokenizer", "ids", "shards")), paths.result):
-        shutil.rmtree(folder, ignore_errors=True)
-    write_json(chosen, late)
 
 
 def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
@@ -169,67 +143,86 @@ def unit_bytes(files: Sequence[InputFile], settings: CorpusSettings) -> int:
     return min(max(total // UNITS_OF_SMALL_INPUT, SMALLEST_UNIT), LARGEST_UNIT)
 
 
-def _cut(
-    paths: WorkPaths, files: Sequence[InputFile], settings: CorpusSettings, executor: ExecutorSettings
-) -> tuple[list[InputFile], dict[str, str]]:
-    """The files to read, with parts in place of those that cannot be read in pieces; the file of each part."""
-    size = unit_bytes(files, settings)
-    to_cut = [file for file in files if must_be_cut(file, size)]
-    if to_cut:
-        _run_stage(paths, cut_stage(paths, to_cut, size, settings), executor)
+def _with_parts(files: Sequence[InputFile], job: Job) -> tuple[list[InputFile], dict[str, str]]:
+    """The files to read, with parts in place of those that were cut; the file of each part."""
     to_read, origins = [], {}
     for file in files:
-        if file not in to_cut:
+        if file not in job.to_cut:
             to_read.append(file)
             continue
-        for part in sorted(paths.cut(to_cut.index(file)).glob("part-*")):
+        for part in sorted(job.paths.cut(job.to_cut.index(file)).glob("part-*")):
             to_read.append(InputFile(str(part), file.format, part.stat().st_size))
             origins[str(part)] = file.path
     return to_read, origins
 
 
-def _run_stage(paths: WorkPaths, stage: Stage, executor: ExecutorSettings) -> None:
-    folder = paths.stage(stage.name)
-    for name in ("progress", "completions"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    in_bytes = any(size > 1 for size in stage.sizes)
-    began = time.monotonic()
-    try:
-        with progress_bar(stage.name, stage.sizes, folder / "completions", folder / "progress", in_bytes):
-            run_tasks(stage.pipeline, len(stage.sizes), folder, executor)
-    finally:
-        with (folder / "seconds").open("a") as file:  # of this run; a resumed run adds a line
-            file.write(f"{time.monotonic() - began}\n")
+def _planned(job: Job, files: Sequence[InputFile], to_read: Sequence[InputFile]) -> Job:
+    """The job with its units and its number of shards; UserError where there are too few units."""
+    units = plan_units(to_read, job.unit_bytes)
+    if not units:
+        raise UserError(f"{files[0].path}: is damaged from its start, and there is no other input; get it again")
+    shards = job.settings.shards or -(-sum(file.size for file in files) // GIGABYTE)
+    if shards > len(units):
+        raise UserError(
+            f"--shards {shards}: the input is {len(units)} units of work, and a shard needs one; give at most so "
+            "many shards"
+        )
+    return replace(job, units=units, shards=shards)
 
 
-def _tell_of_words(paths: WorkPaths, units: int, origins: dict[str, str]) -> None:
+def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
+    """Whoever changes a late setting of an unfinished corpus need not make the words again."""
+    chosen = paths.root / "late_settings.json"
+    if chosen.exists() and json.loads(chosen.read_text()) == late:
+        return
+    for folder in (*(paths.stage(stage) for stage in STAGES if stage != "words"), paths.result):
+        shutil.rmtree(folder, ignore_errors=True)
+    write_json(chosen, late)
+
+
+def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
+    """Reports the format of each input: a guess may not be what the user meant."""
+    for name, format in FORMATS.items():
+        if sizes := [file.size for file in files if file.format == name]:
+            what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
+            _say(f"read as {name}: {what}; a document is {format.document}")
+    for line in left_out[:MOST_LINES]:
+        _say(f"left out: {line}")
+    if len(left_out) > MOST_LINES:
+        _say(f"left out: {len(left_out) - MOST_LINES:,} more files")
+
+
+def _tell_of_words(job: Job, origins: dict[str, str]) -> None:
     """Reports what reading and cleaning dropped and by which rule, before hours of work on the rest.
 
     Raises:
         UserError: nothing is left.
     """
-    steps = stage_totals(paths.stage("words"))
+    steps = stage_totals(job.paths.stage("words"))
     read = steps["read"]
-    documents, lines = (f"{read.get('documents out', 0):,.0f} documents", f"{steps['clean']['lines in']:,.0f} lines")
-    of_documents, of_lines = _by_rule(steps, DROPPED), _by_rule(steps, "lines dropped: ")
-    if not steps["store"].get("documents out"):
+    documents, lines = f"{read['documents out']:,.0f} documents", f"{steps['clean']['lines in']:,.0f} lines"
+    of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
+    if not steps["store"]["documents out"]:
         raise UserError(f"none of the {documents} is left: dropped {of_documents}; of {lines}: {of_lines or 'none'}")
     for dropped, of in ((of_documents, documents), (of_lines, lines)):
         if dropped:
-            tqdm.write(f"dropped of {of}: {dropped}", file=sys.stderr)
-    if number := read.get(NOT_UTF8):
-        names = dict.fromkeys(origins.get(path, path) for path in gather_notes(paths, units, origins)[1][NOT_UTF8])
-        tqdm.write(
+            _say(f"dropped of {of}: {dropped}")
+    if number := read[NOT_UTF8]:
+        names = gather_notes(job, origins)[1][NOT_UTF8]
+        _say(
             f"{number:,.0f} lines are not UTF-8 and were read as Windows-1252, perhaps wrongly (iconv converts files); "
-            f"the first are in {', '.join(names)}",
-            file=sys.stderr,
+            f"the first are in {', '.join(dict.fromkeys(origins.get(path, path) for path in names))}"
         )
 
 
-def _by_rule(steps: dict[str, dict[str, float]], label: str) -> str:
+def _say(line: str) -> None:
+    tqdm.write(line, file=sys.stderr)
+
+
+def _by_rule(steps: Iterable[Counter], label: str) -> str:
     dropped: Counter[str] = Counter()
-    for counts in steps.values():
-        dropped.update({name.removeprefix(label): int(n) for name, n in counts.items() if name.startswith(label)})
+    for counts in steps:
+        dropped.update({name.removeprefix(label): n for name, n in counts.items() if name.startswith(label)})
     del dropped["empty"]  # lines
     return ", ".join(f"{n:,} {rule}{OPTION_OF_RULE.get(rule, '')}" for rule, n in dropped.most_common() if n)
 
@@ -243,18 +236,6 @@ def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
                 f"(--valid-share {valid_share}); give more documents, or another share or seed; --valid-share 0 holds "
                 "out none"
             )
-
-
-def _tell(left_out: Sequence[str], files: Sequence[InputFile]) -> None:
-    """Reports the format of each input: a guess may not be what the user meant."""
-    for name, format in FORMATS.items():
-        if sizes := [file.size for file in files if file.format == name]:
-            what = f"{len(sizes):,} {'file' if len(sizes) == 1 else 'files'}, {sum(sizes) / MEGABYTE:,.1f} MB"
-            tqdm.write(f"read as {name}: {what}; a document is {format.document}", file=sys.stderr)
-    for line in left_out[:MOST_LINES]:
-        tqdm.write(f"left out: {line}", file=sys.stderr)
-    if len(left_out) > MOST_LINES:
-        tqdm.write(f"left out: {len(left_out) - MOST_LINES:,} more files", file=sys.stderr)
 
 
 def finished_manifest(folder: Path, plan: dict[str, Any]) -> Optional[dict[str, Any]]:
@@ -304,18 +285,14 @@ def publish(work: Path, folder: Path) -> None:
 
 
 def _refuse_other_plan(there: dict[str, Any], plan: dict[str, Any], folder: Path) -> None:
+    remedy = "give the same, remove it, or choose another folder"
     for group in ("settings", "versions"):
         begun_with = {name: there[group].get(name) for name in plan[group]}
         if differing := differences(begun_with, plan[group]):
-            raise UserError(
-                f"{folder} was begun with other {group} ({differing}); give the same, remove it, or choose another "
-                "folder"
-            )
-    before = {(entry["path"], entry["format"]): entry["sha256"] for entry in there["inputs"]}
-    now = {(entry["path"], entry["format"]): entry["sha256"] for entry in plan["inputs"]}
+            raise UserError(f"{folder} was begun with other {group} ({differing}); {remedy}")
+    before, now = ({(each["path"], each["format"]): each["sha256"] for each in of["inputs"]} for of in (there, plan))
     if list(before.items()) != list(now.items()):
-        changed = sorted({path for path, _ in set(before.items()) ^ set(now.items()) for path in path[:1]})
+        changed = sorted({path for (path, _), _ in before.items() ^ now.items()})
         raise UserError(
-            f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); "
-            "give the same, remove it, or choose another folder"
+            f"{folder} was begun with other inputs ({changed[0] if changed else 'in another order'} differs); {remedy}"
         )

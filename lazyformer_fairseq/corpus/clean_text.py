@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Optional, Union
 
-from datatrove.data import Document
-
-from lazyformer_fairseq.corpus.step import DocumentStep, has_words, length_in_letters
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words, length_in_letters
 
 Replacement = Union[str, Callable[[re.Match], str]]
 
@@ -244,7 +242,7 @@ class CleanText(DocumentStep):
         max_line_characters: a longer line is divided, after the last sentence that fits, or at a space, and its parts
             count as lines. One without any such place is dropped.
 
-    Words and characters are counted as ``measures.py`` does, so that they fit the script.
+    Words and characters are counted as ``steps.py`` does, so that they fit the script.
     """
 
     name = "clean"
@@ -261,8 +259,7 @@ class CleanText(DocumentStep):
         self.min_document_characters, self.max_line_characters = min_document_characters, max_line_characters
 
     def process(self, document: Document) -> Optional[str]:
-        counts: Counter[str] = Counter()
-        kept, characters, characters_of_few_letters = [], 0, 0
+        counts, kept, characters, characters_of_few_letters = self.counts, [], 0, 0
         paragraphs = document.text.split("\n")
         for line in chain.from_iterable(divided(paragraph, self.max_line_characters) for paragraph in paragraphs):
             line, reason = self._cleaned(line, counts)
@@ -274,10 +271,8 @@ class CleanText(DocumentStep):
             counts[f"lines dropped: {reason}"] += 1
             if reason == "few letters":
                 characters_of_few_letters += len(line)
-        counts["lines out"] = len(kept)
+        counts["lines out"] += len(kept)
         document.text = "\n".join(kept)
-        for label, number in counts.items():
-            self.stat_update(label, value=number)
         if characters_of_few_letters > characters / 2:
             return "few letters"
         return "too short" if length_in_letters(document.text) < self.min_document_characters else None

@@ -1,5 +1,6 @@
 """``lazyformer corpus``: the command line of this package."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
@@ -28,17 +29,7 @@ def corpus() -> None:
 @takes(CorpusSettings)
 @click.option("--cased", is_flag=True, help="Keep upper case.  [default: lower-case, as the paper]")
 @click.option("--workers", type=click.IntRange(1), help="Tasks at the same time.  [default: the CPU cores there are]")
-@click.option("--executor", type=click.Choice(["local", "slurm", "ray"]), default="local", help="Where tasks run.")
-@click.option("--slurm", multiple=True, metavar="KEY=VALUE", help="Option of sbatch: partition=..., time=...; repeat.")
-def build(
-    inputs: tuple[str, ...],
-    out: Path,
-    workers: Optional[int],
-    executor: str,
-    slurm: tuple[str, ...],
-    cased: bool,
-    settings: CorpusSettings,
-) -> None:
+def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: bool, settings: CorpusSettings) -> None:
     """Turn INPUTs into OUT, binarised.
 
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
@@ -53,29 +44,23 @@ def build(
     refuse_without_extra("corpus", "lazyformer corpus")
     refuse_missing_inputs(inputs)
     from lazyformer_fairseq.corpus.build import build_corpus
-    from lazyformer_fairseq.corpus.executors import ExecutorSettings, available_cores
 
     if cased and settings.tokenizer:
         raise UserError("--cased: the settings of --tokenizer decide this; leave it out")
     settings = replace(settings, text=replace(settings.text, lower_case=not cased))
-    if slurm and executor != "slurm":
-        raise UserError(f"--slurm {slurm[0]}: has a meaning with --executor slurm alone")
-    where = ExecutorSettings(executor, workers or available_cores(), slurm_options(slurm))
     try:
-        manifest = build_corpus(inputs, out, settings, where)
+        manifest = build_corpus(inputs, out, settings, workers or len(os.sched_getaffinity(0)))
     except KeyboardInterrupt:
         click.echo(f"{out}: stopped; rerun to resume", err=True)
         raise SystemExit(STOPPED_BY_INTERRUPT) from None
     documents = manifest["documents"]
-    sizes = {
-        split: f"{manifest[split]['sentences']:,} sentences, {manifest[split]['tokens']:,} tokens"
-        if manifest[split]["tokens"]
-        else "empty"
-        for split in ("train", "valid")
-    }
+    train, valid = (
+        f"{of['sentences']:,} sentences, {of['tokens']:,} tokens" if of["tokens"] else "empty"
+        for of in (manifest["train"], manifest["valid"])
+    )
     click.echo(
         f"{out}: {documents['in']:,} documents, {sum(documents['dropped'].values()):,} of them dropped; "
-        f"train {sizes['train']}; valid {sizes['valid']}. See {out / 'report.html'}"
+        f"train {train}; valid {valid}. See {out / 'report.html'}"
     )
 
 
@@ -85,15 +70,3 @@ def refuse_missing_inputs(inputs: tuple[str, ...]) -> None:
 
     for spec in inputs:
         parse_spec(spec)
-
-
-def slurm_options(pairs: tuple[str, ...]) -> dict[str, str]:
-    """``("time=4:00:00",)`` as a dictionary.
-
-    Raises:
-        UserError: one without ``=``.
-    """
-    for pair in pairs:
-        if "=" not in pair:
-            raise UserError(f"--slurm {pair}: expected KEY=VALUE, such as partition=cpu")
-    return dict(pair.split("=", 1) for pair in pairs)

@@ -9,57 +9,55 @@ from typing import Any
 import numpy as np
 
 from lazyformer_fairseq.corpus.readers.inputs import DAMAGE_FILE
-from lazyformer_fairseq.corpus.stages import WorkPaths
-from lazyformer_fairseq.corpus.step import EXAMPLES
+from lazyformer_fairseq.corpus.stages import STAGES, Job, WorkPaths
+from lazyformer_fairseq.corpus.steps import EXAMPLES
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
+from lazyformer_fairseq.corpus.workers import CORE_SECONDS, PEAK_MEMORY, SECONDS_FILE
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result
-    *("lazyformer_fairseq", "datatrove", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy"),
-    *("wikiextractor", "xxhash", "rensa"),
+    *("lazyformer_fairseq", "fairseq-fixed", "numpy", "sacremoses", "sentencepiece", "spacy", "wikiextractor"),
+    *("xxhash", "rensa"),
 )
 NAMES_OF_DROPPED = 10
 DROPPED = "dropped: "
-CORE_SECONDS = "core seconds"
-StepTotals = dict[str, float]
+FLOW = ("documents in", "documents out", "characters in", "characters out")
 
 
-def describe(
-    paths: WorkPaths, plan: dict[str, Any], units: int, shards: int, origins: dict[str, str], timing: dict[str, Any]
-) -> dict[str, Any]:
+def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: int) -> dict[str, Any]:
     """The manifest of a corpus whose stages have all run.
 
     Args:
         plan: settings and inputs.
         origins: the file of each part, for files that were cut.
-        timing: see :func:`timing`.
     """
-    steps = steps_of_words(stage_totals(paths.stage("words")))
-    of_duplicates = dropped(stage_totals(paths.stage("duplicates"))["duplicates"])
+    paths = job.paths
+    steps = [_step(name, counts) for name, counts in stage_totals(paths.stage("words")).items() if name != "task"]
+    of_duplicates = _dropped(stage_totals(paths.stage("duplicates"))["duplicates"])
     symbols = plan["settings"]["vocab_size"]
-    train, lengths = split_totals(paths, units, "train", symbols)
-    valid, lengths_of_valid = split_totals(paths, units, "valid", symbols)
+    train, lengths = _split_totals(job, "train", symbols)
+    valid, lengths_of_valid = _split_totals(job, "valid", symbols)
     drops = Counter(of_duplicates)
     for step in steps:
         drops.update(step["dropped"])
+    kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
     documents = {
         "in": steps[0]["documents out"],
-        "train": train.pop("documents"),
-        "valid": valid.pop("documents"),
+        **kept,
         "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
     }
-    assert documents["in"] == documents["train"] + documents["valid"] + sum(drops.values()), documents
+    assert documents["in"] == sum(kept.values()) + drops.total(), documents
     steps.append(
         {
             "name": "duplicates",
-            "documents in": documents["train"] + documents["valid"] + sum(of_duplicates.values()),
-            "documents out": documents["train"] + documents["valid"],
+            "documents in": sum(kept.values()) + sum(of_duplicates.values()),
+            "documents out": sum(kept.values()),
             "dropped": of_duplicates,
-            "counts": {split: documents[split] for split in ("train", "valid")},
+            "counts": kept,
         }
     )
-    examples, names, documents_of = gather_notes(paths, units, origins)
+    examples, names, documents_of = gather_notes(job, origins)
     return {
         "format_version": FORMAT_VERSION,
         "settings": plan["settings"],
@@ -75,63 +73,48 @@ def describe(
             name: {"edges": LENGTH_EDGES.tolist(), "counts": (counts + lengths_of_valid[name]).tolist()}
             for name, counts in lengths.items()
         },
-        "shards": shards,
+        "shards": job.shards,
         "versions": plan["versions"],
-        "timing": timing,
+        "timing": _timing(paths, workers),
     }
 
 
-def stage_totals(folder: Path) -> dict[str, StepTotals]:
-    """The counts of a stage's tasks, added up by step.
-
-    ``peak memory`` is the largest of the tasks, not their sum.
-    """
-    totals: dict[str, StepTotals] = {}
-    for path in sorted((folder / "stats").glob("*.json")):
-        for step in json.loads(path.read_text()):
-            counts = totals.setdefault(step["name"].split(": ", 1)[1], defaultdict(float))
-            for label, value in step["stats"].items():
-                total = value["total"] if isinstance(value, dict) else value
-                counts[label] = max(counts[label], total) if label == "peak memory" else counts[label] + total
+def stage_totals(folder: Path) -> dict[str, Counter]:
+    """The counts of a stage's tasks, added up by step; ``peak memory`` is the largest of the tasks, not their sum."""
+    totals: dict[str, Counter] = {}
+    for path in sorted(folder.glob("[0-9]*.json")):
+        for step, counts in json.loads(path.read_text()).items():
+            sums = totals.setdefault(step, Counter())
+            for label, value in counts.items():
+                sums[label] = max(sums[label], value) if label == PEAK_MEMORY else sums[label] + value
     return totals
 
 
-def steps_of_words(totals: dict[str, StepTotals]) -> list[dict[str, Any]]:
-    """The manifest's list of steps that documents pass through."""
-    flow = ("documents in", "documents out", "characters in", "characters out")
-    return [
-        {
-            "name": name,
-            **{label: int(counts[label]) for label in flow if label in counts},
-            "dropped": dropped(counts),
-            "counts": {
-                label: int(value)
-                for label, value in sorted(counts.items())
-                if label not in (*flow, CORE_SECONDS) and not label.startswith(DROPPED)
-            },
-        }
-        for name, counts in totals.items()
-        if name != "task"
-    ]
+def _step(name: str, counts: Counter) -> dict[str, Any]:
+    """A row of the manifest's list of steps that documents pass through."""
+    others = {
+        label: n
+        for label, n in sorted(counts.items())
+        if label not in (*FLOW, CORE_SECONDS) and not label.startswith(DROPPED)
+    }
+    flow = {label: counts[label] for label in FLOW if label in counts}
+    return {"name": name, **flow, "dropped": _dropped(counts), "counts": others}
 
 
-def dropped(counts: StepTotals) -> dict[str, int]:
+def _dropped(counts: Counter) -> dict[str, int]:
     """The number of documents a step dropped, by reason."""
-    reasons = {label.removeprefix(DROPPED): int(n) for label, n in counts.items() if label.startswith(DROPPED)}
-    return dict(sorted(reasons.items()))
+    return {label.removeprefix(DROPPED): n for label, n in sorted(counts.items()) if label.startswith(DROPPED)}
 
 
-def gather_notes(
-    paths: WorkPaths, units: int, origins: dict[str, str]
-) -> tuple[dict[str, list], dict[str, list[str]], Counter[str]]:
+def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], dict[str, list[str]], Counter[str]]:
     """The first examples of every step, the first names of what was dropped by reason, documents by input file."""
     examples: dict[str, list] = defaultdict(list)
     names: dict[str, list[str]] = defaultdict(list)
     documents: Counter[str] = Counter()
-    for damage in sorted(paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
+    for damage in sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
         names["bad file"].append(damage.read_text(encoding="utf-8"))
-    for unit in range(units):
-        notes = json.loads((paths.store(unit) / NOTES_FILE).read_text(encoding="utf-8"))
+    for unit in range(len(job.units)):
+        notes = json.loads((job.paths.store(unit) / NOTES_FILE).read_text(encoding="utf-8"))
         for step, pairs in notes["examples"].items():
             examples[step] += pairs[: EXAMPLES - len(examples[step])]
         for reason, found in notes["dropped"].items():
@@ -153,51 +136,48 @@ def _in_input(name: str, origins: Mapping[str, str], first_of_part: Mapping[str,
     return f"{origins[part]}, a part of it{name.removeprefix(part)}" if part else name
 
 
-def timing(paths: WorkPaths, tasks_of: dict[str, int], megabytes: float, workers: int) -> dict[str, Any]:
-    """The cost of the stages; ``tasks_of`` gives the number of tasks of each.
+def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
+    """The cost of the stages.
 
     Core seconds cover the tasks only: starting processes, and the command itself, come on top.
     """
     entries, steps = [], {}
-    for name, tasks in tasks_of.items():
-        seconds = sum(map(float, (paths.stage(name) / "seconds").read_text().split()))
-        totals = stage_totals(paths.stage(name))
-        meter = totals.pop("task")
-        steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in totals.items()})
+    totals = {stage: stage_totals(paths.stage(stage)) for stage in STAGES}
+    for stage, of_steps in totals.items():
+        meter, folder = of_steps.pop("task"), paths.stage(stage)
+        steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in of_steps.items()})
         entries.append(
             {
-                "name": name,
-                "seconds": round(seconds, 3),
+                "name": stage,
+                "seconds": round(sum(map(float, (folder / SECONDS_FILE).read_text().split())), 3),
                 "core_seconds": round(meter[CORE_SECONDS], 3),
-                "tasks": tasks,
-                "peak_memory_bytes": int(meter["peak memory"]),
+                "tasks": len(list(folder.glob("[0-9]*.json"))),
+                "peak_memory_bytes": meter[PEAK_MEMORY],
             }
         )
-    core_seconds = sum(entry["core_seconds"] for entry in entries)
+    megabytes = totals["words"]["clean"]["characters in"] / 10**6
     return {
         "workers": workers,
         "seconds": round(sum(entry["seconds"] for entry in entries), 3),
         "stages": entries,
         "steps": steps,
         "megabytes": megabytes,
-        "megabytes_per_core_second": round(megabytes / core_seconds, 3),
+        "megabytes_per_core_second": round(megabytes / sum(entry["core_seconds"] for entry in entries), 3),
         "peak_disk_bytes": sum(path.stat().st_size for path in paths.root.rglob("*") if path.is_file()),
     }
 
 
-def split_totals(
-    paths: WorkPaths, units: int, split: str, symbols: int
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _split_totals(job: Job, split: str, symbols: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The totals of a split, and the histograms of its lengths."""
-    parts = [json.loads(paths.ids(unit, "json").read_text())[split] for unit in range(units)]
-    unigrams = load_unigrams((paths.ids(unit, split) for unit in range(units)), symbols)
-    tokens, unknown, sentences = (sum(part[name] for part in parts) for name in ("tokens", "unknown", "sentences"))
+    units = range(len(job.units))
+    parts = [json.loads(job.paths.ids(unit, "json").read_text())[split] for unit in units]
+    unigrams = load_unigrams((job.paths.ids(unit, split) for unit in units), symbols)
     share = unigrams[unigrams > 0] / max(1, unigrams.sum())
+    sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
+    tokens, unknown = sums["tokens"], sums.pop("unknown")
     lengths = {name: sum(np.array(part["lengths"][name]) for part in parts) for name in parts[0]["lengths"]}
     return {
-        "documents": sum(part["documents"] for part in parts),
-        "sentences": sentences,
-        "tokens": tokens,
+        **sums,
         "unknown_share": unknown / tokens if tokens else None,  # None: the split is empty
         "unigram_entropy_bits": float(-(share * np.log2(share)).sum()) if tokens else None,
     }, lengths

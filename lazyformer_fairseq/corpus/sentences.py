@@ -16,9 +16,7 @@ from functools import cache, lru_cache
 from types import ModuleType
 from typing import NamedTuple, Optional
 
-from datatrove.data import Document
-
-from lazyformer_fairseq.corpus.step import DocumentStep, has_words
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep, has_words
 from lazyformer_fairseq.errors import UserError
 
 # A final mark, the rest of its marks (closing quotes, a dash, a footnote's number) and then space.
@@ -440,10 +438,9 @@ class SplitSentences(DocumentStep):
         sentences = join_short(paragraphs, self.min_words)
         if not sentences:
             return "no sentence"
-        self.stat_update("sentences", value=len(sentences))
-        joined = sum(map(len, paragraphs)) - len(sentences)
-        if joined:
-            self.stat_update("short sentences joined", value=joined)
+        self.counts["sentences"] += len(sentences)
+        if joined := sum(map(len, paragraphs)) - len(sentences):
+            self.counts["short sentences joined"] += joined
         document.text = "\n".join(sentences)
         return None
 

@@ -12,7 +12,7 @@ WORD_COVERAGE = 0.999
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Settings of ``lazyformer corpus``, one option each but for the last two.
+    """Settings of ``lazyformer corpus``, one option each but for the last three.
 
     Raises:
         UserError: a value that is not possible; the message names it.
@@ -37,8 +37,6 @@ class CorpusSettings:
     occur less than some 15 times.
     """
 
-    min_word_count: Optional[int] = option(None, "Instead: words that occur less become <unk>.", low=1)
-
     valid_share: float = option(
         0.005, "Share of documents held out, at least one; 0 for none: train with --disable-validation.", low=0, high=1
     )
@@ -53,13 +51,6 @@ class CorpusSettings:
     min_line_letters: float = option(0.5, "Drop lines with a smaller share of letters and spaces.", low=0, high=1)
     near_duplicates: bool = option(False, "Drop near-duplicates (MinHash), not only equal documents.")
     spacy_model: Optional[str] = option(None, "Installed spaCy model that finds sentences.", shown="rules, no model")
-    unit_megabytes: Optional[float] = option(
-        None,
-        "Input in a unit, the atom of work.",
-        low=0,
-        is_open=True,
-        shown="a 64th of the input, 0.25 to 32",
-    )
     bad_files: str = option(
         "stop",
         "At a broken file: stop and name it, or note it in the manifest and go on.",
@@ -74,6 +65,9 @@ class CorpusSettings:
 
     min_words: int = 4
     """A sentence of fewer words is joined to its neighbour in the same document."""
+
+    unit_megabytes: Optional[float] = None
+    """Input in a unit, the atom of work; by default a 64th of the input, 0.25 to 32."""
 
     text: Union[TextSettings, LibrarySettings] = field(default_factory=TextSettings)
 

@@ -1,4 +1,4 @@
-"""The stages of ``lazyformer corpus``: for each, its tasks and the steps that a task goes through.
+"""The stages of ``lazyformer corpus``: what a task of each does.
 
 cut         big compressed files into parts (a task a file)
 words       units of input -> stored words (a task a unit)
@@ -9,28 +9,23 @@ ids         stored words -> ids of pieces (a task a unit)
 shards      parts of units -> shards (a task a shard)
 """
 
-import resource
 import shutil
-import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
-from datatrove.data import Document, DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
 
 from lazyformer_fairseq.corpus.clean_text import CleanText
 from lazyformer_fairseq.corpus.duplicates import HELD_OUT, KEEP, REASONS, Fingerprint, draw, find_duplicates, threshold
-from lazyformer_fairseq.corpus.executors import TaskProgress
 from lazyformer_fairseq.corpus.readers.files import Piece, bytes_of
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, cut_file, find_inputs
 from lazyformer_fairseq.corpus.sentences import SplitSentences
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.step import CorpusStep, ReadDocuments, TaskNotes
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep, ReadDocuments, TaskNotes
 from lazyformer_fairseq.corpus.vocabulary import count_words, merge_counts, write_ids
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore
@@ -42,10 +37,11 @@ from lazyformer_fairseq.storage.indexed_format import join_parts
 from lazyformer_fairseq.storage.json_files import write_json
 
 RESULT = "result"  # in the work folder; what becomes the corpus
+Counts = dict[str, Counter]  # of a task, by step
 
 
 class WorkPaths:
-    """Where the stages keep their files; ``rank`` is a unit's number. ``tasks``: datatrove's, a folder a stage."""
+    """Where the stages keep their files; ``rank`` is a unit's number. ``tasks``: their counts, a folder a stage."""
 
     def __init__(self, root: Path):
         self.root, self.tasks, self.words = root, root / "tasks", root / "words"
@@ -72,124 +68,89 @@ class WorkPaths:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage: ``sizes`` has one entry per task, in bytes of input, or 1 each where there is no such size."""
+class Job:
+    """What every task is told; it travels to the workers."""
 
-    name: str
-    sizes: Sequence[int]
-    pipeline: list[PipelineStep]
+    paths: WorkPaths
+    settings: CorpusSettings
+    unit_bytes: int
+    to_cut: Sequence[InputFile]
+    units: Sequence[tuple[Piece, ...]] = ()
+    shards: int = 1
+
+    def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
+        """For each split, the documents of a unit that are in it: bool (documents,)."""
+        marks = np.load(self.paths.duplicates(unit), allow_pickle=False)
+        return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
 
-def cut_stage(paths: WorkPaths, files: Sequence[InputFile], part_bytes: int, settings: CorpusSettings) -> Stage:
-    """Cuts compressed files that cannot be read in pieces."""
-    progress = TaskProgress(paths.stage("cut") / "progress")
-    step = StageStep("cut", partial(cut_one, files, part_bytes, progress), paths, settings)
-    return Stage("cut", [file.size for file in files], [step, TaskMeter()])
+def cut_one(job: Job, rank: int) -> None:
+    """Cuts a compressed file that cannot be read in pieces."""
+    cut_file(job.to_cut[rank], job.paths.cut(rank), job.unit_bytes, job.settings.bad_files)
 
 
-def later_stages(paths: WorkPaths, units: list[tuple[Piece, ...]], settings: CorpusSettings, shards: int):
-    """All stages after the cutting, in order."""
-    words: list[CorpusStep] = [
-        ReadDocuments(units, settings.bad_files, TaskProgress(paths.stage("words") / "progress")),
+def store_words(job: Job, rank: int) -> Counts:
+    """Reads a unit, and stores its words."""
+    settings = job.settings
+    steps = [
+        ReadDocuments(job.units[rank], settings.bad_files),
         ExtractWikiMarkup(),
         CleanText(settings.min_line_words, settings.min_line_letters, settings.min_document_characters),
         Fingerprint(settings.near_duplicates),
         SplitSentences(settings.spacy_model, settings.min_words),
         NormaliseWords(settings.text),
-        StoreWords(paths.words),
+        StoreWords(job.paths.store(rank)),
     ]
+    for _ in through(steps):
+        pass
+    return {step.name: step.counts for step in steps}
+
+
+def through(steps: Iterable[DocumentStep]) -> Iterator[Document]:
+    """What the last step passes on; all steps share their notes."""
+    documents: Iterable[Document] = ()
     notes = TaskNotes()
-    for step in words:
+    for step in steps:
         step.notes = notes
-    yield Stage("words", [bytes_of(unit) for unit in units], [*words, TaskMeter()])
-    count = len(units)
-    for name, tasks, work in (
-        ("duplicates", 1, mark_duplicates),
-        ("count", count, count_words_of_unit),
-        ("tokenizer", 1, train_tokenizer),
-        ("ids", count, write_ids_of_unit),
-        ("shards", shards, join_shard),
-    ):
-        step = StageStep(name, work, paths, settings, count)
-        yield Stage(name, [1] * tasks, [step, TaskMeter()])
+        documents = step.run(documents)
+    yield from documents
 
 
 def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
     """The documents of ``inputs`` as the first steps leave them: clean paragraphs, one a line, and a fingerprint."""
-    units = [tuple(Piece(file.path, file.format, 0, None) for file in find_inputs(inputs))]
-    documents = ReadDocuments(units).run()
-    for step in (ExtractWikiMarkup(), CleanText(), Fingerprint()):
-        documents = step.run(documents)
-    return documents
+    unit = [Piece(file.path, file.format) for file in find_inputs(inputs)]
+    return through([ReadDocuments(unit), ExtractWikiMarkup(), CleanText(), Fingerprint()])
 
 
-class TaskMeter(PipelineStep):
-    """Ends a task: pulls all documents through the steps before it, and notes the task's cost."""
-
-    type, name = "corpus", "task"
-
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        began = time.process_time()
-        deque(data, maxlen=0)
-        self.stat_update("core seconds", value=time.process_time() - began)
-        in_bytes = 1 if sys.platform == "darwin" else 1024
-        self.stat_update("peak memory", value=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * in_bytes)
-        yield from ()
-
-
-class StageStep(CorpusStep):
-    """A step that takes no documents: ``work(step, rank, tasks)`` reads earlier stages' files, writes its own whole."""
-
-    def __init__(self, name: str, work: Callable, paths: WorkPaths, settings: CorpusSettings, units: int = 0):
-        self.name, self.work, self.paths, self.settings, self.units = name, work, paths, settings, units
-        super().__init__()
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        with self.track_core_time():
-            self.work(self, rank, world_size)
-        yield from ()
-
-
-def cut_one(
-    files: Sequence[InputFile], part_bytes: int, progress: TaskProgress, step: StageStep, rank: int, tasks: int
-) -> None:
-    """Cuts file ``rank`` into parts."""
-    cut_file(files[rank], step.paths.cut(rank), part_bytes, step.settings.bad_files, partial(progress, rank))
-
-
-def mark_duplicates(step: StageStep, rank: int, tasks: int) -> None:
+def mark_duplicates(job: Job, rank: int) -> Counts:
     """Decides for every unit which of its documents to drop, and why, and which to hold out."""
-    stores = [WordStore(step.paths.store(unit)) for unit in range(step.units)]
+    counts: Counter[str] = Counter()
+    stores = [WordStore(job.paths.store(unit)) for unit in range(len(job.units))]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
-    draws = [draw(store.fingerprints, step.settings.seed) for store in stores]
+    draws = [draw(store.fingerprints, job.settings.seed) for store in stores]
     kept = [of_unit[mark == KEEP] for of_unit, mark in zip(draws, marks, strict=True)]
-    highest = threshold(kept, step.settings.valid_share)
+    highest = threshold(kept, job.settings.valid_share)
     for unit, (of_unit, mark) in enumerate(zip(draws, marks, strict=True)):
         mark[(mark == KEEP) & (of_unit < highest)] = HELD_OUT
-        with atomic_file(step.paths.duplicates(unit), durable=False) as file:
+        with atomic_file(job.paths.duplicates(unit), durable=False) as file:
             np.save(file, mark, allow_pickle=False)
-        for split, documents in documents_of_splits(step, unit).items():
-            step.stat_update(split, value=int(documents.sum()))
+        for split, documents in job.documents_of_splits(unit).items():
+            counts[split] += int(documents.sum())
         for key, reason in REASONS.items():
-            step.stat_update(f"dropped: {reason}", value=int((mark == key).sum()))
+            counts[f"dropped: {reason}"] += int((mark == key).sum())
+    return {"duplicates": counts}
 
 
-def count_words_of_unit(step: StageStep, rank: int, tasks: int) -> None:
+def count_words_of_unit(job: Job, rank: int) -> None:
     """Counts the words of the unit's training documents."""
-    store = WordStore(step.paths.store(rank))
-    count_words(store, documents_of_splits(step, rank)["train"], step.paths.counts(rank))
+    count_words(WordStore(job.paths.store(rank)), job.documents_of_splits(rank)["train"], job.paths.counts(rank))
 
 
-def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
+def train_tokenizer(job: Job, rank: int) -> None:
     """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
-    paths, settings = step.paths, step.settings
-    merged = merge_counts(
-        [paths.counts(unit) for unit in range(step.units)],
-        paths.kept_words,
-        settings.share_of_kept_words,
-        settings.min_word_count,
-        settings.text.special_tokens,
-    )
+    paths, settings = job.paths, job.settings
+    folders = [paths.counts(unit) for unit in range(len(job.units))]
+    merged = merge_counts(folders, paths.kept_words, settings.share_of_kept_words, settings.text.special_tokens)
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
@@ -198,30 +159,40 @@ def train_tokenizer(step: StageStep, rank: int, tasks: int) -> None:
     write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
 
 
-def write_ids_of_unit(step: StageStep, rank: int, tasks: int) -> None:
+def write_ids_of_unit(job: Job, rank: int) -> None:
     """The unit's words become ids, train and valid apart."""
-    store = WordStore(step.paths.store(rank))
-    kept_words = np.load(step.paths.kept_words, mmap_mode="r", allow_pickle=False)
-    keep = documents_of_splits(step, rank)
-    prefixes = {split: step.paths.ids(rank, split) for split in keep}
-    counts = write_ids(store, keep, loaded_tokenizer(step.paths.tokenizer), kept_words, prefixes)
-    write_json(step.paths.ids(rank, "json"), counts, durable=False)
-
-
-def join_shard(step: StageStep, rank: int, tasks: int) -> None:
-    """Joins the parts of every ``tasks``-th unit; the validation split is whole in the first shard."""
-    folder = step.paths.result / f"shard{rank}"
-    folder.mkdir(parents=True, exist_ok=True)
-    join_parts([step.paths.ids(unit, "train") for unit in range(rank, step.units, tasks)], folder / "train")
-    if rank == 0:
-        join_parts([step.paths.ids(unit, "valid") for unit in range(step.units)], folder / "valid")
-    shutil.copyfile(step.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
+    kept_words = np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False)
+    keep = job.documents_of_splits(rank)
+    prefixes = {split: job.paths.ids(rank, split) for split in keep}
+    counts = write_ids(
+        WordStore(job.paths.store(rank)), keep, loaded_tokenizer(job.paths.tokenizer), kept_words, prefixes
+    )
+    write_json(job.paths.ids(rank, "json"), counts, durable=False)
 
 
 loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for any number of units
 
 
-def documents_of_splits(step: StageStep, unit: int) -> dict[str, np.ndarray]:
-    """For each split, the documents of a unit that are in it: bool (documents,)."""
-    marks = np.load(step.paths.duplicates(unit), allow_pickle=False)
-    return {"train": marks == KEEP, "valid": marks == HELD_OUT}
+def join_shard(job: Job, rank: int) -> None:
+    """Joins the parts of every so many-th unit; the validation split is whole in the first shard."""
+    folder, units = job.paths.result / f"shard{rank}", len(job.units)
+    folder.mkdir(parents=True, exist_ok=True)
+    join_parts([job.paths.ids(unit, "train") for unit in range(rank, units, job.shards)], folder / "train")
+    if rank == 0:
+        join_parts([job.paths.ids(unit, "valid") for unit in range(units)], folder / "valid")
+    shutil.copyfile(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
+
+
+def _one_a_unit(job: Job) -> list[int]:
+    return [1] * len(job.units)
+
+
+# After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
+STAGES: Mapping[str, tuple[Callable[[Job, int], Optional[Counts]], Callable[[Job], list[int]]]] = {
+    "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
+    "duplicates": (mark_duplicates, lambda job: [1]),
+    "count": (count_words_of_unit, _one_a_unit),
+    "tokenizer": (train_tokenizer, lambda job: [1]),
+    "ids": (write_ids_of_unit, _one_a_unit),
+    "shards": (join_shard, lambda job: [1] * job.shards),
+}

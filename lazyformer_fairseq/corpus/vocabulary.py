@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import xxhash
@@ -85,7 +85,6 @@ def merge_counts(
     folders: Sequence[Path],
     kept_file: Path,
     coverage: float,
-    min_count: Optional[int] = None,
     always_kept: Sequence[str] = (),
     most_frequent: int = MOST_WORDS_FOR_BPE,
     entries_at_once: int = ENTRIES_AT_ONCE,
@@ -95,7 +94,6 @@ def merge_counts(
     Args:
         kept_file: receives uint64 (kept words,), sorted, as .npy; it exists only after a successful merge.
         coverage: see :func:`smallest_kept_count`; rarer words become ``<unk>``.
-        min_count: in its place: words that occur less often are too rare; 1 keeps every word.
         always_kept: words that are never too rare.
         most_frequent: how many words to return at most; those of one count are returned together or not at all.
         entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
@@ -114,7 +112,7 @@ def merge_counts(
             types_with_count.update(dict(zip(found.tolist(), types.tolist(), strict=True)))
         if not types_with_count:
             raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
-        min_count = min_count or smallest_kept_count(types_with_count, coverage)
+        min_count = smallest_kept_count(types_with_count, coverage)
         kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
         min_frequent = max(min_count, _smallest_count_of(types_with_count, most_frequent))
         hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)

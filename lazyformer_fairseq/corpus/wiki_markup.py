@@ -11,9 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Optional, Union
 
-from datatrove.data import Document
-
-from lazyformer_fairseq.corpus.step import DocumentStep
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep
 from lazyformer_fairseq.errors import UserError
 
 # Links into these show a picture, or only sort the page; the text between the brackets is not part of the sentence.

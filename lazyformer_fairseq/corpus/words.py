@@ -6,26 +6,26 @@
     STORE/fingerprints.npy        uint64 (documents, 2): xxh3_128 of each document, high and low half
     STORE/bands.npy               uint64 (documents, bands): for near-duplicates; no columns without them
     STORE/vocabulary.bin          the unit's distinct words in UTF-8, sorted by their bytes, a line feed between them
-    STORE/notes.json              the task's notes for the report, see ``step.py``
+    STORE/notes.json              the task's notes for the report, see ``steps.py``
 
 Some 0.8 bytes for each byte of text. Counting or looking up words happens once for each distinct word of a unit.
 """
 
 import json
 import re
+import time
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 import numpy as np
-from datatrove.data import Document, DocumentsPipeline
 
-from lazyformer_fairseq.corpus.step import DocumentStep
+from lazyformer_fairseq.corpus.steps import Document, DocumentStep
+from lazyformer_fairseq.corpus.workers import CORE_SECONDS
 from lazyformer_fairseq.data.text.library_recipe import LibraryNormaliser, LibrarySettings
 from lazyformer_fairseq.data.text.load_tokenizer import normaliser_of
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextSettings
@@ -111,7 +111,7 @@ class WordStore:
 
 
 class StoreWords(DocumentStep):
-    """The last step of a unit: writes ``folder/RANK/``, whole or not at all, after the last document.
+    """The last step of a unit: writes ``folder``, whole or not at all, after the last document.
 
     Takes documents of one sentence a line, words divided by single spaces; their metadata hold ``fingerprint``, two
     numbers of 64 bits, and perhaps ``bands``, as many such numbers for every document.
@@ -122,55 +122,43 @@ class StoreWords(DocumentStep):
     def __init__(self, folder: Path):
         super().__init__()
         self.folder = folder
+        self._ids: defaultdict[str, int] = defaultdict(count().__next__)  # a new word gets the next number
+        self._words, self._sentence_lengths, self._document_sentences = array("I"), array("I"), array("I")
+        self._fingerprints, self._bands = array("Q"), array("Q")
 
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        self._unit = _Unit()
-        yield from super().run(data, rank, world_size)
-        with (
-            self.track_core_time(),
-            atomic_folder(self.folder / f"{rank:05d}", replace=True, durable=False) as unfinished,
-        ):
-            self._unit.save(unfinished)
-            (unfinished / NOTES_FILE).write_text(json.dumps(asdict(self.notes), indent=1) + "\n", encoding="utf-8")
-        del self._unit
+    def run(self, documents: Iterable[Document]) -> Iterator[Document]:
+        yield from super().run(documents)
+        began = time.process_time()
+        with atomic_folder(self.folder, replace=True, durable=False) as unfinished:
+            self._save(unfinished)
+            (unfinished / NOTES_FILE).write_text(json.dumps(vars(self.notes), indent=1) + "\n", encoding="utf-8")
+        self.counts[CORE_SECONDS] += time.process_time() - began
 
     def process(self, document: Document) -> Optional[str]:
         if not document.text:
             return "no sentence"
-        self._unit.add(document)
-        return None
-
-
-class _Unit:
-    """The words of the documents so far. 4 bytes a word, and the distinct ones."""
-
-    def __init__(self):
-        self.ids: defaultdict[str, int] = defaultdict(count().__next__)  # a new word gets the next number
-        self.words, self.sentence_lengths, self.document_sentences = array("I"), array("I"), array("I")
-        self.fingerprints, self.bands = array("Q"), array("Q")
-
-    def add(self, document: Document) -> None:
         sentences = document.text.split("\n")
         for sentence in sentences:
             words = sentence.split(" ")
-            self.words.extend(map(self.ids.__getitem__, words))
-            self.sentence_lengths.append(len(words))
-        self.document_sentences.append(len(sentences))
-        self.fingerprints.extend(document.metadata["fingerprint"])
-        self.bands.extend(document.metadata.get("bands", ()))
+            self._words.extend(map(self._ids.__getitem__, words))
+            self._sentence_lengths.append(len(words))
+        self._document_sentences.append(len(sentences))
+        self._fingerprints.extend(document.metadata["fingerprint"])
+        self._bands.extend(document.metadata.get("bands", ()))
+        return None
 
-    def save(self, folder: Path) -> None:
-        assert "" not in self.ids, "words must be divided by single spaces"
-        vocabulary = sorted(self.ids)  # by code points, which is the order of the UTF-8 bytes too
+    def _save(self, folder: Path) -> None:
+        assert "" not in self._ids, "words must be divided by single spaces"
+        vocabulary = sorted(self._ids)  # by code points, which is the order of the UTF-8 bytes too
         sorted_id = np.empty(len(vocabulary), dtype=np.uint32)
-        sorted_id[[self.ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
-        documents = len(self.document_sentences)
+        sorted_id[[self._ids[word] for word in vocabulary]] = np.arange(len(vocabulary), dtype=np.uint32)
+        documents = len(self._document_sentences)
         arrays = {
-            "words": sorted_id[np.frombuffer(self.words, dtype=np.uint32)],
-            "sentence_lengths": self.sentence_lengths,
-            "document_sentences": self.document_sentences,
-            "fingerprints": np.reshape(self.fingerprints, (documents, 2)),
-            "bands": np.reshape(self.bands, (documents, len(self.bands) // max(documents, 1))),
+            "words": sorted_id[np.frombuffer(self._words, dtype=np.uint32)],
+            "sentence_lengths": self._sentence_lengths,
+            "document_sentences": self._document_sentences,
+            "fingerprints": np.reshape(self._fingerprints, (documents, 2)),
+            "bands": np.reshape(self._bands, (documents, len(self._bands) // max(documents, 1))),
         }
         for name, values in arrays.items():
             np.save(folder / f"{name}.npy", values, allow_pickle=False)

@@ -7,8 +7,6 @@ import multiprocessing
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -16,19 +14,18 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from executor_steps import build_in_process
+from corpus_tasks import build_in_process
 from fairseq.data import data_utils
-from helpers import ROOT, toy_texts
+from helpers import toy_texts
 
 from lazyformer_fairseq.corpus.build import build_corpus
-from lazyformer_fairseq.corpus.executors import ExecutorSettings
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.run_lock import run_lock
 
 SETTINGS = CorpusSettings(
-    vocab_size=200, valid_share=0.1, min_word_count=1, near_duplicates=True, shards=2, unit_megabytes=0.01
+    vocab_size=200, valid_share=0.1, word_coverage=1.0, near_duplicates=True, shards=2, unit_megabytes=0.01
 )
 SMALL = CorpusSettings(vocab_size=200, valid_share=0.1)
 PAGE = """  <page>
@@ -124,21 +121,22 @@ def test_no_document_is_lost_without_a_reason(built):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_same_input_same_bytes(raw, built, tmp_path, workers):
-    build_corpus(inputs(raw), tmp_path / "out", SETTINGS, ExecutorSettings(workers=workers))
+    build_corpus(inputs(raw), tmp_path / "out", SETTINGS, workers)
     assert content(tmp_path / "out") == content(built)
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(raw, built, tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_random_moments(raw, built, tmp_path, workers):
     """SIGKILL twenty times, then once to the end: the same bytes."""
     began = time.monotonic()
-    build_corpus(inputs(raw), tmp_path / "timed", SETTINGS)
+    build_corpus(inputs(raw), tmp_path / "timed", SETTINGS, workers)
     seconds = time.monotonic() - began
     chance = random.Random(1)
     killed = 0
     while killed < 20:
         # Soon after the start while there is little to go on with, then anywhere.
-        child = started(inputs(raw), tmp_path / "out", tmp_path / "problem")
+        child = started(inputs(raw), tmp_path / "out", tmp_path / "problem", workers=workers)
         child.join(chance.random() * seconds * 0.3)
         child.kill()
         child.join()
@@ -153,28 +151,13 @@ def test_killed_at_random_moments(raw, built, tmp_path):
     assert content(tmp_path / "out") == content(built)
 
 
-@pytest.mark.slow
-def test_the_command_killed_at_random_moments(raw, built, tmp_path):
-    """The same with two workers and processes of their own."""
-    command = [sys.executable, "-m", "lazyformer_fairseq.cli", "corpus", *inputs(raw), str(tmp_path / "out")]
-    command += "--vocab-size 200 --valid-share 0.1 --min-word-count 1 --near-duplicates --shards 2 --workers 2".split()
-    command += ["--unit-megabytes", "0.01"]
-    chance = random.Random(2)
-    for _ in range(20):
-        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(3 + 12 * chance.random())
-        process.kill()
-        process.wait()
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert content(tmp_path / "out") == content(built)
-
-
-def started(given: list[str], folder: Path, problem: Path, largest_file: Optional[int] = None):
+def started(given: list[str], folder: Path, problem: Path, largest_file: Optional[int] = None, workers: int = 1):
     """A process that has begun to build; forked from one that has imported everything, so it begins at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lazyformer_fairseq.corpus.build"])
     ready = context.Event()
-    child = context.Process(target=build_in_process, args=(given, folder, SETTINGS, ready, problem, largest_file))
+    args = (given, folder, SETTINGS, ready, problem, largest_file, workers)
+    child = context.Process(target=build_in_process, args=args)
     child.start()
     assert ready.wait()
     return child

@@ -14,7 +14,8 @@ from markupsafe import escape
 
 from lazyformer_fairseq.corpus.manifest import gather_notes
 from lazyformer_fairseq.corpus.report import duration, histogram, marked, percent, short, visible, write_report
-from lazyformer_fairseq.corpus.stages import WorkPaths
+from lazyformer_fairseq.corpus.settings import CorpusSettings
+from lazyformer_fairseq.corpus.stages import Job, WorkPaths
 from lazyformer_fairseq.corpus.words import NOTES_FILE
 
 VOID = {"meta"}
@@ -256,10 +257,11 @@ def write_notes(folder, documents: dict[str, int], dropped: list[str]) -> None:
 
 def test_documents_of_a_cut_file_are_named_by_their_number_in_it(tmp_path):
     paths = WorkPaths(tmp_path)
+    job = Job(paths, CorpusSettings(), 1, [], units=[(), ()])
     first, second = (f"{tmp_path}/cut/00000/part-0000{number}.xml.zst" for number in (0, 1))
     write_notes(paths.store(0), {"a.txt": 3, first: 40}, ["a.txt:2", f"{first}:7"])
     write_notes(paths.store(1), {second: 5}, [f"{second}:3", f"{second}, line 9: malformed XML"])
-    _, names, documents = gather_notes(paths, 2, {first: "dump.xml.bz2", second: "dump.xml.bz2"})
+    _, names, documents = gather_notes(job, {first: "dump.xml.bz2", second: "dump.xml.bz2"})
     assert names["too short"] == [
         *("a.txt:2", "dump.xml.bz2:7", "dump.xml.bz2:43"),
         "dump.xml.bz2, a part of it, line 9: malformed XML",

@@ -10,7 +10,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from datatrove.data import Document
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -19,6 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.settings import WORD_COVERAGE
+from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.vocabulary import (
     LENGTH_EDGES,
     count_words,
@@ -44,9 +44,10 @@ def counted(folder, units):
     """The folders of counts of units, each a list of (text, whether it is kept)."""
     for rank, unit in enumerate(units):
         documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, (text, _) in enumerate(unit)]
-        list(StoreWords(folder / "words").run(iter(documents), rank))
+        words = folder / "words" / str(rank)
+        list(StoreWords(words).run(documents))
         keep = np.array([keep for _, keep in unit], dtype=bool)
-        count_words(WordStore(folder / "words" / f"{rank:05d}"), keep, folder / "counts" / str(rank))
+        count_words(WordStore(words), keep, folder / "counts" / str(rank))
     return [folder / "counts" / str(rank) for rank in range(len(units))]
 
 
@@ -55,17 +56,18 @@ def counted_words(folder, *counts):
 
 
 @settings(max_examples=15)
-@given(UNITS, st.integers(1, 5), st.integers(1, 40), st.integers(1, 12))
-def test_merging_is_counting_all(tmp_path_factory, units, min_count, entries_at_once, most_frequent):
+@given(UNITS, st.floats(0.1, 1), st.integers(1, 40), st.integers(1, 12))
+def test_merging_is_counting_all(tmp_path_factory, units, coverage, entries_at_once, most_frequent):
     folder = tmp_path_factory.mktemp("counts")
     folders = counted(folder, units)
     expected = Counter(word for unit in units for text, keep in unit if keep for word in text.split())
-    arguments = 0.5, min_count, ["<url>"], most_frequent, entries_at_once
+    arguments = coverage, ["<url>"], most_frequent, entries_at_once
     if not expected:
         with pytest.raises(UserError, match="no word"):
             merge_counts(folders, folder / "kept.npy", *arguments)
         return
     merged = merge_counts(folders, folder / "kept.npy", *arguments)
+    min_count = smallest_kept_count(Counter(expected.values()), coverage)
     kept = {word: count for word, count in expected.items() if count >= min_count or word == "<url>"}
     assert merged.summary == {
         "words": len(expected),
@@ -140,8 +142,8 @@ def tokenizer(tmp_path_factory):
 
 def stored(folder, texts):
     documents = [Document(text, str(n), metadata={"fingerprint": (0, n)}) for n, text in enumerate(texts)]
-    list(StoreWords(folder).run(iter(documents)))
-    return WordStore(folder / "00000")
+    list(StoreWords(folder).run(documents))
+    return WordStore(folder)
 
 
 def write(folder, texts, tokenizer, kept=None):

@@ -19,7 +19,6 @@ from urllib.parse import unquote
 from lxml import etree
 
 from lazyformer_fairseq.corpus.readers.files import BOM, BadInput, Format, Watch, decode, open_decompressed
-from lazyformer_fairseq.corpus.readers.plain_text import blocks_to_paragraphs
 
 INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd mark q s samp small span strike strong sub "
@@ -29,6 +28,11 @@ LEFT_OUT = frozenset("script style head nav svg math audio video template".split
 LINE_BREAKS = re.compile(r"\s*\n\s*")
 # Limits of what is unpacked in memory: this many times the epub's size, or this many bytes where that is more.
 MOST_TIMES, BEYOND_BYTES = 200, 1 << 26
+
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError, RuntimeError),
+    *(ValueError, LookupError, OSError),
+)
 
 
 def is_epub(content: bytes) -> bool:
@@ -45,16 +49,15 @@ def read_epub(path: str, content: bytes) -> str:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             reader = _Reader(archive, max(BEYOND_BYTES, MOST_TIMES * len(content)), path)
             text = "\n\n".join(_text_of(page) for page in _pages(reader))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise BadInput(f"{path}: the epub is damaged ({error}); get it again, or leave it out") from None
+    except BadInput:
+        raise
     except KeyError as error:
         raise BadInput(f"{path}: no epub, or a damaged one: {error.args[0]}") from None
     except etree.XMLSyntaxError as error:
         raise BadInput(f"{path}: the epub's list of files is malformed XML ({error})") from None
-    except (ValueError, LookupError, OSError, struct.error, lzma.LZMAError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"{path}: the epub is damaged ({error!r:.200}); get it again, or leave it out") from None
+    except DAMAGE as error:
+        reason = f"{str(error) or repr(error):.200}"
+        raise BadInput(f"{path}: the epub is damaged ({reason}); get it again, or leave it out") from None
     if not text.strip():
         raise BadInput(f"{path}: the epub holds no text")
     return text
@@ -125,6 +128,22 @@ def _parts(root: etree._Element) -> Iterator[str]:
             yield border + LINE_BREAKS.sub("\n", element.tail or "")
 
 
+# Books break "well-known" after its hyphen, never inside "known": the hyphen is the word's own and stays.
+HYPHEN_AT_LINE_END = re.compile(r"-(?<=[^\W\d_]-)[^\S\n]*\n\s*(?=[a-zß-öø-ÿ])")
+BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+
+
+def join_hard_wrapped(text: str) -> str:
+    """One paragraph from lines that were broken to fit a page."""
+    return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
+
+
+def blocks_to_paragraphs(text: str) -> str:
+    """One paragraph a line, from hard-wrapped paragraphs that blank lines divide."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
+
+
 # Until about 2004 the header ended with "The Small Print".
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG\b.*|\*END\*? ?THE SMALL PRINT.*")
 GUTENBERG_END = re.compile(
@@ -141,7 +160,6 @@ def read_book(path: str, watch: Watch) -> str:
     """
     with open_decompressed(path) as file:
         content = file.read()
-        watch.bytes_done = file.raw.consumed
     text = read_epub(path, content) if is_epub(content) else decode(content.removeprefix(BOM), watch)
     return without_gutenberg_notices(blocks_to_paragraphs(text))
 

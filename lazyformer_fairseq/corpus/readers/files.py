@@ -1,8 +1,8 @@
 """Opens plain, gz, bz2 and zst files alike, and divides them into blocks of lines, one document each.
 
 The file's first bytes decide which it is, not its name. A file may hold several streams, one after the other (bgzip,
-pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers, and so datatrove's, silently
-accept a truncated zst file and count no compressed bytes, hence this one.
+pbzip2, Wikipedia's multistream dumps, concatenated zst frames). Python's own readers silently
+accept a truncated zst file, hence this one.
 
 A format marks a document's start by a line. A range of bytes ``[start, end)`` of a file gives, whole, the blocks whose
 first line begins in it: so ranges that cover a file give every block once, wherever the cuts fall.
@@ -52,54 +52,38 @@ def compression(path: Union[str, Path]) -> Optional[str]:
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:
-    """The bytes of the streams of a compressed file that begin in ``[start, end)`` of it; ``.raw`` counts (see below).
+    """The bytes of the streams of a compressed file that begin in ``[start, end)`` of it.
 
     Ignores ``end`` for a file that is not compressed: whoever reads lines goes beyond it to finish a document.
     """
     kind = compression(path)
-    file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the reader
+    file = open(path, "rb", buffering=1 << 18 if kind is None else 0)  # noqa: SIM115  closed by the reader
     file.seek(start)
-    raw = _Plain(file, start) if kind is None else _Decompressed(file, str(path), kind, start, end)
-    return io.BufferedReader(raw, 1 << 18)
+    return file if kind is None else io.BufferedReader(_Decompressed(file, str(path), kind, start, end), 1 << 18)
 
 
-class _Plain(io.RawIOBase):
-    """A file as it is. ``consumed``: bytes of it read so far."""
-
-    def __init__(self, file: BinaryIO, start: int):
-        self._file, self._start = file, start
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        return self._file.readinto(buffer)
-
-    @property
-    def consumed(self) -> int:
-        return self._file.tell() - self._start
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-class _Decompressed(_Plain):
-    """The streams of a compressed file that begin before ``end``. ``consumed``: compressed bytes read so far.
+class _Decompressed(io.RawIOBase):
+    """The streams of a compressed file that begin before ``end``.
 
     Raises:
         BadInput: a stream is damaged, stops before its end, or stands for far more bytes than text would.
     """
 
     def __init__(self, file: BinaryIO, path: str, kind: str, start: int, end: Optional[int]):
-        super().__init__(file, start)
-        self._path, self._kind = path, kind
-        self._end = end
+        self._file, self._path, self._kind = file, path, kind
+        self._start, self._end = start, end
         self._at = start  # of the next compressed byte to hand to the decompressor
         self._chunk = b""
         self._stream: Any = None  # None between two streams
         self._ready = memoryview(b"")
         self._unpacked = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
     def readinto(self, buffer) -> int:
         while not self._ready:
@@ -167,14 +151,8 @@ class Piece:
 
 @dataclass
 class Watch:
-    """A reader's report while it reads.
+    """A reader's report: ``lines_not_utf8`` were decoded as cp1252 instead."""
 
-    Attributes:
-        bytes_done: bytes of the file on disk (compressed ones) consumed so far.
-        lines_not_utf8: lines that were decoded as cp1252 instead.
-    """
-
-    bytes_done: int = 0
     lines_not_utf8: int = 0
 
 
@@ -198,7 +176,7 @@ StartsDocument = Callable[[bytes, bool], bool]
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table of formats (``documents.py``): how a format is recognised, and its documents are found.
+    """A row of the table of formats (``formats.py``): how a format is recognised, and its documents are found.
 
     Attributes:
         document: what a document of it is, in messages.
@@ -220,7 +198,7 @@ class Format:
     extension: str = "txt"
 
 
-def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> Iterator[Block]:
+def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:
     """Blocks of a piece in order; memory is bounded by the longest one.
 
     Raises:
@@ -246,7 +224,6 @@ def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> 
                 if lines:
                     yield Block(*first, b"".join(lines), is_preamble)
                 lines, first, is_preamble = [], (offset, number), False
-                watch.bytes_done = file.raw.consumed
             if lines is not None:
                 lines.append(line)
             after_blank = not line or line.isspace()
@@ -254,7 +231,6 @@ def read_blocks(piece: Piece, starts_document: StartsDocument, watch: Watch) -> 
             number += 1
         if lines:
             yield Block(*first, b"".join(lines), is_preamble)
-        watch.bytes_done = file.raw.consumed
 
 
 def _move_to_line(file: BinaryIO, piece: Piece) -> tuple[int, bool]:

@@ -7,24 +7,23 @@ import bz2
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Optional
+from typing import BinaryIO, Literal, Optional
 
 import zstandard
 
-from lazyformer_fairseq.corpus.readers.documents import FORMATS
 from lazyformer_fairseq.corpus.readers.files import (
     BOM,
     BZ2_STREAM,
     BadInput,
     Piece,
-    Watch,
     compression,
     open_decompressed,
     read_blocks,
 )
+from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
@@ -52,7 +51,7 @@ BINARY = [
 
 @dataclass(frozen=True)
 class InputFile:
-    """``size``: bytes on disk. ``format``: one of :data:`~lazyformer_fairseq.corpus.readers.documents.FORMATS`."""
+    """``size``: bytes on disk. ``format``: one of :data:`~lazyformer_fairseq.corpus.readers.formats.FORMATS`."""
 
     path: str
     format: str
@@ -219,13 +218,7 @@ def must_be_cut(file: InputFile, unit_bytes: int) -> bool:
     )
 
 
-def cut_file(
-    file: InputFile,
-    folder: Path,
-    part_bytes: int,
-    bad_files: Literal["stop", "skip"] = "stop",
-    progress: Callable[[int], None] = lambda bytes_done: None,
-) -> list[Path]:
+def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_files: Literal["stop", "skip"] = "stop") -> list[Path]:
     """Writes a file that :func:`must_be_cut` as parts of some ``part_bytes`` decompressed bytes, cut between documents.
 
     They are read as the same format. ``folder`` is made whole or not at all; if it is there it is not made again.
@@ -233,34 +226,30 @@ def cut_file(
     Args:
         bad_files: "stop" raises :class:`BadInput` where compressed data is damaged or truncated; "skip" keeps the
         documents before the damage, and writes what is wrong to ``folder/damage.txt``.
-        progress: called after each part with the bytes of ``file`` consumed so far.
     """
     if not folder.is_dir():
         with atomic_folder(folder, durable=False) as unfinished:
-            _write_parts(file, unfinished, part_bytes, bad_files, progress)
+            try:
+                _write_parts(file, unfinished, part_bytes)
+            except BadInput as error:
+                if bad_files == "stop":
+                    raise
+                (unfinished / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
     return sorted(folder.glob("part-*"))
 
 
-def _write_parts(
-    file: InputFile, folder: Path, part_bytes: int, bad_files: str, progress: Callable[[int], None]
-) -> None:
-    watch, part, left, number = Watch(), None, 0, 0
+def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
+    format, part, left, number = FORMATS[file.format], None, 0, 0
     try:
-        for block in read_blocks(Piece(file.path, file.format), FORMATS[file.format].starts_document, watch):
+        for block in read_blocks(Piece(file.path, file.format), format.starts_document):
             if left <= 0:
                 if part:
                     part.close()
-                    progress(watch.bytes_done)
-                path = folder / f"part-{number:05}.{FORMATS[file.format].extension}.zst"
+                path = folder / f"part-{number:05}.{format.extension}.zst"
                 part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
                 left, number = part_bytes, number + 1
             part.write(block.content)
             left -= len(block.content)
-        progress(watch.bytes_done)
-    except BadInput as error:
-        if bad_files == "stop":
-            raise
-        (folder / DAMAGE_FILE).write_text(str(error), encoding="utf-8")
     finally:
         if part:
             part.close()
@@ -287,31 +276,27 @@ def _stream_starts(file: InputFile, unit_bytes: int) -> list[int]:
     starts: list[int] = []
     failures = 0
     with open(file.path, "rb") as dump:
-        while failures < FAILURES:
+        while True:
             dump.seek((starts[-1] if starts else 0) + unit_bytes)
             for start in _magic_numbers(dump):
                 if _begins_with_page(file.path, start):
-                    starts.append(start)
-                    failures = 0
                     break
                 failures += 1
                 if failures == FAILURES:
-                    break
+                    return []
             else:
-                break
-    return starts if failures < FAILURES else []
+                return starts
+            starts.append(start)
+            failures = 0
 
 
-def _magic_numbers(dump) -> Iterator[int]:
+def _magic_numbers(dump: BinaryIO) -> Iterator[int]:
     """Offsets from the present place on at which a bz2 stream seems to start."""
     offset, buffer = dump.tell(), b""
     while chunk := dump.read(1 << 20):
         buffer += chunk
-        at = buffer.find(BZ2_STREAM)
-        while at >= 0:
-            if at >= 4 and buffer[at - 4 : at - 1] == b"BZh":
-                yield offset + at - 4
-            at = buffer.find(BZ2_STREAM, at + 1)
+        for found in re.finditer(b"BZh." + re.escape(BZ2_STREAM), buffer, re.DOTALL):
+            yield offset + found.start()
         offset += max(0, len(buffer) - 9)
         buffer = buffer[-9:]
 

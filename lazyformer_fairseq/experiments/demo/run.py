@@ -124,7 +124,9 @@ def prepare(settings: DemoSettings, data: Path, task: Path) -> None:
     if not data.exists():
         # The text is small: every word counts, and every character is worth a piece.
         text, sizes = TextSettings(character_coverage=1.0), (settings.vocab_size, settings.valid_share)
-        how = CorpusSettings(vocab_size=sizes[0], valid_share=sizes[1], seed=settings.seed, min_word_count=1, text=text)
+        how = CorpusSettings(
+            vocab_size=sizes[0], valid_share=sizes[1], seed=settings.seed, word_coverage=1.0, text=text
+        )
         build_corpus([corpus], data, how)
     if not task.exists():
         write_acceptability_task(clean_documents([corpus]), task, settings.valid_share, settings.seed)

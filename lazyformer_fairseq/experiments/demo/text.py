@@ -23,11 +23,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple, Optional, Union
 
-from datatrove.data import Document
-
 from lazyformer_fairseq.corpus.duplicates import is_held_out
 from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 from lazyformer_fairseq.corpus.stages import clean_documents
+from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file, atomic_folder
 

@@ -147,7 +147,7 @@ PAPER = Size(
 )
 
 TINY = Size(
-    corpus=("--vocab-size", "4000", "--valid-share", VALID_SHARE, "--min-word-count", "1"),
+    corpus=("--vocab-size", "4000", "--valid-share", VALID_SHARE, "--word-coverage", "1"),
     pretraining=(
         *("--tokens-per-sample", "32", "--max-positions", "64", "--lr", "2e-3", "--warmup-ratio", "0.1"),
         *("--dropout", "0", "--attention-backend", "eager"),

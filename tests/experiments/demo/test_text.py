@@ -6,11 +6,11 @@ import sys
 from itertools import islice
 
 import pytest
-from datatrove.data import Document
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.corpus.duplicates import fingerprint
+from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.text import (
     held_out_sentences,

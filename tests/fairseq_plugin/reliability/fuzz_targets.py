@@ -24,8 +24,8 @@ from other_tokenizers import write_bert_files, write_roberta_files
 from toy_squad import write_toy_squad
 
 from lazyformer_fairseq.corpus.build import finished_manifest
-from lazyformer_fairseq.corpus.readers.documents import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.files import Piece
+from lazyformer_fairseq.corpus.readers.formats import FORMATS, read_piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.glue import TASKS, read_split

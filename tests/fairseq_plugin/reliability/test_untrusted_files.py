@@ -17,8 +17,8 @@ from fairseq import file_utils, hub_utils
 from fairseq_plugin.reliability.untrusted_pickles import UNTRUSTED
 
 from lazyformer_fairseq.corpus.readers import book, files
-from lazyformer_fairseq.corpus.readers.documents import read_piece
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
+from lazyformer_fairseq.corpus.readers.formats import read_piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary

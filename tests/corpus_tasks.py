@@ -9,53 +9,27 @@ import time
 from pathlib import Path
 from typing import Optional
 
-from datatrove.data import DocumentsPipeline
-from datatrove.pipeline.base import PipelineStep
-
 from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.errors import UserError
 
 
-class WriteRank(PipelineStep):
+def write_rank(folder: Path, fault: str, rank: int) -> None:
     """Appends the rank to a file of its own; misbehaves at rank 2 as long as ``fault`` asks and its file is there."""
-
-    type, name = "test", "write"
-
-    def __init__(self, folder: Path, fault: str = ""):
-        super().__init__()
-        self.folder, self.fault = folder, fault
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        if rank == 2 and (self.folder / "broken").exists():
-            self.misbehave()
-        with (self.folder / f"rank{rank}").open("a") as file:
-            file.write(f"{rank} of {world_size}\n")
-        yield from ()
-
-    def misbehave(self) -> None:
-        if self.fault == "user error":
+    if rank == 2 and (folder / "broken").exists():
+        if fault == "user error":
             raise UserError("book.txt, line 3: is not text")
-        if self.fault == "disk full":
+        if fault == "disk full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "store.npy")
-        if self.fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError(self.fault)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with (folder / f"rank{rank}").open("a") as file:
+        file.write(f"{rank}\n")
 
 
-class Sleep(PipelineStep):
+def sleep(folder: Path, rank: int) -> None:
     """Tells its process, then does nothing for long."""
-
-    type, name = "test", "sleep"
-
-    def __init__(self, folder: Path):
-        super().__init__()
-        self.folder = folder
-
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        (self.folder / f"worker.{os.getpid()}").touch()
-        time.sleep(300)
-        yield from ()
+    (folder / f"worker.{os.getpid()}").touch()
+    time.sleep(300)
 
 
 def build_in_process(
@@ -65,6 +39,7 @@ def build_in_process(
     ready,
     problem: Path,
     largest_file: Optional[int] = None,
+    workers: int = 1,
 ) -> None:
     """Builds a corpus once it has told that it is ready; writes a UserError into ``problem``.
 
@@ -75,7 +50,7 @@ def build_in_process(
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     ready.set()
     try:
-        build_corpus(inputs, folder, settings)
+        build_corpus(inputs, folder, settings, workers)
     except UserError as error:
         problem.write_text(str(error))
         sys.exit(1)

@@ -1,0 +1,166 @@
+"""The steps that a unit's documents go through: what they share, and the first one.
+
+Also a measure of texts, in letters and words of English, for scripts that write more with fewer signs.
+"""
+
+import re
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from os.path import commonprefix
+from typing import Any, Literal, Optional
+
+from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of
+from lazyformer_fairseq.corpus.readers.formats import RawDocument, read_piece
+from lazyformer_fairseq.corpus.workers import CORE_SECONDS
+
+EXAMPLES = 3
+EXAMPLE_LENGTH = 160
+
+
+@dataclass
+class Document:
+    """A text on its way, one paragraph or sentence a line.
+
+    Attributes:
+        id: ``FILE:NUMBER``, see :class:`~lazyformer_fairseq.corpus.readers.formats.RawDocument`.
+        metadata: {"format": ...}, what the reader adds, and from :class:`Fingerprint` on its numbers.
+    """
+
+    text: str
+    id: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TaskNotes:
+    """A task's notes for the report, beside its numbers; the steps of one task share them.
+
+    Attributes:
+        examples: by step, pairs of text before and after, around the first place that the step changed.
+        dropped: by reason, names of the first documents (or files) dropped.
+        documents: by file, how many documents were read.
+    """
+
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    documents: Counter[str] = field(default_factory=Counter)
+
+    def add_example(self, step: str, before: str, after: str) -> None:
+        examples = self.examples.setdefault(step, [])
+        if len(examples) < EXAMPLES and before != after:
+            place = len(commonprefix((before, after)))  # noqa: RUF071  of characters, not of folders
+            window = slice(max(0, place - EXAMPLE_LENGTH // 4), place + EXAMPLE_LENGTH)
+            examples.append((before[window], after[window]))
+
+    def add_dropped(self, reason: str, name: str) -> None:
+        names = self.dropped.setdefault(reason, [])
+        if len(names) < EXAMPLES:
+            names.append(name)
+
+
+class DocumentStep:
+    """A step that changes a document's text in place, or drops the document for a reason.
+
+    Its ``counts``: ``documents in`` = ``documents out`` + the sum of all ``dropped: REASON``; characters in, out;
+    core seconds.
+    A subclass writes :meth:`process`, and counts whatever else it likes.
+    """
+
+    name: str
+
+    def __init__(self):
+        self.counts: Counter[str] = Counter()
+        self.notes = TaskNotes()
+
+    @abstractmethod
+    def process(self, document: Document) -> Optional[str]:
+        """Changes ``document`` in place. None: passes it on; a string: drops it for this reason."""
+
+    def run(self, documents: Iterable[Document]) -> Iterator[Document]:
+        counts = self.counts
+        for document in documents:
+            before, began = document.text, time.process_time()
+            reason = self.process(document)
+            counts[CORE_SECONDS] += time.process_time() - began
+            counts["documents in"] += 1
+            counts["characters in"] += len(before)
+            if reason is not None:
+                counts[f"dropped: {reason}"] += 1
+                self.notes.add_dropped(reason, document.id)
+                continue
+            counts["documents out"] += 1
+            counts["characters out"] += len(document.text)
+            self.notes.add_example(self.name, before, document.text)
+            yield document
+
+
+# Letters and marks of Chinese, Japanese and Korean. Their texts have a third to a half of the characters of an English
+# one, and Chinese and Japanese no spaces: a sign counts for three letters, two signs for a word.
+WIDE = re.compile("[\u1100-\u11ff\u2e80-\u9fff\uac00-\ud7ff\uf900-\ufaff\uff01-\uffdc\U00020000-\U0003ffff]")
+LETTERS_OF_A_SIGN, SIGNS_OF_A_WORD = 3, 2
+
+
+def length_in_letters(text: str) -> int:
+    """Characters, each sign of Chinese, Japanese or Korean counted for three."""
+    return len(text) + (LETTERS_OF_A_SIGN - 1) * _signs(text)
+
+
+def has_words(text: str, at_least: int) -> bool:
+    """Whether so many words are in ``text``: between spaces, and of two signs of Chinese, Japanese or Korean each."""
+    words = len(text.split(maxsplit=at_least))
+    return words >= at_least or words + _signs(text) // SIGNS_OF_A_WORD >= at_least
+
+
+def _signs(text: str) -> int:
+    return 0 if text.isascii() else len(WIDE.findall(text))
+
+
+NOT_UTF8 = "lines not UTF-8"
+
+
+class ReadDocuments(DocumentStep):
+    """The first step: reads the pieces of a unit.
+
+    Args:
+        bad_files: "stop" raises :class:`BadInput` at a damaged file; "skip" counts it, keeps the documents before the
+        damage, and continues with the next file.
+    """
+
+    name = "read"
+
+    def __init__(self, unit: Sequence[Piece], bad_files: Literal["stop", "skip"] = "stop"):
+        super().__init__()
+        self.unit, self.bad_files = unit, bad_files
+
+    def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:
+        for piece in self.unit:
+            watch = Watch()
+            try:
+                for raw in self._timed(read_piece(piece, watch)):
+                    self.counts["documents out"] += 1
+                    self.counts["characters out"] += len(raw.text)
+                    self.notes.documents[piece.path] += 1
+                    metadata = {"format": piece.format, **raw.metadata}
+                    yield Document(raw.text, f"{piece.path}:{raw.number}", metadata)
+                self.counts["pieces of files"] += 1
+            except BadInput as error:
+                if self.bad_files == "stop":
+                    raise
+                self.counts["files skipped"] += 1
+                self.notes.add_dropped("bad file", str(error))
+            self.counts["bytes"] += bytes_of([piece])
+            if watch.lines_not_utf8:
+                self.counts[NOT_UTF8] += watch.lines_not_utf8
+                self.notes.add_dropped(NOT_UTF8, piece.path)
+
+    def _timed(self, documents: Iterator[RawDocument]) -> Iterator[RawDocument]:
+        while True:
+            began = time.process_time()
+            raw = next(documents, None)
+            self.counts[CORE_SECONDS] += time.process_time() - began
+            if raw is None:
+                return
+            yield raw

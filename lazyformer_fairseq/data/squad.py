@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -103,31 +103,21 @@ def read_squad(path: Union[str, Path], skip_mistakes: bool = False, needs_answer
             that are wrong: the first ones by name, and how many.
     """
     path = Path(path)
-    file, mistakes = _read(path, needs_answers)
-    if mistakes and not skip_mistakes:
-        raise UserError(_described(path, mistakes))
-    if not file.questions:
-        raise UserError(f"{path}: holds no question; download it again")
-    return SquadFile(path, file.paragraphs, mistakes)
-
-
-def mistakes_of(path: Union[str, Path], needs_answers: bool = True) -> list[str]:
-    """Every mistake that :func:`read_squad` would name, one line each; the same UserErrors for other layouts."""
-    return _read(Path(path), needs_answers)[1]
-
-
-def _described(path: Path, mistakes: list[str]) -> str:
-    lines = "\n".join(f"  {mistake}" for mistake in mistakes[:SHOWN])
-    more = f"\n  and {len(mistakes) - SHOWN:,} more" if len(mistakes) > SHOWN else ""
-    number = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes):,} mistakes"
-    return f"{path}: {number}; mend the file, or have what is wrong left out (--skip-mistakes):\n{lines}{more}"
-
-
-def _read(path: Path, needs_answers: bool) -> tuple[SquadFile, list[str]]:
     content = read_json(path, "give the official file, as train-v1.1.json")
     _check_layout(path, content)
     reader = _Reader(needs_answers)
-    return SquadFile(path, list(reader.paragraphs(content["data"]))), reader.mistakes
+    file = SquadFile(path, list(reader.paragraphs(content["data"])), reader.mistakes)
+    if file.left_out and not skip_mistakes:
+        number = len(file.left_out)
+        lines = "\n".join(f"  {mistake}" for mistake in file.left_out[:SHOWN])
+        more = f"\n  and {number - SHOWN:,} more" if number > SHOWN else ""
+        raise UserError(
+            f"{path}: {number:,} mistake{'s' * (number != 1)}; mend the file, or have what is wrong left out "
+            f"(--skip-mistakes):\n{lines}{more}"
+        )
+    if not file.questions:
+        raise UserError(f"{path}: holds no question; download it again")
+    return file
 
 
 def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
@@ -145,11 +135,7 @@ def _check_layout(path: Path, content: Mapping[str, Any]) -> None:
 
 
 class _Reader:
-    """Walks the articles, keeps what is right, and lists what is not.
-
-    Attributes:
-        mistakes: a line each.
-    """
+    """Walks the articles, keeps what is right, and lists what is not, a line each, in ``mistakes``."""
 
     def __init__(self, needs_answers: bool):
         self.needs_answers = needs_answers
@@ -158,40 +144,41 @@ class _Reader:
 
     def paragraphs(self, articles: list[Any]) -> Iterator[Paragraph]:
         for number, article in enumerate(articles, start=1):
-            title = article.get("title") if isinstance(article, dict) else None
-            title = title if isinstance(title, str) else ""
+            title = _field(article, "title", str) or ""
             place = f"article {number}" + (f" ({title})" if title else "")
-            paragraphs = self._list(article, "paragraphs", place)
-            for at, paragraph in enumerate(paragraphs, start=1):
-                if found := self._paragraph(paragraph, title, f"{place}, paragraph {at}"):
-                    yield found
+            for at, paragraph in enumerate(self._list(article, "paragraphs", place), start=1):
+                where = f"{place}, paragraph {at}"
+                context = _field(paragraph, "context", str) or ""
+                if context.strip():
+                    yield Paragraph(title, context, tuple(self._questions(paragraph, context, where)))
+                else:
+                    self.mistakes.append(f"{where}: has no context")
 
     def _list(self, parent: Any, name: str, place: str) -> list[Any]:
-        value = parent.get(name) if isinstance(parent, dict) else None
-        if isinstance(value, list):
-            return value
-        self.mistakes.append(f"{place}: has no list {name!r}")
-        return []
+        value = _field(parent, name, list)
+        if value is None:
+            self.mistakes.append(f"{place}: has no list {name!r}")
+        return value or []
 
-    def _paragraph(self, values: Any, title: str, place: str) -> Optional[Paragraph]:
-        context = values.get("context") if isinstance(values, dict) else None
-        if not isinstance(context, str) or not context.strip():
-            self.mistakes.append(f"{place}: has no context")
-            return None
-        questions = []
-        for number, each in enumerate(self._list(values, "qas", place), start=1):
-            identity = each.get("id") if isinstance(each, dict) else None
-            there = f"{place}, question {number}" + (f" (id {identity})" if isinstance(identity, str) else "")
+    def _questions(self, paragraph: Any, context: str, place: str) -> Iterator[Question]:
+        for number, values in enumerate(self._list(paragraph, "qas", place), start=1):
+            identity = _field(values, "id", str)
+            where = f"{place}, question {number}" + (f" (id {identity})" if identity is not None else "")
             try:
-                question = _question(each, context, self.needs_answers)
+                question = _question(values, context, self.needs_answers)
                 if first := self._place_of_id.get(question.id):
                     raise _MistakeError(f"its id is that of {first} too")
             except _MistakeError as mistake:
-                self.mistakes.append(f"{there}: {mistake}")
+                self.mistakes.append(f"{where}: {mistake}")
                 continue
-            self._place_of_id[question.id] = there
-            questions.append(question)
-        return Paragraph(title, context, tuple(questions))
+            self._place_of_id[question.id] = where
+            yield question
+
+
+def _field(values: Any, name: str, kind: type) -> Any:
+    """A field of an object; None where it is no object, or the field of another type."""
+    value = values.get(name) if isinstance(values, dict) else None
+    return value if isinstance(value, kind) else None
 
 
 class _MistakeError(ValueError):
@@ -202,14 +189,13 @@ def _question(values: Any, context: str, needs_answers: bool) -> Question:
     """Raises a _MistakeError."""
     if not isinstance(values, dict):
         raise _MistakeError("is no object")
-    identity, text = values.get("id"), values.get("question")
-    if not isinstance(identity, str) or not identity:
+    identity, text, answers = _field(values, "id", str), _field(values, "question", str), values.get("answers", [])
+    if not identity:
         raise _MistakeError("has no id")
-    if not isinstance(text, str) or not text.strip():
+    if not text or not text.strip():
         raise _MistakeError("its question is empty")
     if values.get("is_impossible"):
         raise _MistakeError("is_impossible: a question of version 2.0 that the context does not answer")
-    answers = values.get("answers", [])
     if not isinstance(answers, list):
         raise _MistakeError("its answers are no list; Hugging Face's layout? Take the official file")
     if needs_answers and not answers:
@@ -219,8 +205,8 @@ def _question(values: Any, context: str, needs_answers: bool) -> Question:
 
 def _answer(values: Any, context: str) -> Answer:
     """Raises a _MistakeError."""
-    text, start = (values.get("text"), values.get("answer_start")) if isinstance(values, dict) else (None, None)
-    if not isinstance(text, str) or not text.strip():
+    text, start = _field(values, "text", str), values.get("answer_start") if isinstance(values, dict) else None
+    if not text or not text.strip():
         raise _MistakeError("an answer is empty")
     if type(start) is not int or start < 0:
         raise _MistakeError(f"answer {text[:40]!r} has answer_start {str(start)[:20]!r}, no character's number")

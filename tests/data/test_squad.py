@@ -16,7 +16,6 @@ from lazyformer_fairseq.data.squad import (
     SquadFile,
     exact_match,
     f1,
-    mistakes_of,
     normalise,
     read_squad,
     score,
@@ -70,7 +69,6 @@ def test_mistakes_of_a_question_are_named_and_can_be_left_out(tmp_path, change, 
         read_squad(path)
     file = read_squad(path, skip_mistakes=True)
     assert [question.id for question in file.questions] == ["One-0-0"]
-    assert file.left_out == mistakes_of(path)
     assert len(file.left_out) == 1
 
 
@@ -97,10 +95,11 @@ def test_other_mistakes_and_layouts(tmp_path, change, message):
 
 
 def test_many_mistakes_are_counted_and_all_listed_on_demand(tmp_path):
-    path = write_squad(tmp_path / "train.json", article("One", ("Anna sees Ben.", [(" ", "Anna")] * 8)))
+    questions = [*[(" ", "Anna")] * 8, ("Who?", "Anna")]
+    path = write_squad(tmp_path / "train.json", article("One", ("Anna sees Ben.", questions)))
     with pytest.raises(UserError, match="8 mistakes(.*\n){6}  and 3 more"):
         read_squad(path)
-    assert len(mistakes_of(path)) == 8
+    assert len(read_squad(path, skip_mistakes=True).left_out) == 8
 
 
 def test_files_without_answers_are_read_for_prediction(tmp_path):

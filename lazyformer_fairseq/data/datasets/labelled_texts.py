@@ -36,11 +36,8 @@ class LabelledTextsDataset(SizedDataset):
         self.inputs = inputs
         self.sizes = inputs.sizes if hasattr(inputs, "sizes") else np.array([len(ids) for ids in inputs], np.int64)
         self.targets = None if targets is None else torch.from_numpy(targets)
-        self.pad = pad
-        self.shuffle = shuffle
-        self.seed = seed
-        self.types_after = types_after
-        self.marks_before = marks_before
+        self.pad, self.shuffle, self.seed = pad, shuffle, seed
+        self.types_after, self.marks_before = types_after, marks_before
 
     def __getitem__(self, index: int) -> dict:
         example = {"id": int(index), "source": torch.from_numpy(np.asarray(self.inputs[index], dtype=np.int64))}
@@ -57,12 +54,11 @@ class LabelledTextsDataset(SizedDataset):
         if not samples:
             return {}
         batch = collate_sources(samples, self.pad)
+        net_input = batch["net_input"]
         if self.types_after is not None:
-            tokens = batch["net_input"]["src_tokens"]
-            batch["net_input"]["token_types"] = token_types_of(tokens, self.types_after, self.pad)
+            net_input["token_types"] = token_types_of(net_input["src_tokens"], self.types_after, self.pad)
         if self.marks_before is not None:
-            found = first_text_of(batch["net_input"]["src_tokens"], self.marks_before)
-            batch["net_input"]["global_positions"] = found
+            net_input["global_positions"] = first_text_of(net_input["src_tokens"], self.marks_before)
         if self.targets is not None:
             batch["target"] = torch.stack([sample["target"] for sample in samples])
         return batch

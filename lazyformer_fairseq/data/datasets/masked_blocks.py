@@ -124,15 +124,9 @@ class MaskedBlocksDataset(SizedDataset):
             raise UserError(f"{name}: holds no sentence; was the corpus empty?")
         if int(items[0][-1]) != eos:
             raise UserError(f"{name}: its first sentence does not end in </s>; preprocess it with the end symbol on")
-        self.items = items
-        self.item_sizes = item_sizes
-        self.tokens_per_sample = tokens_per_sample
-        self.bos = bos
-        self.eos = eos
-        self.masking = masking
-        self.seed = seed
-        self.shuffle = shuffle
-        self.name = name
+        self.items, self.item_sizes, self.tokens_per_sample = items, item_sizes, tokens_per_sample
+        self.bos, self.eos, self.masking = bos, eos, masking
+        self.seed, self.shuffle, self.name = seed, shuffle, name
 
     @abstractmethod
     def block(self, index: int) -> np.ndarray:

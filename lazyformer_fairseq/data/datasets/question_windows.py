@@ -10,7 +10,7 @@ context on its poorer side (its ``token_is_max_context``). Of spans all that are
 looks at those of the 20 best starts and the 20 best ends alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
-from lazyformer_fairseq.data.squad import Answer, Question, SquadFile
+from lazyformer_fairseq.data.squad import Answer, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.errors import UserError
 
@@ -151,88 +151,59 @@ class Windows:
             raise ValueError("its numbers lead outside")
 
 
-@dataclass(frozen=True)
-class _Text:
-    """A context's ids (T,), and the characters of each (T, 2)."""
-
-    ids: np.ndarray
-    spans: np.ndarray
-
-
-def make_windows(
-    tokenizer: TextTokenizer,
-    file: SquadFile,
-    settings: WindowSettings = USUAL,
-) -> Windows:
+def make_windows(tokenizer: TextTokenizer, file: SquadFile, settings: WindowSettings = USUAL) -> Windows:
     """Encodes each context and each question once, and lays windows over the contexts.
 
     Targets are of each question's first answer; there are none where a question has no answer.
     """
-    progress = tqdm(total=len(file.contexts), desc=f"encode {file.path}", unit=" paragraphs", delay=2, disable=None)
-    maker = _Maker(tokenizer, settings, all(question.answers for question in file.questions))
-    with progress:
-        for paragraph in file.paragraphs:
-            maker.add(paragraph.context, paragraph.questions)
-            progress.update()
-    return maker.windows(file.paragraph_of)
+    bos, _, eos, *_ = tokenizer.special
+    has_answers = all(question.answers for question in file.questions)
+    inputs: list[np.ndarray] = []
+    rows: list[np.ndarray] = []  # of a question: question, place, first, count, own (2), targets (2)
+    offsets: list[np.ndarray] = []
+    cut_questions = 0
+    end = np.array([eos], np.int32)
+    for paragraph in tqdm(file.paragraphs, desc=f"encode {file.path}", unit=" paragraphs", delay=2, disable=None):
+        found, spans = tokenizer.encode_with_offsets(paragraph.context)
+        context = np.array(found, np.int32)
+        offsets.append(without_spaces(spans, paragraph.context))
+        for question in paragraph.questions:
+            asked = tokenizer.encode(question.text)
+            cut_questions += len(asked) > settings.longest_question
+            head = np.array([bos, *asked[: settings.longest_question], *[eos] * tokenizer.separators], np.int32)
+            firsts = starts_of_windows(len(context), settings.longest - len(head) - 1, settings.stride)
+            counts = np.minimum(len(context) - firsts, settings.longest - len(head) - 1)
+            answer = question.answers[0] if has_answers else None
+            targets = _targets(answer, offsets[-1], firsts, counts, len(head))
+            same = np.full((len(firsts), 2), (len(rows), len(head)))
+            rows.append(np.column_stack([same, firsts, counts, own_tokens(firsts, counts), targets]).astype(np.int32))
+            inputs += [
+                np.concatenate([head, context[first : first + count], end])
+                for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
+            ]
+    of_all = np.concatenate(rows)
+    return Windows(
+        ids=np.concatenate(inputs),
+        sizes=np.array([len(ids) for ids in inputs]),
+        **dict(zip(("question", "place", "first", "count"), of_all.T, strict=False)),
+        own=of_all[:, 4:6],
+        targets=of_all[:, 6:].astype(np.int64) if has_answers else None,
+        offsets=np.concatenate(offsets),
+        context_starts=np.cumsum([0, *map(len, offsets)]),
+        paragraph=file.paragraph_of,
+        cut_questions=cut_questions,
+    )
 
 
-class _Maker:
-    """Gathers the windows, context by context."""
-
-    def __init__(self, tokenizer: TextTokenizer, settings: WindowSettings, has_answers: bool):
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.has_answers = has_answers
-        self.inputs: list[np.ndarray] = []
-        self.rows: list[np.ndarray] = []  # of a question: question, place, first, count, own (2), targets (2)
-        self.spans: list[np.ndarray] = []
-        self.questions = 0
-        self.cut_questions = 0
-
-    def add(self, context: str, questions: Iterable[Question]) -> None:
-        ids, spans = self.tokenizer.encode_with_offsets(context)
-        text = _Text(np.array(ids, np.int32), without_spaces(spans, context))
-        self.spans.append(text.spans)
-        for question in questions:
-            self._add_question(question.text, question.answers[0] if self.has_answers else None, text)
-
-    def _add_question(self, question: str, answer: Optional[Answer], text: _Text) -> None:
-        bos, _, eos, *_ = self.tokenizer.special
-        asked = self.tokenizer.encode(question)
-        self.cut_questions += len(asked) > self.settings.longest_question
-        head = [bos, *asked[: self.settings.longest_question], *[eos] * self.tokenizer.separators]
-        room = self.settings.longest - len(head) - 1
-        firsts = starts_of_windows(len(text.ids), room, self.settings.stride)
-        counts = np.minimum(len(text.ids) - firsts, room)
-        rows = np.zeros((len(firsts), 8), np.int32)
-        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] = self.questions, len(head), firsts, counts
-        rows[:, 4:6] = own_tokens(firsts, counts)
-        if answer is not None and (span := tokens_of(text.spans, answer.start, answer.end)):
-            is_inside = (firsts <= span[0]) & (span[1] < firsts + counts)
-            rows[:, 6:] = np.where(is_inside[:, None], np.array(span) - firsts[:, None] + len(head), NOT_HERE)
-        self.rows.append(rows)
-        before, end = np.array(head, np.int32), np.array([eos], np.int32)
-        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-            self.inputs.append(np.concatenate([before, text.ids[first : first + count], end]))
-        self.questions += 1
-
-    def windows(self, paragraph: np.ndarray) -> Windows:
-        rows = np.concatenate(self.rows)
-        return Windows(
-            ids=np.concatenate(self.inputs),
-            sizes=np.array([len(ids) for ids in self.inputs]),
-            question=rows[:, 0],
-            place=rows[:, 1],
-            first=rows[:, 2],
-            count=rows[:, 3],
-            own=rows[:, 4:6],
-            targets=rows[:, 6:].astype(np.int64) if self.has_answers else None,
-            offsets=np.concatenate(self.spans),
-            context_starts=np.cumsum([0, *map(len, self.spans)]),
-            paragraph=paragraph,
-            cut_questions=self.cut_questions,
-        )
+def _targets(
+    answer: Optional[Answer], spans: np.ndarray, firsts: np.ndarray, counts: np.ndarray, place: int
+) -> np.ndarray:
+    """Where in each window's input the answer starts and ends, (W, 2); NOT_HERE where it is not whole."""
+    span = tokens_of(spans, answer.start, answer.end) if answer else None
+    if span is None:
+        return np.full((len(firsts), 2), NOT_HERE)
+    is_inside = (firsts <= span[0]) & (span[1] < firsts + counts)
+    return np.where(is_inside[:, None], np.array(span) - firsts[:, None] + place, NOT_HERE)
 
 
 def starts_of_windows(length: int, room: int, stride: int) -> np.ndarray:
@@ -307,20 +278,18 @@ def best_spans(
         is_start_NT, is_end_NT: at which tokens an answer may start, and end: bool.
         longest: tokens of an answer.
     """
-    number, length = starts_NT.shape
-    at_once = max(1, MOST_AT_ONCE // (length * longest))
-    of_tokens = (starts_NT, ends_NT, is_start_NT, is_end_NT)
+    at_once = max(1, MOST_AT_ONCE // (starts_NT.shape[1] * longest))
+    starts_NT = np.where(is_start_NT, starts_NT.astype(np.float32), -np.inf)
+    ends_NT = np.where(is_end_NT, ends_NT.astype(np.float32), -np.inf)
     found = [
-        _best(*(each[first : first + at_once] for each in of_tokens), longest, n_best)
-        for first in range(0, number, at_once)
+        _best(starts_NT[first : first + at_once], ends_NT[first : first + at_once], longest, n_best)
+        for first in range(0, len(starts_NT), at_once)
     ]
     return Spans(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _best(starts, ends, is_start, is_end, longest: int, n_best: int) -> Spans:
+def _best(starts: np.ndarray, ends: np.ndarray, longest: int, n_best: int) -> Spans:
     number, length = starts.shape
-    starts = np.where(is_start, starts.astype(np.float32), -np.inf)
-    ends = np.where(is_end, ends.astype(np.float32), -np.inf)
     padded = np.pad(ends, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest, axis=1)  # (N, T, longest)
     scores = (starts[:, :, None] + followers).reshape(number, length * longest)
@@ -366,10 +335,7 @@ class SpanCollector:
     """
 
     def __init__(self, windows: Windows, contexts: Sequence[str], longest: int = 30, n_best: int = USUAL_ANSWERS):
-        self.windows = windows
-        self.contexts = contexts
-        self.longest = longest
-        self.n_best = n_best
+        self.windows, self.contexts, self.longest, self.n_best = windows, contexts, longest, n_best
         self._found: dict[int, list[FoundAnswer]] = {}
 
     def add(self, index: np.ndarray, starts_BT: np.ndarray, ends_BT: np.ndarray) -> None:
@@ -465,11 +431,8 @@ class QuestionWindowsDataset(LabelledTextsDataset):
         marks_questions: bool = False,
     ):
         super().__init__(windows.inputs, windows.targets, pad, shuffle, seed, types_after)
-        self.file = file
-        self.windows = windows
-        self.split = split
-        self.longest_answer = longest_answer
-        self.marks_questions = marks_questions
+        self.file, self.windows, self.split = file, windows, split
+        self.longest_answer, self.marks_questions = longest_answer, marks_questions
 
     def collater(self, samples: list[dict]) -> dict:
         """As of LabelledTextsDataset, `target` (B, 2), and the `split`."""

@@ -123,12 +123,8 @@ class TokenStreams(FairseqDataset):
         self.longest = each + (1 if keeps_rest and rest else 0)  # of the rows of all workers
         self.shifts = cut.shifts(rows, max(1, each))[own]
         self.borders = cut.borders(self.longest, tgt_len)
-        self.tokens = tokens
-        self.rows = rows
-        self.shard = shard
-        self.tgt_len = tgt_len
-        self.eos = eos
-        self.pad = pad
+        self.tokens, self.rows, self.shard, self.tgt_len = tokens, rows, shard, tgt_len
+        self.eos, self.pad = eos, pad
 
     def __len__(self) -> int:
         """Number of segments."""

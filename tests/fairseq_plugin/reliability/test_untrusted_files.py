@@ -258,7 +258,6 @@ def test_bz2_in_parts_is_read_as_a_whole(tmp_path, monkeypatch):
     path.write_bytes(bz2.compress(content) + bz2.compress(b"more\n") + b"\0" * 10)
     with files.open_decompressed(path) as file:
         assert file.read() == content + b"more\n"
-        assert file.raw.consumed == path.stat().st_size
     path.write_bytes(bz2.compress(content)[:-4])
     with files.open_decompressed(path) as file, pytest.raises(BadInput, match="not whole"):
         file.read()

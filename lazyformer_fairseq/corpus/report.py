@@ -4,22 +4,20 @@
 """
 
 import difflib
-import math
 import re
 import unicodedata
-from collections import defaultdict
-from itertools import accumulate, pairwise
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Optional, Union
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-MOST_INPUTS = 40  # rows; more files than that are grouped by folder
+MOST_INPUTS = 40  # rows
+SHARES = (0.1, 0.5, 0.9, 0.99)
 EXAMPLE_CHARACTERS = 600
 PIECES = re.compile(r"\w+|\s+|.", re.DOTALL)
 MARK = Markup('<mark class="{}">{}</mark>')
-TICKS = (1, 2, 5)  # of a power of ten; where several powers are shown, the first alone
 Manifest = dict[str, Any]
 
 
@@ -28,11 +26,13 @@ def write_report(manifest: Manifest, path: Path) -> None:
     template = _environment().get_template("report.html.jinja")
     page = template.render(
         **manifest,
-        groups=grouped(manifest["inputs"]) if len(manifest["inputs"]) > MOST_INPUTS else None,
+        inputs_with_rows=manifest["inputs"][:MOST_INPUTS],
+        rest=rest_of(manifest["inputs"]),
         reasons=_reasons(manifest),
-        histograms={
-            name: histogram(lengths["edges"], lengths["counts"]) for name, lengths in manifest["lengths"].items()
-        },
+        quantiles=[
+            (name, *(quantile(lengths["edges"], lengths["counts"], share) for share in SHARES))
+            for name, lengths in manifest["lengths"].items()
+        ],
         marked={
             step: [marked(before, after) for before, after in pairs]
             for step, pairs in manifest["examples"].items()
@@ -56,18 +56,11 @@ def _environment() -> Environment:
     return environment
 
 
-def grouped(inputs: list[dict[str, Any]]) -> list[tuple[Union[str, int], ...]]:
-    """(folder, format, files, bytes, documents), the largest first; those over the limit share one row."""
-    groups: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for file in inputs:
-        sums = groups[str(PurePosixPath(file["path"]).parent), file["format"]]
-        for place, value in enumerate((1, file["bytes"], file.get("documents", 0))):
-            sums[place] += value
-    ordered = sorted(groups.items(), key=lambda item: (-item[1][1], item[0]))
-    rows = [(*key, *sums) for key, sums in ordered[:MOST_INPUTS]]
-    if rest := [sums for _, sums in ordered[MOST_INPUTS:]]:
-        rows.append((f"and {plural(len(rest), 'more folder')}", "", *map(sum, zip(*rest, strict=True))))
-    return rows
+def rest_of(inputs: list[dict[str, Any]]) -> Optional[tuple[str, int, int]]:
+    """(how many, bytes, documents) of the files that get no row of their own, together; None where all have one."""
+    rest = inputs[MOST_INPUTS:]
+    sums = (sum(file[name] for file in rest) for name in ("bytes", "documents"))
+    return (f"and {plural(len(rest), 'more file')}", *sums) if rest else None
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
@@ -78,59 +71,32 @@ def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:
     return [(reason, dropped.get(reason), names.get(reason, [])) for reason in (*ordered, *others)]
 
 
-def histogram(edges: list[float], counts: list[int]) -> Optional[dict[str, Any]]:
-    """Places and sizes of a drawing, as shares of its width and height; the axis of lengths is logarithmic.
+def quantile(edges: list[float], counts: list[int], share: float) -> Optional[float]:
+    """The length that this share of a histogram is below, as if lengths were spread evenly, by logarithm, in a bin.
 
-    Returns:
-        ``bars`` (left, width, height), ``ticks`` and ``median`` (place, length), ``highest`` bar as a share of all per
-        doubling of the length; None where nothing was counted.
+    None where nothing was counted; edges are positive.
     """
-    full = [place for place, n in enumerate(counts) if n]
-    if not full:
-        return None
-    edges, counts = edges[full[0] : full[-1] + 2], counts[full[0] : full[-1] + 1]
-
-    def place(length: float) -> float:
-        return math.log(length / edges[0]) / math.log(edges[-1] / edges[0])
-
-    # Per doubling, because equal bins of a logarithmic axis do not hold equally many whole numbers.
-    shares = [
-        n / sum(counts) / math.log2(right / left) for n, (left, right) in zip(counts, pairwise(edges), strict=True)
-    ]
-    powers = range(math.floor(math.log10(edges[0])), math.ceil(math.log10(edges[-1])) + 1)
-    ticks = (10**power * step for power in powers for step in (TICKS if len(powers) < 4 else TICKS[:1]))
-    middle = median(edges, counts)
-    return {
-        "bars": [
-            (place(left), place(right) - place(left), share / max(shares))
-            for share, (left, right) in zip(shares, pairwise(edges), strict=True)
-        ],
-        "ticks": [(place(tick), tick) for tick in ticks if edges[0] <= tick <= edges[-1]],
-        "median": (place(middle), middle),
-        "highest": max(shares),
-    }
-
-
-def median(edges: list[float], counts: list[int]) -> float:
-    """Median of a histogram with positive edges, as if lengths were spread evenly, by logarithm, within a bin."""
-    half = sum(counts) / 2
-    place = next(i for i, total in enumerate(accumulate(counts)) if total >= half)
-    part = (half - sum(counts[:place])) / counts[place]
-    return edges[place] * (edges[place + 1] / edges[place]) ** part
+    wanted, below = share * sum(counts), 0
+    for count, (left, right) in zip(counts, pairwise(edges), strict=True):
+        if count and below + count >= wanted:
+            return left * (right / left) ** ((wanted - below) / count)
+        below += count
+    return None
 
 
 def marked(before: str, after: str) -> tuple[Markup, Markup]:
     """Both texts, with marks on the differences."""
     old, new = (PIECES.findall(side[:EXAMPLE_CHARACTERS]) for side in (before, after))
-    left, right = [], []
+    left, right = Markup(), Markup()
     for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        for pieces, side, name in ((old[a:b], left, "out"), (new[c:d], right, "in")):
-            piece = escape(visible("".join(pieces)))
-            side.append(
-                piece if kind == "equal" or not piece else Markup('<mark class="{}">{}</mark>').format(name, piece)
-            )
-    left, right = (Markup("<bdi>{}</bdi>").format(Markup("").join(side)) for side in (left, right))
-    return left, right
+        left += _piece("".join(old[a:b]), "" if kind == "equal" else "out")
+        right += _piece("".join(new[c:d]), "" if kind == "equal" else "in")
+    return Markup("<bdi>{}</bdi>").format(left), Markup("<bdi>{}</bdi>").format(right)
+
+
+def _piece(text: str, mark: str) -> Markup:
+    piece = escape(visible(text))
+    return MARK.format(mark, piece) if mark and piece else piece
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -155,8 +121,8 @@ def _seen(character: str) -> str:
     return character
 
 
-def count(value: Optional[int]) -> str:
-    return "–" if value is None else f"{value:,}"
+def count(value: Optional[float]) -> str:
+    return "–" if value is None else f"{value:,.0f}"
 
 
 def plural(number: int, noun: str) -> str:

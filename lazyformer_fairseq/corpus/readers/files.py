@@ -27,6 +27,7 @@ MOST_AT_ONCE = 1 << 24  # bytes of text; 50 bytes of bz2 can stand for 46 MB
 MOST_TIMES, BEYOND_BYTES = 200, 1 << 28
 BZ2_STREAM = b"1AY&SY"  # after `BZh` and a digit: the first block of a bz2 stream
 BZ2_END = b"\x17\x72\x45\x38\x50\x90"  # the same place in a stream of nothing
+STARTS = {"gz": b"\x1f\x8b\x08", "zst": b"\x28\xb5\x2f\xfd"}
 DECOMPRESSORS: dict[str, Callable[[], Any]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
     "bz2": bz2.BZ2Decompressor,
@@ -42,13 +43,9 @@ def compression(path: Union[str, Path]) -> Optional[str]:
     """``gz``, ``bz2``, ``zst``, or None for a file that is not compressed."""
     with open(path, "rb") as file:
         head = file.read(10)
-    if head.startswith(b"\x1f\x8b\x08"):
-        return "gz"
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return "zst"
     if head.startswith(b"BZh") and head[4:] in (BZ2_STREAM, BZ2_END):
         return "bz2"
-    return None
+    return next((kind for kind, start in STARTS.items() if head.startswith(start)), None)
 
 
 def open_decompressed(path: Union[str, Path], start: int = 0, end: Optional[int] = None) -> io.BufferedReader:

@@ -34,19 +34,17 @@ COMPRESSED = r"(?:\.(?:gz|bz2|zst))?"
 KNOWN_NAME = re.compile(rf"(?:{'|'.join(format.names for format in FORMATS.values())}){COMPRESSED}", re.I)
 ABOUT_THE_FILES = re.compile(r"(?:readme|licen[cs]e|copying|notice|changelog)\b", re.I)
 
-BINARY = [
-    (b"%PDF", "a PDF"),
-    (b"PK", "a zip archive"),
-    (b"7z\xbc\xaf", "a 7z archive"),
-    (b"Rar!", "a rar archive"),
-    (b"\xfd7zXZ", "an xz file"),
-    (b"\xd0\xcf\x11\xe0", "an old Word document"),
-    (b"\x89PNG", "a picture"),
-    (b"\xff\xd8\xff", "a picture"),
-    (b"\xff\xfe", "UTF-16 text"),
-    (b"\xfe\xff", "UTF-16 text"),
-    (b"{\\rtf", "an RTF document"),
-]
+BINARY = {
+    "a PDF": (b"%PDF",),
+    "a zip archive": (b"PK",),
+    "a 7z archive": (b"7z\xbc\xaf",),
+    "a rar archive": (b"Rar!",),
+    "an xz file": (b"\xfd7zXZ",),
+    "an old Word document": (b"\xd0\xcf\x11\xe0",),
+    "a picture": (b"\x89PNG", b"\xff\xd8\xff"),
+    "UTF-16 text": (b"\xff\xfe", b"\xfe\xff"),
+    "an RTF document": (b"{\\rtf",),
+}
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,12 @@ def find_inputs(
     left_out = [] if left_out is None else left_out
     for spec in specs:
         wanted_format, path = parse_spec(spec)
-        for file in _files(path, bad_files, left_out):
+        is_folder = path.is_dir()
+        for file in _text_files(path, bad_files, left_out) if is_folder else [path]:
             try:
                 found = InputFile(str(file), _format(file, wanted_format), file.stat().st_size)
             except UserError as error:
-                if bad_files == "stop" or not path.is_dir():
+                if bad_files == "stop" or not is_folder:
                     raise
                 left_out.append(str(error))
                 continue
@@ -114,19 +113,17 @@ def parse_spec(spec: str) -> tuple[Optional[str], Path]:
     return wanted_format, path
 
 
-def _files(path: Path, bad_files: str, left_out: list[str]) -> Iterator[Path]:
-    if not path.is_dir():
-        yield path
-        return
-    found = False
-    for file in sorted(_files_below(path, bad_files, left_out)):
+def _text_files(folder: Path, bad_files: str, left_out: list[str]) -> list[Path]:
+    """The files of a folder whose names are those of texts, in order."""
+    found = []
+    for file in sorted(_files_below(folder, bad_files, left_out)):
         if ABOUT_THE_FILES.match(file.name) or not KNOWN_NAME.fullmatch(file.name):
             left_out.append(f"{file}: its name is not one of a text that can be read")
-            continue
-        found = True
-        yield file
+        else:
+            found.append(file)
     if not found:
-        raise UserError(f"{path}: holds no .txt, .tokens, .epub, .xml, .jsonl, .json or wiki_00 file")
+        raise UserError(f"{folder}: holds no .txt, .tokens, .epub, .xml, .jsonl, .json or wiki_00 file")
+    return found
 
 
 def _files_below(top: Path, bad_files: str, left_out: list[str]) -> Iterator[Path]:
@@ -169,8 +166,8 @@ def _format(file: Path, wanted: Optional[str]) -> str:
     is_zip_of_book = content.startswith(b"PK") and (b"epub" in head[:100] or ".epub" in file.name)
     if is_zip_of_book and wanted in (None, "book"):
         return "book"
-    for start, what in BINARY:
-        if head.startswith(start):
+    for what, starts in BINARY.items():
+        if head.startswith(starts):
             raise UserError(f"{file}: is no text, it looks like {what}; convert it, or leave it out")
     if b"\0" in head:
         raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
@@ -192,20 +189,17 @@ def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece,
 
     They depend on the files and ``unit_bytes`` alone.
     """
-    units: list[tuple[Piece, ...]] = []
-    small: list[Piece] = []
-    small_bytes = 0
+    units: list[list[Piece]] = []
+    room = 0  # in the last unit
     for file in files:
         pieces = _pieces(file, unit_bytes)
-        if small and (len(pieces) > 1 or small_bytes + file.size > unit_bytes):
-            units.append(tuple(small))
-            small, small_bytes = [], 0
-        if len(pieces) > 1:
-            units += [(piece,) for piece in pieces]
+        if len(pieces) == 1 and file.size <= room:
+            units[-1] += pieces
+            room -= file.size
         else:
-            small += pieces
-            small_bytes += file.size
-    return [*units, tuple(small)] if small else units
+            units += [[piece] for piece in pieces]
+            room = unit_bytes - file.size if len(pieces) == 1 else 0
+    return list(map(tuple, units))
 
 
 def must_be_cut(file: InputFile, unit_bytes: int) -> bool:

@@ -14,6 +14,7 @@ class Gone(str):
 REPLACED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out, or give --distill ORIGINAL")
 MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: heads stay where they are")
 ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
+FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
 
 # Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
 # Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
@@ -30,6 +31,11 @@ OLD_NAMES: dict[str, str] = {
     "import --heads": MATCHED,
     "search compress --heads": MATCHED,
     "search --from": "compress {}",
+    "search --latency-budget": "--budgets {}",
+    "search --train-updates": FROM_SCRATCH,
+    "search --train-patterns": FROM_SCRATCH,
+    "search --time-only": Gone("went; docs/search.md has what updates cost"),
+    "search orders": Gone("went; `lazyformer compare --random-orders N` trains random orders"),
     "compare --shares": "--time-fractions {}",
     "compare --rates": "--lr {}",
     "lm compare": Gone(

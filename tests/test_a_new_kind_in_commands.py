@@ -75,11 +75,10 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     options = [*sizes.split(" "), "--task", task, "--candidates", "s,m[width=5],l,f,identity,m", "--sublayers", "4"]
     options += "--batch-size 16 --constant-updates 1 --max-updates 60 --device cpu --latency-price 0.1".split()
     run("search", data, tmp_path / "found", *options)
-    found = json.loads((tmp_path / "found" / "probabilities.json").read_text())
-    assert found["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
+    found = json.loads((tmp_path / "found" / "result.json").read_text())
+    assert found["settings"]["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
     prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
     assert {"s", "s_read", "l", "f", "m", "m[width=5]", "rest"} == prices.keys()
-    assert "m" in json.loads((tmp_path / "found" / "result.json").read_text())["table"][0]["sublayers"]
     assert (tmp_path / "found" / "history.png").stat().st_size > 1000
 
 

@@ -81,20 +81,14 @@ ADDED_OPTIONS = {
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": (
-        f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1 "
-        "--check-patterns 3"
+        f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1"
     ),
     "lazyformer search footing results/front_1": (
         f"{SIZES} --tokens-per-sample 32 --baseline-pattern sf --batch-size 16 --max-updates 20 --budgets 1.0,2.0 "
-        "--evaluations 4 --judged-batches 1 --check-patterns 0 --train-updates 1 --device cpu"
+        "--evaluations 4 --judged-batches 1 --device cpu"
     ),
-    "lazyformer search orders": (
-        f"{SIZES} --tokens-per-sample 32 --sublayers 6 --orders 1 --balances 1 --sandwich 1 --baseline-seeds 1 "
-        "--updates 1 --batch-size 16 --device cpu"
-    ),
-    "lazyformer search compress": (
-        "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1 --rounds 1 --control 1"
-    ),
+    "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
+    "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1 --control 1",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer plan": "",
     "lazyformer pattern show": "--tokens 8 --heads 2",

@@ -24,6 +24,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import check_memory_fits
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 
+ARCHITECTURE_SHARE = 0.2  # of the training data is held apart for the architecture (PAR Transformer, section 2.2)
 OURS = ("--sublayer-pattern", "--arch", "--task", "--criterion", "--seed", "--batch-size", "--save-dir")
 
 
@@ -93,8 +94,7 @@ class BlocksPart:
         return {"epoch": self.dataset.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "epoch" in state:  # a search that began with 0.1.0 has none
-            self.dataset.set_epoch(state["epoch"])
+        self.dataset.set_epoch(state["epoch"])
 
 
 class StreamsPart:
@@ -133,33 +133,33 @@ class StreamsPart:
 Part = Union[BlocksPart, StreamsPart]
 
 
-def two_parts_of_blocks(dataset: SizedDataset, architecture_share: float, batch_size: int) -> tuple[Part, Part]:
+def two_parts_of_blocks(dataset: SizedDataset, batch_size: int) -> tuple[Part, Part]:
     """(for the weights, for the architecture): the last blocks, which hold other documents, are the architecture's.
 
     Raises:
         UserError: a part would be empty.
     """
-    border = _border(len(dataset), architecture_share, "blocks")
+    border = _border(len(dataset), "blocks")
     return BlocksPart(dataset, 0, border, batch_size), BlocksPart(dataset, border, len(dataset), batch_size)
 
 
 def two_parts_of_text(
-    tokens: np.ndarray, architecture_share: float, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
+    tokens: np.ndarray, batch_size: int, tgt_len: int, mem_len: int, eos: int, pad: int
 ) -> tuple[Part, Part]:
     """As :func:`two_parts_of_blocks`, for one long text."""
-    border = _border(len(tokens), architecture_share, "tokens")
+    border = _border(len(tokens), "tokens")
     weights, architecture = (
         TokenStreams(part, batch_size, tgt_len, eos, pad) for part in (tokens[:border], tokens[border:])
     )
     return StreamsPart(weights, mem_len), StreamsPart(architecture, mem_len)
 
 
-def _border(count: int, architecture_share: float, what: str) -> int:
-    border = count - round(count * architecture_share)
+def _border(count: int, what: str) -> int:
+    border = count - round(count * ARCHITECTURE_SHARE)
     if not 0 < border < count:
         raise UserError(
-            f"the training data's {count} {what} make no second part for the architecture at --architecture-share "
-            f"{architecture_share:g}; give more text or another share"
+            f"the training data's {count} {what} make no second part of {ARCHITECTURE_SHARE:.0%} for the architecture; "
+            "give more text"
         )
     return border
 
@@ -206,8 +206,8 @@ class FairseqSearch:
         dataset, settings = self.task.dataset("train"), self.settings
         if settings.task == "masked-lm":
             dataset.filter_indices_by_size(dataset.ordered_indices(), self.cfg.model.max_positions)
-            return two_parts_of_blocks(dataset, settings.architecture_share, settings.batch_size)
-        sizes = (settings.architecture_share, settings.batch_size, *self.training_lengths)
+            return two_parts_of_blocks(dataset, settings.batch_size)
+        sizes = (settings.batch_size, *self.training_lengths)
         return two_parts_of_text(dataset.tokens, *sizes, self.dictionary.eos(), self.dictionary.pad())
 
     @property
@@ -233,6 +233,5 @@ class FairseqSearch:
 
     @property
     def latency_memory(self) -> int:
-        """M for measuring latency; 0 for encoders."""
-        asked, memory = self.settings.latency_memory, self.training_lengths[1]
-        return memory if asked is None or self.settings.task == "masked-lm" else asked
+        """M for measuring latency, the training's; 0 for encoders."""
+        return self.training_lengths[1]

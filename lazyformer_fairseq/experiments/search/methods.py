@@ -193,7 +193,6 @@ def _best(task: Task, subnets: Iterable[Subnet], now: Subnet, is_above: bool) ->
     return best if best is not None and (is_above or worths[best] > 0) else None
 
 
-# By name in METHODS.
 JUDGING: dict[str, Callable[[Task], None]] = {
     "gradient": judge_by_gradient,
     "random": judge_at_random,

@@ -1,35 +1,67 @@
-"""A search in its folder, from its settings to its result; every file there is complete or absent, and all resumes."""
+"""A search in its folder, from its settings to its result; every file there is complete or absent, and all resumes.
+
+A supernet is trained, then patterns of it are judged: of each budget of latency the best one counts, beside a control.
+"""
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import SETTINGS, experiment, kept
 from lazyformer_fairseq.experiments.search.fairseq_model import FairseqSearch, move_to
-from lazyformer_fairseq.experiments.search.latency import LATENCIES, Prices, latency_of, measure_models, prices_of
-from lazyformer_fairseq.experiments.search.report import describe_models, update_cost_table, write_search
-from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.space import by_layer, compact, letters
+from lazyformer_fairseq.experiments.search.latency import (
+    LATENCIES,
+    ROUNDS_OF_FRONTS,
+    latency_of,
+    measure_models,
+    prices_of,
+    rank_correlations,
+)
+from lazyformer_fairseq.experiments.search.methods import JUDGING, Judge, Task
+from lazyformer_fairseq.experiments.search.report import write_report
+from lazyformer_fairseq.experiments.search.settings import CONTROL, SearchSettings
+from lazyformer_fairseq.experiments.search.space import (
+    Band,
+    Space,
+    Subnet,
+    bands_of,
+    by_layer,
+    compact,
+    letters,
+    subnet_of,
+)
+from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.experiments.search.training import (
-    SAVE_INTERVAL,
+    FORWARD,
     STATE,
+    Cost,
+    Counting,
     MixtureTraining,
-    PatternSearch,
+    SubnetTraining,
+    SupernetTraining,
+    clock_of,
     update_weights,
     weights_optimizer,
 )
-from lazyformer_fairseq.measure.costs.latency import measure
-from lazyformer_fairseq.measure.costs.machine import describe_machine, describe_versions
 from lazyformer_fairseq.patterns.grammar import read_sublayer
-from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.report.numbers import spread
+from lazyformer_fairseq.storage.json_files import read_json, write_json
 
-RESULT = "result.json"
-ROUNDS_OF_UPDATES = 20
-PAPERS_CANDIDATES = SearchSettings.candidates
+RESULT, JUDGED = "result.json", "judged.json"
+CONTROL_FOLDER = "control"
+CONTROLS_SEED = 1000  # further than the method's: the two draw other patterns
+BASELINE_UPDATES = 6  # timed, the first not counted
+CHECK_PATTERNS = 12  # of a front: patterns whose latency is predicted and measured
+DRAWN = 40  # random patterns for each of these
 
 
 def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[str, Any]]) -> dict:
@@ -51,99 +83,234 @@ def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[s
         return kept(path / RESULT, search)  # written last: it marks the folder as complete
 
 
-def run_search(settings: SearchSettings, path: Path, save_interval: int = SAVE_INTERVAL) -> dict[str, Any]:
-    """Searches one pattern in the folder `path`, resumes a stopped search there, or returns a finished one's result.
+def run_search(settings: SearchSettings, path: Path) -> dict[str, Any]:
+    """Searches in the folder `path`, resumes a stopped search there, or returns the result of a finished one.
 
     Returns:
         What result.json holds.
 
     Raises:
-        UserError: as :func:`search_in`; or settings and data do not fit together.
+        UserError: as :func:`search_in`; settings and data do not fit together; or the evaluations alone cost all
+            updates.
     """
     fairseq = FairseqSearch(settings)
-    parts = fairseq.parts()  # data that does not fit must not leave a folder behind
+    fairseq.parts()  # data that does not fit must not leave a folder behind
+    _supernets_cost(settings)
 
     def search() -> dict[str, Any]:
-        prices = search_prices(fairseq, path)
-        supernet = fairseq.build_supernet(settings.candidates).supernet
-        training = PatternSearch(supernet, settings, fairseq.loss_of, parts, prices)
-        training.run_in(path, save_interval)
-        return _result(fairseq, path, training, prices)
+        result = Search(fairseq, path).result()
+        write_report(result, path)
+        return result
 
     return search_in(path, settings, STATE, search)
 
 
-def search_prices(fairseq: FairseqSearch, folder: Path) -> Prices:
-    """As given; else measured, once in each folder."""
-    settings = fairseq.settings
-    if settings.prices is not None:
-        return settings.prices
-    sublayers = {name: read_sublayer(name) for name in settings.priced}
-    return prices_of(fairseq, settings.baseline, sublayers, folder)
+def _supernets_cost(settings: SearchSettings) -> float:
+    """What is left for the supernet in updates of the baseline, when a pattern as large as it costs an evaluation.
 
-
-def _result(fairseq: FairseqSearch, path: Path, training: PatternSearch, prices: Prices) -> dict[str, Any]:
-    chosen, choices, baseline = training.most_probable(), training.choices[0], fairseq.settings.baseline
-    patterns = {"baseline": baseline, "found": letters(chosen)}
-    patterns = {name: pattern for name, pattern in patterns.items() if pattern}
-    result = {
-        "pattern": compact(letters(chosen)),
-        "by_layer": by_layer(chosen),
-        "converged": training.converged,
-        "updates": training.updates,
-        "entropy": choices.entropy(),
-        "table": describe_models(fairseq, patterns, measure_models(fairseq, list(patterns.values()))),
-    }
-    found = {"candidates": list(choices.candidates), "layers": choices.probabilities().tolist()}
-    write_json(path / "probabilities.json", found | {"by_layer": result["by_layer"]})
-    write_search(result, found, training.history, latency_of(prices, baseline), path)
-    return result
-
-
-def baseline_update(fairseq: FairseqSearch) -> Callable[[], object]:
-    """Makes an update of the baseline, with fresh weights, on the next batch of the weights' part at each call."""
-    model, _ = fairseq.build_model(fairseq.settings.baseline)
-    optimizer, part = weights_optimizer(model.train(), fairseq.settings), fairseq.parts()[0]
-    batches = itertools.chain.from_iterable(part.batches(1, 0) for _ in itertools.count())
-
-    def update() -> object:
-        batch = move_to(next(batches), fairseq.settings.device)
-        return update_weights(model, optimizer, batch, fairseq.loss_of, fairseq.settings.clip_norm)
-
-    return update
-
-
-def time_updates(settings: SearchSettings, path: Path, rounds: int = ROUNDS_OF_UPDATES) -> str:
-    """Times updates on the training data: the baseline's, and both kinds of the supernet's.
-
-    Beside the settings' candidates stand the paper's, whose updates are to cost less than twice the baseline's (PAR
-    Transformer, section 2.1). Writes `path`/update_cost.json with all samples, and returns a table.
+    Raises:
+        UserError: nothing is left.
     """
-    fairseq = FairseqSearch(settings)
-    things = {"baseline": baseline_update(fairseq)}
-    named = {", ".join(candidates): candidates for candidates in (PAPERS_CANDIDATES, settings.candidates)}
-    for name, candidates in named.items():
-        for kind in ("weights", "architecture"):
-            things[f"{name}: {kind}"] = _supernet_update(fairseq, candidates, kind == "architecture")
-    timings = measure(things, rounds, device=settings.device, description="updates")
-    path.mkdir(parents=True, exist_ok=True)
-    content = {
-        "settings": asdict(settings),
-        "machine": describe_machine(settings.device),
-        "versions": describe_versions(),
-        "seconds": {name: list(timing.samples) for name, timing in timings.items()},
-    }
-    write_json(path / "update_cost.json", content)
-    return update_cost_table(timings, list(named), settings.architecture_share)
+    most = settings.max_updates
+    if not settings.budgets:
+        return most
+    of_evaluations = settings.evaluations * settings.judged_batches * FORWARD
+    if of_evaluations >= most:
+        raise UserError(
+            f"--max-updates {most}: {settings.evaluations} evaluations on {settings.judged_batches} batches cost as "
+            f"much as {of_evaluations:.0f} updates; give more updates, or fewer --evaluations or --judged-batches"
+        )
+    return most - of_evaluations
 
 
-def _supernet_update(fairseq: FairseqSearch, candidates: tuple[str, ...], architecture: bool) -> Callable[[], object]:
-    supernet, (weights, _) = fairseq.build_supernet(candidates).supernet, fairseq.parts()
-    parts = (weights, weights)  # an update of either kind on batches of one size
-    training = MixtureTraining(supernet, fairseq.settings, fairseq.loss_of, parts, math.inf, budgets=[None])
+@dataclass
+class Inheritance:
+    """Losses with inherited weights on the first batches of the held-apart data, always the same; kept in `file`.
 
-    def update() -> object:
-        training.prepare(0, architecture)
-        return training.learn_architecture(0) if architecture else training.learn_weights(supernet)
+    Attributes:
+        single: a trained supernet.
+        batches: how many.
+        losses: in bits a prediction, of the patterns judged so far.
+        seconds: what each took.
+    """
 
-    return update
+    fairseq: FairseqSearch
+    single: SinglePath
+    counting: Counting
+    batches: int
+    file: Path
+    losses: dict[Subnet, float] = field(default_factory=dict)
+    seconds: dict[Subnet, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.part = self.fairseq.parts()[1]
+        if self.file.exists():
+            for name, values in read_json(self.file).items():
+                getattr(self, name).update({subnet_of(text): value for text, value in values.items()})
+
+    def __call__(self, subnet: Subnet) -> float:
+        clock = clock_of(self.fairseq.settings.device)
+        began = clock()
+        self.losses[subnet] = self._loss(subnet)
+        self.seconds[subnet] = clock() - began
+        kept = {"losses": self.losses, "seconds": self.seconds}
+        by_text = {name: {by_layer(each): value for each, value in values.items()} for name, values in kept.items()}
+        write_json(self.file, by_text, durable=False)
+        return self.losses[subnet]
+
+    @torch.no_grad()
+    def _loss(self, subnet: Subnet) -> float:
+        self.single.take(subnet)
+        self.single.eval()
+        losses: list[Tensor] = []
+        count = 0
+        for batch in itertools.islice(self.part.batches(1, 0), self.batches):
+            loss, predictions = self.fairseq.loss_of(self.single, move_to(batch, self.fairseq.settings.device))
+            losses.append(loss.double())
+            count += int(predictions)
+        return float(sum(losses)) / count / math.log(2)
+
+    def cost_of(self, subnets: Sequence[Subnet]) -> Cost:
+        """What it cost to judge these."""
+        batches = min(self.batches, len(self.part))
+        counted = sum(FORWARD * batches * self.counting.subnet(subnet) for subnet in subnets)
+        seconds = sum(self.seconds[subnet] for subnet in subnets)
+        return Cost(evaluations=len(subnets), counted=counted, seconds=seconds)
+
+
+class Search:
+    """The run in a folder, part by part.
+
+    Raises:
+        UserError: the method begins with a baseline that is no pattern of the candidates.
+    """
+
+    def __init__(self, fairseq: FairseqSearch, path: Path):
+        self.fairseq, self.settings, self.path = fairseq, fairseq.settings, path
+        settings = self.settings
+        self.prices = settings.prices
+        if self.prices is None:
+            sublayers = {name: read_sublayer(name) for name in settings.priced}
+            self.prices = prices_of(fairseq, settings.baseline, sublayers, path)
+        self.counting = Counting(fairseq)
+        self.space = Space(settings.candidates, settings.layers, self.prices)
+        self.budgets: list[Optional[float]] = sorted(settings.budgets) or [None]
+        self.bands = [Band(0.0, math.inf)]
+        if settings.budgets:
+            self.bands = bands_of(settings.budgets, latency_of(self.prices, settings.baseline))
+        baseline = subnet_of(settings.baseline)
+        self.baseline = baseline if set(baseline) <= set(settings.candidates) else None
+        if self.baseline is None and settings.method == "greedy":
+            raise UserError(
+                f"--method greedy: begins with the baseline {settings.baseline}, and --candidates "
+                f"{','.join(settings.candidates)} lack sublayers of it; add them, or give a --baseline-pattern"
+            )
+
+    def result(self) -> dict[str, Any]:
+        """All that the report needs."""
+        settings = self.settings
+        supernet, inheritance = self._supernet(settings.trains_mixtures, self.path)
+        fronts = {"found": self._search(settings.method, supernet, inheritance, settings.seed)}
+        if settings.budgets and settings.control and settings.method != CONTROL:
+            fronts["control"] = self._control(supernet, inheritance)
+        checked = self._spread() if settings.budgets else []
+        measured = self._latencies([*fronts.values()], checked)
+        seconds = self._baseline_seconds()
+        correlated = [measured[letters(subnet)] for subnet in checked]
+        return {
+            "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates")},
+            "sizes": asdict(self.counting.sizes),
+            **{name: self._described(each, measured, seconds) for name, each in fronts.items()},
+            "baseline": {
+                "pattern": compact(settings.baseline),
+                **measured[settings.baseline],
+                "loss": None if self.baseline is None else inheritance.losses[self.baseline],
+                "seconds_per_update": seconds,
+            },
+            "probabilities": [choices.probabilities().tolist() for choices in supernet.choices],
+            "history": supernet.history,
+            "latency_check": {
+                "patterns": {compact(letters(subnet)): measured[letters(subnet)] for subnet in checked},
+                "correlation": rank_correlations(
+                    [row["predicted"] for row in correlated], [row["measured"]["median"] for row in correlated]
+                ),
+            },
+        }
+
+    def _supernet(self, of_mixtures: bool, folder: Path) -> tuple[SupernetTraining, Inheritance]:
+        """Trained, and what its patterns inherit."""
+        single = self.fairseq.build_supernet(self.settings.candidates)
+        data, cost = (self.fairseq.loss_of, self.fairseq.parts()), _supernets_cost(self.settings)
+        kind = MixtureTraining if of_mixtures else SubnetTraining
+        training = kind(single, self.settings, *data, cost, self.prices, self.counting)
+        training.run_in(folder)
+        return training, Inheritance(self.fairseq, single, self.counting, self.settings.judged_batches, folder / JUDGED)
+
+    def _search(self, method: str, supernet: SupernetTraining, inheritance: Inheritance, seed: int) -> dict[str, Any]:
+        """A method's front on a trained supernet: of each budget the best pattern that was judged, and the cost."""
+        evaluations = self.settings.evaluations if self.settings.budgets else 1  # else the most probable alone
+        judge = Judge(inheritance, evaluations, dict(inheritance.losses))
+        if self.baseline is not None and self.baseline not in inheritance.losses:
+            inheritance(self.baseline)  # for the report: it is no evaluation of the method
+        shares = [choices.probabilities().tolist() for choices in supernet.choices] or None
+        task = Task(self.space, self.bands, self.baseline or (), judge, seed, shares)
+        print(f"judging {evaluations} patterns ({method})")
+        JUDGING[method](task)
+        points = []
+        for budget, band in zip(self.budgets, self.bands, strict=True):
+            best = task.best_within(band.high)
+            points.append({"budget": budget, "subnet": best, "loss": None if best is None else judge.losses[best]})
+        judged = [{"latency": self.space.latency(subnet), "loss": loss} for subnet, loss in judge.losses.items()]
+        cost = supernet.spent + inheritance.cost_of(list(judge.losses))
+        return {"method": method, "points": points, "judged": judged, "cost": cost}
+
+    def _control(self, supernet: SupernetTraining, inheritance: Inheritance) -> dict[str, Any]:
+        """Random search: on the same supernet where that trains patterns, else on one of its own, of the same cost."""
+        if self.settings.trains_mixtures:
+            supernet, inheritance = self._supernet(False, self.path / CONTROL_FOLDER)
+        return self._search(CONTROL, supernet, inheritance, self.settings.seed + CONTROLS_SEED)
+
+    def _spread(self) -> list[Subnet]:
+        """Random patterns, evenly spaced in rank from the cheapest to the most expensive of many; each once."""
+        chance, count = random.Random(self.settings.seed), CHECK_PATTERNS
+        drawn = {self.space.draw(chance) for _ in range(DRAWN * count)}
+        in_order = sorted(drawn, key=lambda subnet: (self.space.latency(subnet), subnet))
+        if len(drawn) <= count:
+            return in_order
+        return [in_order[round(number * (len(in_order) - 1) / (count - 1))] for number in range(count)]
+
+    def _latencies(self, fronts: Sequence[dict[str, Any]], checked: Sequence[Subnet]) -> dict[str, dict[str, Any]]:
+        """By pattern `predicted` ms and `measured`: median and quartiles in ms of a forward pass at batch 1."""
+        found = [point["subnet"] for front in fronts for point in front["points"] if point["subnet"] is not None]
+        patterns = [self.settings.baseline, *(letters(subnet) for subnet in [*found, *checked])]
+        return {
+            pattern: {
+                "predicted": latency_of(self.prices, pattern),
+                "measured": spread([1000 * sample for sample in timing.samples]),
+            }
+            for pattern, timing in measure_models(self.fairseq, patterns, ROUNDS_OF_FRONTS).items()
+        }
+
+    def _baseline_seconds(self) -> float:
+        """Of an update of the baseline, with fresh weights, on the weights' part of the data."""
+        model, _ = self.fairseq.build_model(self.settings.baseline)
+        optimizer, part = weights_optimizer(model.train(), self.settings), self.fairseq.parts()[0]
+        batches = itertools.chain.from_iterable(part.batches(1, 0) for _ in itertools.count())
+        clock, taken = clock_of(self.settings.device), []
+        for batch in itertools.islice(batches, BASELINE_UPDATES):
+            began = clock()
+            update_weights(model, optimizer, move_to(batch, self.settings.device), self.fairseq.loss_of)
+            taken.append(clock() - began)
+        return float(np.median(taken[1:]))
+
+    def _described(self, front: Mapping[str, Any], measured: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """With patterns in place of parts of the supernet, and the cost also measured, in updates of the baseline."""
+        cost, points = front["cost"], []
+        for point in front["points"]:
+            pattern: Optional[str] = None
+            found: Mapping[str, Any] = {}
+            if point["subnet"] is not None:
+                pattern = letters(point["subnet"])
+                found = {"by_layer": by_layer(point["subnet"]), "loss": point["loss"], **measured[pattern]}
+            points.append({"budget": point["budget"], "pattern": pattern and compact(pattern), **found})
+        return {**front, "cost": {**asdict(cost), "measured": cost.seconds / seconds}, "points": points}

@@ -11,9 +11,8 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -22,12 +21,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.fairseq_model import FairseqSearch, Part, move_to
+from lazyformer_fairseq.experiments.search.fairseq_model import ARCHITECTURE_SHARE, FairseqSearch, Part, move_to
 from lazyformer_fairseq.experiments.search.latency import REST, Prices, expected_latency, latency_of
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
-from lazyformer_fairseq.experiments.search.space import Space, Subnet, by_layer, compact, letters, most_probable
-from lazyformer_fairseq.experiments.search.supernet import SinglePath, Supernet
-from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb, fitted
+from lazyformer_fairseq.experiments.search.space import Space, Subnet
+from lazyformer_fairseq.experiments.search.supernet import SinglePath
+from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
 from lazyformer_fairseq.measure.costs.latency import wait_for
@@ -35,7 +34,10 @@ from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.storage.atomic import write_text
 
 STATE, HISTORY = "state.pt", "history.jsonl"
-SAVE_INTERVAL = 500
+LOG_INTERVAL, SAVE_INTERVAL = 100, 500  # updates
+# PAR Transformer, section 2.2, names the decays; FBNet, which it follows, the temperatures.
+WEIGHTS_DECAY, ARCHITECTURE_DECAY, CLIP_NORM = 1e-4, 5e-4, 0.25
+FIRST_TEMPERATURE, FINAL_TEMPERATURE = 5.0, 0.087
 FORWARD = 1 / 3  # of an update: its backward pass costs twice the forward pass
 ARCHITECTURE = 2 / 3  # no gradient of weights
 
@@ -88,11 +90,11 @@ class Counting:
     def __init__(self, fairseq: FairseqSearch):
         settings = fairseq.settings
         _, network = fairseq.build_model(settings.baseline)
-        sizes, lengths = network.sizes, fairseq.training_lengths
+        self.sizes, lengths = network.sizes, fairseq.training_lengths
         predicted = round(fairseq.predicted_share * lengths[0])
-        self.baseline = count_flops(settings.baseline, sizes, *lengths, predicted=predicted)
+        self.baseline = count_flops(settings.baseline, self.sizes, *lengths, predicted=predicted)
         names = {*settings.candidates, *split_sublayers(settings.baseline)}
-        each = {name: count_sublayer_flops(read_sublayer(name), sizes, *lengths) for name in names}
+        each = {name: count_sublayer_flops(read_sublayer(name), self.sizes, *lengths) for name in names}
         rest = self.baseline - sum(each[name] for name in split_sublayers(settings.baseline))
         flops = {read_sublayer(name).text: float(count) for name, count in each.items()}
         self.space = Space(settings.candidates, settings.layers, {**flops, REST: float(rest)})
@@ -105,14 +107,12 @@ class Counting:
 
 def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
     """LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction."""
-    return Lamb(
-        model.parameters(), lr=settings.weights_lr, weight_decay=settings.weights_decay, bias_correction=False,
-        max_weight_norm=10.0,
-    )  # fmt: skip
+    how = {"weight_decay": WEIGHTS_DECAY, "bias_correction": False, "max_weight_norm": 10.0}
+    return Lamb(model.parameters(), lr=settings.weights_lr, **how)
 
 
 def update_weights(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], loss_of: Loss, clip_norm: float
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], loss_of: Loss
 ) -> tuple[Tensor, Tensor]:
     """One update of a model's weights, a supernet's or a plain one's.
 
@@ -121,24 +121,24 @@ def update_weights(
     """
     loss, count = loss_of(model, batch)
     (loss / count).backward()
-    if clip_norm:
-        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], CLIP_NORM)
     optimizer.step()
     optimizer.zero_grad()
     return loss.detach(), torch.as_tensor(count).detach()
 
 
+def temperature_at(spent: float, settings: SearchSettings) -> float:
+    """Of the Gumbel-softmax: constant while the architecture is, then exponential decay to the end of the search."""
+    share = max(spent - settings.constant_updates, 0) / (settings.max_updates - settings.constant_updates)
+    return FIRST_TEMPERATURE * (FINAL_TEMPERATURE / FIRST_TEMPERATURE) ** share
+
+
 def latency_nats(
-    prices: Prices,
-    settings: SearchSettings,
-    probabilities_LK: Tensor,
-    candidates: tuple[str, ...],
-    budget: Optional[float] = None,
+    prices: Prices, settings: SearchSettings, probabilities_LK: Tensor, candidates: tuple[str, ...], budget: float
 ) -> Tensor:
-    """Nats that the architecture's loss pays for expected latency beyond the baseline's free share, or a `budget`."""
+    """Nats that the architecture's loss pays for expected latency beyond a share of the baseline's."""
     share = expected_latency(prices, probabilities_LK, candidates) / latency_of(prices, settings.baseline)
-    free = settings.latency_budget if budget is None else budget
-    return settings.latency_price * (share - free).clamp(min=0)
+    return settings.latency_price * (share - budget).clamp(min=0)
 
 
 class RunningLoss:
@@ -162,17 +162,11 @@ class Batches:
     def __init__(self, part: Part):
         self.part = part
         self.epoch, self.position = 1, 0
-        self._iterator: Optional[Iterator[dict[str, Any]]] = None
+        self._iterator: Optional[Iterator[dict[str, Any]]] = None  # an epoch begins with its first batch
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the epoch is."""
-        return self.position == len(self.part)
-
-    def next(self, epoch: Optional[int] = None) -> dict[str, Any]:
-        """The next batch; the first one of another `epoch`, if that is given."""
-        if epoch not in (None, self.epoch) or self.is_over:
-            self.epoch, self.position, self._iterator = epoch or self.epoch + 1, 0, None
+    def next(self) -> dict[str, Any]:
+        if self.position == len(self.part):
+            self.epoch, self.position, self._iterator = self.epoch + 1, 0, None
         if self._iterator is None:
             self._iterator = iter(self.part.batches(self.epoch, self.position))
         self.position += 1
@@ -193,40 +187,29 @@ class SupernetTraining(ABC):
     Args:
         parts: of the data, (for the weights, for the architecture).
         most: cost of all updates.
-        prices: what the architecture pays for; None for nothing.
-        budgets: shares of the baseline's latency. Each has choices of its own; None: as the settings have it.
-        counting: for those that count FLOPs.
-        single: the supernet, for those that train one pattern of it at a time.
 
     Attributes:
+        choices: the architecture, for each budget its own; none where single patterns are trained.
         history: rows (update, loss, ...).
     """
 
-    times_updates = True  # which waits for a GPU
-
     def __init__(
         self,
-        supernet: Supernet,
+        single: SinglePath,
         settings: SearchSettings,
         loss_of: Loss,
         parts: Sequence[Part],
         most: float,
-        prices: Optional[Prices] = None,
-        budgets: Sequence[Optional[float]] = (),
-        counting: Optional[Counting] = None,
-        single: Optional[SinglePath] = None,
+        prices: Prices,
+        counting: Counting,
     ):
-        self.supernet, self.settings, self.loss_of = supernet.train(), settings, loss_of
-        self.counting, self.single = counting, single
-        self.most, self.prices, self.budgets = most, prices, budgets
+        self.single, self.supernet = single, single.supernet.train()
+        self.settings, self.loss_of = settings, loss_of
+        self.most, self.prices, self.counting = most, prices, counting
         self.batches = [Batches(part) for part in parts]
-        self.weights = weights_optimizer(supernet.model, settings)
-        others = [copy.deepcopy(supernet.choices) for _ in budgets[1:]]
-        self.choices = nn.ModuleList([supernet.choices, *others] if budgets else [])
-        self.architecture = [
-            torch.optim.Adam(each.parameters(), lr=settings.architecture_lr, weight_decay=settings.architecture_decay)
-            for each in self.choices
-        ]
+        self.weights = weights_optimizer(self.supernet.model, settings)
+        self.choices = nn.ModuleList()
+        self.architecture: list[torch.optim.Optimizer] = []
         self.spent = Cost()
         self.history: list[dict[str, Any]] = []
         self.loss = RunningLoss(torch.device(settings.device))
@@ -235,50 +218,34 @@ class SupernetTraining(ABC):
     def updates(self) -> int:
         return self.spent.weights_updates + self.spent.architecture_updates
 
-    @property
-    def is_finished(self) -> bool:
-        return self.spent.counted + self.next_cost() > self.most
-
+    @abstractmethod
     def next_cost(self) -> float:
         """Of the next update."""
-        return 1
 
     @abstractmethod
     def update(self) -> tuple[Tensor, Tensor]:
         """One update. Returns the summed loss in nats, without the price, and the number of predictions."""
 
-    def row_is_due(self) -> bool:
-        """Whether a row of the history ends with this update."""
-        return self.updates % self.settings.log_interval == 0
-
     def details(self) -> dict[str, Any]:
-        """What a row has beside update and loss."""
+        """What a row of the history has beside update and loss."""
         return {"counted": self.spent.counted}
 
-    def shares(self) -> Optional[list[list[list[float]]]]:
-        """By budget the probabilities (L rows of K) that were learned; None where none are."""
-        return [choices.probabilities().tolist() for choices in self.choices] or None
-
-    def run_in(self, folder: Path, save_interval: int = SAVE_INTERVAL) -> None:
+    def run_in(self, folder: Path) -> None:
         """Trains to the end, from the state in the folder if there is one."""
-        self.resume(folder)
-        self.run(partial(save_state, folder), save_interval)
-
-    def run(self, save: Callable[[dict[str, Any]], None], save_interval: int = SAVE_INTERVAL) -> None:
-        """Trains to the end; `save` gets the state every `save_interval` updates and at the end."""
+        if (folder / STATE).exists():
+            self.load_state_dict(load_state(folder / STATE))
+            print(f"{folder}: resumes at update {self.updates}.")
         with tqdm(total=round(self.most), initial=round(self.spent.counted), desc="supernet", unit=" updates") as bar:
-            while not self.is_finished:
-                cost = self.next_cost()
-                with self.spent.timed(self.settings.device) if self.times_updates else nullcontext():
+            while self.spent.counted + (cost := self.next_cost()) <= self.most:
+                with self.spent.timed(self.settings.device):
                     self.loss.add(*self.update())
                 self.spent.counted += cost
                 bar.update(round(self.spent.counted) - bar.n)
-                if self.row_is_due():
-                    row = self._log()
-                    bar.set_postfix_str(f"{row['loss']:.2f} bits {row.get('pattern', '')}")
-                if self.updates % save_interval == 0:
-                    save(self.state_dict())
-        save(self.state_dict())
+                if self.updates % LOG_INTERVAL == 0:
+                    bar.set_postfix_str(f"{self._log()['loss']:.2f} bits")
+                if self.updates % SAVE_INTERVAL == 0:
+                    save_state(folder, self.state_dict())
+        save_state(folder, self.state_dict())
 
     def _log(self) -> dict[str, Any]:
         loss = self.loss.read()
@@ -289,32 +256,11 @@ class SupernetTraining(ABC):
         self.history.append({"update": self.updates, "loss": loss, **self.details()})
         return self.history[-1]
 
-    def prepare(self, number: int, architecture: bool) -> None:
-        """For an update by the choices of the budget of this number: of the weights, or of these choices."""
-        self.supernet.choices = self.choices[number]
-        self.supernet.choices.temperature = self.settings.schedule.temperature_at(self.spent.counted)
-        self.supernet.learn(architecture)
-
     def learn_weights(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Of `model`, the supernet or the one pattern of it that runs."""
         self.spent.weights_updates += 1
         batch = move_to(self.batches[0].next(), self.settings.device)
-        return update_weights(model, self.weights, batch, self.loss_of, self.settings.clip_norm)
-
-    def learn_architecture(self, number: int, epoch: Optional[int] = None) -> tuple[Tensor, Tensor]:
-        """Of the budget of this number, by PAR Transformer's equation 5."""
-        self.spent.architecture_updates += 1
-        choices = self.choices[number]
-        loss, count = self.loss_of(self.supernet, move_to(self.batches[1].next(epoch), self.settings.device))
-        mean = loss / count
-        if self.prices and self.settings.latency_price:
-            probabilities = choices.probabilities()
-            budget = self.budgets[number]
-            mean = mean + latency_nats(self.prices, self.settings, probabilities, choices.candidates, budget)
-        mean.backward()
-        self.architecture[number].step()
-        self.architecture[number].zero_grad()
-        return loss.detach(), torch.as_tensor(count).detach()
+        return update_weights(model, self.weights, batch, self.loss_of)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the training depends on; plain values and tensors."""
@@ -335,30 +281,16 @@ class SupernetTraining(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.supernet.model.load_state_dict(state["model"])
-        self.weights.load_state_dict(fitted(state["weights"], self.weights))
-        self.choices.load_state_dict(state.get("choices", {}))
-        for optimizer, kept in zip(self.architecture, state.get("architecture", ()), strict=True):
-            optimizer.load_state_dict(kept)
-        for batches, kept in zip(self.batches, state["batches"], strict=True):
-            batches.load_state_dict(kept)
+        self.weights.load_state_dict(state["weights"])
+        self.choices.load_state_dict(state["choices"])
+        for name in ("architecture", "batches"):
+            for each, kept in zip(getattr(self, name), state[name], strict=True):
+                each.load_state_dict(kept)
         self.loss.sums.copy_(state["loss"])
         self.spent, self.history = Cost(**state["spent"]), state["history"]
         torch.set_rng_state(state["random"])
         if "random_cuda" in state:
             torch.cuda.set_rng_state(state["random_cuda"])
-
-    def resume(self, folder: Path) -> None:
-        """Takes up the state in the folder, if there is one."""
-        if not (folder / STATE).exists():
-            return
-        state = _in_todays_layout(load_state(folder / STATE), len(self.batches[0].part))
-        self.load_state_dict(state)
-        if "max_weight_norm" not in state["weights"]["param_groups"][0]:
-            print(
-                f"{folder}: began with pytorch_optimizer's LAMB; it goes on with the package's own, which does not "
-                "divide the rate by 1 - 0.9^update and rounds differently."
-            )
-        print(f"{folder}: resumes at update {self.updates}.")
 
 
 class SubnetTraining(SupernetTraining):
@@ -380,110 +312,53 @@ class MixtureTraining(SupernetTraining):
     """Mixtures of all candidates (PAR Transformer, section 2): weights are shared, each budget has its own choices.
 
     Budgets take turns. After the constant phase every n-th update is one of the architecture, n the inverse of the
-    architecture's share. Temperature and phases go by the cost spent.
+    share of its data. Temperature and phases go by the cost spent; where there is no budget an update costs 1.
     """
+
+    def __init__(self, *of_all: Any):
+        super().__init__(*of_all)
+        self.budgets: Sequence[Optional[float]] = sorted(self.settings.budgets) or [None]
+        others = [copy.deepcopy(self.supernet.choices) for _ in self.budgets[1:]]
+        self.choices = nn.ModuleList([self.supernet.choices, *others])
+        how = {"lr": self.settings.architecture_lr, "weight_decay": ARCHITECTURE_DECAY}
+        self.architecture = [torch.optim.Adam(each.parameters(), **how) for each in self.choices]
 
     def is_architecture(self) -> bool:
         """Whether the next update is one of the architecture."""
-        is_constant = self.spent.counted < self.settings.schedule.constant_updates
-        every = max(2, round(1 / self.settings.architecture_share))
-        return not is_constant and self.updates % every == every - 1
+        every = round(1 / ARCHITECTURE_SHARE)
+        return self.spent.counted >= self.settings.constant_updates and self.updates % every == every - 1
 
     def next_cost(self) -> float:
+        if not self.settings.budgets:
+            return 1
         return self.counting.mixture * (ARCHITECTURE if self.is_architecture() else 1)
 
     def update(self) -> tuple[Tensor, Tensor]:
         is_architecture = self.is_architecture()
         made = self.spent.architecture_updates if is_architecture else self.spent.weights_updates
         number = made % len(self.budgets)
-        self.prepare(number, is_architecture)
+        self.supernet.choices = self.choices[number]
+        self.supernet.choices.temperature = temperature_at(self.spent.counted, self.settings)
+        self.supernet.learn(is_architecture)
         return self.learn_architecture(number) if is_architecture else self.learn_weights(self.supernet)
+
+    def learn_architecture(self, number: int) -> tuple[Tensor, Tensor]:
+        """Of the budget of this number, by PAR Transformer's equation 5."""
+        self.spent.architecture_updates += 1
+        choices, budget = self.choices[number], self.budgets[number]
+        loss, count = self.loss_of(self.supernet, move_to(self.batches[1].next(), self.settings.device))
+        mean = loss / count
+        if budget is not None:
+            probabilities = choices.probabilities()
+            mean = mean + latency_nats(self.prices, self.settings, probabilities, choices.candidates, budget)
+        mean.backward()
+        self.architecture[number].step()
+        self.architecture[number].zero_grad()
+        return loss.detach(), torch.as_tensor(count).detach()
 
     def details(self) -> dict[str, Any]:
         entropy = [choices.entropy() for choices in self.choices]
         return super().details() | {"temperature": self.supernet.choices.temperature, "entropy": entropy}
-
-
-class PatternSearch(SupernetTraining):
-    """One pattern, as in PAR Transformer, section 2.2: epochs of weights updates, each followed by the architecture's.
-
-    An epoch is all batches of the weights' part, then, after the constant phase, all of the architecture's part.
-
-    Attributes:
-        converged: whether the pattern has stayed the same for long enough.
-
-    Raises:
-        UserError: the updates end before the architecture's first stage.
-    """
-
-    times_updates = False
-
-    def __init__(
-        self, supernet: Supernet, settings: SearchSettings, loss_of: Loss, parts: Sequence[Part], prices: Prices
-    ):
-        super().__init__(supernet, settings, loss_of, parts, settings.schedule.max_updates, prices, [None])
-        self.schedule = settings.schedule
-        self.is_architecture_now = self.converged = False
-        self.unchanged = 0  # architecture updates in a row that did not change the pattern
-        self.chosen = self.most_probable()
-        weights = len(self.batches[0].part)
-        first = self.schedule.first_architecture_update(weights)
-        if first >= self.schedule.max_updates:
-            raise UserError(
-                f"--max-updates {self.schedule.max_updates}: the first update of the architecture would be number "
-                f"{first + 1}: after --constant-updates {self.schedule.constant_updates}, at the end of an epoch of "
-                f"{weights}; give more updates, fewer constant ones, or a larger --batch-size"
-            )
-
-    @property
-    def is_finished(self) -> bool:
-        return self.converged or super().is_finished
-
-    def most_probable(self) -> list[str]:
-        """The pattern as of now, by layer."""
-        choices = self.choices[0]
-        return most_probable(choices.probabilities().tolist(), choices.candidates)
-
-    def update(self) -> tuple[Tensor, Tensor]:
-        weights, architecture = self.batches
-        is_due = weights.is_over and self.spent.counted >= self.schedule.constant_updates
-        is_architecture = is_due and (architecture.epoch != weights.epoch or not architecture.is_over)
-        self.prepare(0, is_architecture)
-        self.is_architecture_now = is_architecture
-        if not is_architecture:
-            return self.learn_weights(self.supernet)
-        found = self.learn_architecture(0, weights.epoch)
-        chosen = self.most_probable()
-        self.unchanged = self.unchanged + 1 if chosen == self.chosen else 0
-        self.chosen = chosen
-        self.converged = self.schedule.is_converged(self.unchanged, len(architecture.part))
-        return found
-
-    def row_is_due(self) -> bool:
-        """Also at the end of a stage: a row holds updates of one kind."""
-        return self.batches[self.is_architecture_now].is_over or self.is_finished or super().row_is_due()
-
-    def details(self) -> dict[str, Any]:
-        choices, chosen = self.choices[0], self.most_probable()
-        probabilities = choices.probabilities().detach().cpu()
-        return {
-            "epoch": self.batches[0].epoch,
-            "stage": "architecture" if self.is_architecture_now else "weights",
-            "temperature": choices.temperature,
-            "entropy": choices.entropy(),
-            "pattern": compact(letters(chosen)),
-            "by_layer": by_layer(chosen),
-            "expected_latency": float(expected_latency(self.prices or {}, probabilities, choices.candidates)),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        found = {"unchanged": self.unchanged, "chosen": self.chosen, "converged": self.converged}
-        return super().state_dict() | {"found": found}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for name, value in state["found"].items():
-            setattr(self, name, value)
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:
@@ -501,28 +376,3 @@ def load_state(file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file}: damaged, or no state of a search ({type(error).__name__}); remove it to start anew"
         ) from error
-
-
-def _in_todays_layout(state: dict[str, Any], weights_batches: int) -> dict[str, Any]:
-    """Of a search for one pattern that began with 0.1.0, whose epochs counted the updates of both kinds together."""
-    if "training" not in state:
-        return state
-    training, progress = state["training"], state["progress"]
-    names = {"model.": "model", "choices.": "choices"}
-    kept: dict[str, dict[str, Tensor]] = {"model": {}, "choices": {}}
-    for name, tensor in training["supernet"].items():
-        start = next(start for start in names if name.startswith(start))
-        kept[names[start]][("0." if start == "choices." else "") + name.removeprefix(start)] = tensor
-    at = (min(progress["position"], weights_batches), max(progress["position"] - weights_batches, 0))
-    return {
-        **{name: state[name] for name in ("random", "random_cuda", "loss", "history") if name in state},
-        **kept,
-        "weights": training["weights"],
-        "architecture": [training["architecture"]],
-        "batches": [
-            {"epoch": progress["epoch"], "position": position, "part": part}
-            for position, part in zip(at, state["parts"], strict=True)
-        ],
-        "spent": asdict(Cost(weights_updates=progress["update"], counted=progress["update"])),
-        "found": {name: progress[name] for name in ("unchanged", "chosen", "converged")},
-    }

@@ -30,7 +30,7 @@ def numbers_of(part, epoch, start=0):
 
 
 def test_blocks_of_an_epoch_are_all_seen_once_in_another_order_each_epoch():
-    weights, architecture = two_parts_of_blocks(Numbers(23), 0.2, 4)
+    weights, architecture = two_parts_of_blocks(Numbers(23), 4)
     seen = [[number for batch in numbers_of(part, 1) for number in batch] for part in (weights, architecture)]
     assert sorted(seen[0]) == list(range(18))
     assert sorted(seen[1]) == list(range(18, 23))
@@ -41,7 +41,7 @@ def test_blocks_of_an_epoch_are_all_seen_once_in_another_order_each_epoch():
 
 def test_streams_of_the_two_parts_hold_the_whole_text_and_start_with_empty_memory():
     tokens = np.arange(10, 210)
-    weights, architecture = two_parts_of_text(tokens, 0.2, batch_size=2, tgt_len=8, mem_len=8, eos=2, pad=1)
+    weights, architecture = two_parts_of_text(tokens, batch_size=2, tgt_len=8, mem_len=8, eos=2, pad=1)
     batches = list(weights.batches(1, 0))
     targets = torch.cat([batch["target"] for batch in batches], dim=1)
     assert targets.flatten().tolist() == list(range(10, 170))
@@ -57,10 +57,10 @@ def test_streams_of_the_two_parts_hold_the_whole_text_and_start_with_empty_memor
 
 def test_no_second_part_is_an_error():
     with pytest.raises(UserError, match="1 blocks make no second part"):
-        two_parts_of_blocks(Numbers(1), 0.2, 4)
+        two_parts_of_blocks(Numbers(1), 4)
     with pytest.raises(UserError, match="2 tokens make no second part"):
-        two_parts_of_text(np.arange(2), 0.2, 1, 1, 0, 2, 1)
+        two_parts_of_text(np.arange(2), 1, 1, 0, 2, 1)
     with pytest.raises(UserError, match="a segment is 8"):
-        two_parts_of_text(np.arange(100), 0.2, batch_size=4, tgt_len=8, mem_len=0, eos=2, pad=1)
+        two_parts_of_text(np.arange(100), batch_size=4, tgt_len=8, mem_len=0, eos=2, pad=1)
     with pytest.raises(UserError, match="--mem-len 16"):
-        two_parts_of_text(np.arange(100), 0.2, batch_size=1, tgt_len=8, mem_len=16, eos=2, pad=1)
+        two_parts_of_text(np.arange(100), batch_size=1, tgt_len=8, mem_len=16, eos=2, pad=1)

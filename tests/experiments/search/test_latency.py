@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.latency import expected_latency, latency_of, read_price_list
+from lazyformer_fairseq.experiments.search.latency import (
+    expected_latency,
+    latency_of,
+    rank_correlations,
+    read_price_list,
+)
 from lazyformer_fairseq.experiments.search.settings import SearchSettings
 from lazyformer_fairseq.experiments.search.training import latency_nats
 
@@ -51,8 +56,9 @@ def test_latency_of_a_pattern():
 def test_nothing_is_paid_under_the_budget():
     probabilities = torch.tensor([[0.5, 0.5]], requires_grad=True)  # 2 ms of the baseline's 4
     for budget, nats in ((0.0, 1.0), (0.25, 0.5), (0.5, 0.0), (0.9, 0.0)):
-        settings = SearchSettings("", "", "", "sf", latency_price=2.0, latency_budget=budget)
-        assert latency_nats(PRICES | {"rest": 0.0}, settings, probabilities, ("s", "f")).item() == pytest.approx(nats)
+        settings = SearchSettings("", "", "", "sf", latency_price=2.0)
+        paid = latency_nats(PRICES | {"rest": 0.0}, settings, probabilities, ("s", "f"), budget)
+        assert paid.item() == pytest.approx(nats)
 
 
 def test_a_price_list_by_hand(tmp_path):
@@ -79,3 +85,9 @@ def test_a_bad_price_list_is_refused_by_name(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         read_price_list(path, ("s", "f"))
+
+
+def test_rank_correlations_are_of_ranks():
+    assert rank_correlations([1, 2, 3, 4], [10, 20, 40, 30])["spearman"] == pytest.approx(0.8)
+    assert rank_correlations([1, 2, 3], [1, 8, 27])["kendall"] == 1
+    assert rank_correlations([1, 2], [2, 1]) is None

@@ -1,323 +1,222 @@
-"""Whole searches at tiny size: results, resumption, refusals; by Python and by the command."""
+"""Whole searches at tiny size: one pattern and fronts by every method, resumption, refusals; by the command."""
 
-import copy
 import functools
 import json
-from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import training
-from lazyformer_fairseq.experiments.search.fairseq_model import FairseqSearch
-from lazyformer_fairseq.experiments.search.run import run_search, time_updates
-from lazyformer_fairseq.experiments.search.settings import Schedule, SearchSettings
-from lazyformer_fairseq.experiments.search.training import Cost, PatternSearch
-from lazyformer_fairseq.language_modeling.prepare import prepare
-from lazyformer_fairseq.patterns.grammar import expand, plan
-from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.experiments.search import fairseq_model, training
+from lazyformer_fairseq.experiments.search import run as a_search
+from lazyformer_fairseq.experiments.search.latency import latency_of
+from lazyformer_fairseq.patterns.grammar import expand
 
-CANDIDATES = ("s", "l", "f", "identity")
 PRICES = {"s": 2.0, "f": 1.0, "s_read": 2.5, "l": 1.5, "rest": 1.0}
+CANDIDATES = "--candidates s,l,f,identity"
 SMALL = "--tokens-per-sample 16 --max-positions 16 --encoder-embed-dim 8 --encoder-ffn-embed-dim 16"
+OPTIONS = (
+    f"--task masked-lm --arch bert_tiny --sublayers 4 {CANDIDATES} --device cpu --batch-size 128 --judged-batches 1 "
+    f"--max-updates 20 --constant-updates 4 {SMALL}"
+)
+FRONT = "--evaluations 9 --budgets 0.6,1.0"
 
 
-@pytest.fixture(scope="session")
-def masked_lm(data_folder) -> FairseqSearch:
-    return FairseqSearch(
-        SearchSettings(
-            data=str(data_folder),
-            task="masked-lm",
-            arch="bert_tiny",
-            baseline="sfsf",
-            schedule=Schedule(constant_updates=3, max_updates=24, unchanged_share=99),
-            batch_size=128,
-            prices=PRICES,
-            fairseq_options=tuple(SMALL.split()),
-            log_interval=2,
-        )
-    )
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """Few rounds, and rows of the history; enough data for the architecture."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(a_search, "ROUNDS_OF_FRONTS", 3)
+        patched.setattr(a_search, "CHECK_PATTERNS", 3)
+        patched.setattr(training, "LOG_INTERVAL", 2)
+        for module in (training, fairseq_model):
+            patched.setattr(module, "ARCHITECTURE_SHARE", 0.4)
+        yield
 
 
-@pytest.fixture(scope="session")
-def language_model(masked_lm, tmp_path_factory) -> FairseqSearch:
-    source = tmp_path_factory.mktemp("text")
-    for split, count in (("train", 40), ("valid", 5), ("test", 5)):
-        lines = "".join(f" {text.lower().replace('.', ' .')} \n" for text in toy_texts(count))
-        (source / f"wiki.{split}.tokens").write_text(lines)
-    prepare("wikitext", source, source / "data", None)
-    return FairseqSearch(
-        replace(
-            masked_lm.settings,
-            data=str(source / "data"),
-            task="language-model",
-            arch="transformer_xl_tiny",
-            candidates=CANDIDATES,
-            batch_size=16,
-            fairseq_options=("--tgt-len", "12", "--mem-len", "12"),
-        )
-    )
+@pytest.fixture(scope="module")
+def prices(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prices") / "prices.json"
+    path.write_text(json.dumps(PRICES))
+    return path
 
 
-@pytest.fixture
-def either(request) -> FairseqSearch:
-    return request.getfixturevalue(request.param.replace("-", "_"))
+@pytest.fixture(scope="module")
+def search(data_folder, prices):
+    def run(out: Path, *more: str):
+        command = ["search", str(data_folder), str(out), *OPTIONS.split(), "--latencies", str(prices), *more]
+        return CliRunner().invoke(main, command, catch_exceptions=False)
+
+    return run
 
 
-def training_of(fairseq: FairseqSearch, **changes: Any) -> PatternSearch:
-    fairseq = copy.copy(fairseq)
-    fairseq.settings = settings = replace(fairseq.settings, **changes)
-    supernet = fairseq.build_supernet(settings.candidates).supernet
-    return PatternSearch(supernet, settings, fairseq.loss_of, fairseq.parts(), settings.prices)
-
-
-def searched(fairseq: FairseqSearch, path: Path, save_interval: int = 500, **changes: Any) -> PatternSearch:
-    """A search without the pictures and tables at its end."""
-    search = training_of(fairseq, **changes)
-    search.run_in(path, save_interval)
-    return search
-
-
-@pytest.fixture(scope="session")
-def whole(tmp_path_factory) -> Callable[[FairseqSearch], Path]:
-    """The folder of a search that nothing stopped."""
+@pytest.fixture(scope="module")
+def finished(search, tmp_path_factory) -> Callable[[str], Path]:
+    """By a method's name the folder of a front that it found, beside its control."""
 
     @functools.cache
-    def folder(fairseq: FairseqSearch) -> Path:
-        path = tmp_path_factory.mktemp(fairseq.settings.task)
-        searched(fairseq, path)
-        return path
+    def folder(method: str) -> Path:
+        out = tmp_path_factory.mktemp(method) / "out"
+        assert search(out, *FRONT.split(), "--method", method).exit_code == 0
+        return out
 
     return folder
 
 
-def contents(folder: Path) -> dict:
-    """What must be equal of two searches that are the same."""
-    history = (folder / "history.jsonl").read_text()
-    return {"state": torch.load(folder / "state.pt", weights_only=True), "history": history}
+def result_of(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
 
 
-def assert_equal(ours, theirs):
-    if torch.is_tensor(ours):
-        assert torch.equal(ours, theirs)
-    elif isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_equal(ours[key], theirs[key])
-    elif isinstance(ours, list):
-        assert len(ours) == len(theirs)
-        for our, their in zip(ours, theirs, strict=True):
-            assert_equal(our, their)
-    else:
-        assert ours == theirs
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("evolution", "greedy", "random")]
+
+
+@pytest.mark.parametrize("method", ["gradient", *SLOW])
+def test_a_method_finds_a_front_beside_its_control(method, search, finished):
+    out = finished(method)
+    result = result_of(out)
+    baseline = latency_of(PRICES, "sfsf")
+    assert ("control" in result) == (method != "random")
+    for front in ("found", "control"):
+        points = [point for point in result.get(front, {"points": ()})["points"] if point["pattern"]]
+        losses = [point["loss"] for point in points]
+        assert losses == sorted(losses, reverse=True)  # a higher budget is never worse
+        for point in points:
+            expand(point["pattern"])
+            assert point["predicted"] <= point["budget"] * baseline * 1.0001
+            assert point["predicted"] == pytest.approx(latency_of(PRICES, expand(point["pattern"])))
+            assert point["measured"]["median"] > 0
+            assert f"-{100 * point['budget']:.0f}={point['pattern']}'" in (out / "table.md").read_text()
+    spent = result["found"]["cost"]
+    assert spent["evaluations"] <= 9 and spent["counted"] <= 20
+    assert spent["counted"] > 10 and spent["measured"] > 0
+    assert (spent["architecture_updates"] > 0) == (method == "gradient")
+    if method != "random":
+        assert result["control"]["method"] == "random"
+        assert result["control"]["cost"]["counted"] == pytest.approx(spent["counted"], abs=3)
+    assert result["latency_check"]["correlation"]["n"] == 3
+    pictures = ("probabilities.png", "history.png") if method == "gradient" else ()
+    for file in ("front.png", "latency_check.png", *pictures):
+        assert (out / file).read_bytes().startswith(b"\x89PNG")
+    assert "inherited loss, bits" in (out / "table.md").read_text()
+    again = search(out, *FRONT.split(), "--method", method)
+    assert "finished" in again.output and result_of(out) == result
+    with pytest.raises(UserError, match="other settings .*evaluations"):
+        search(out, "--method", method, "--budgets", "0.6,1.0", "--evaluations", "8")
 
 
 class Killed(BaseException):
     """Stands for a signal: nothing of ours catches it."""
 
 
-@pytest.fixture
-def killed_at(monkeypatch):
-    """``killed_at(updates, change)``: saving the state after these updates, changed, ends the process."""
-    save = training.save_state
+@pytest.mark.parametrize("method", ["gradient", pytest.param("evolution", marks=pytest.mark.slow)])
+def test_a_search_killed_anywhere_ends_as_one_that_was_not(method, search, finished, tmp_path, monkeypatch):
+    folders = (finished(method), tmp_path / "killed")
+    save, saves = training.save_state, []
 
-    def at(updates: Collection[int], change: Callable[[dict], dict] = dict) -> None:
-        def save_and_die(path, state):
-            done = state["spent"]["weights_updates"] + state["spent"]["architecture_updates"]
-            save(path, change(state) if done in updates else state)
-            if done in updates:
-                raise Killed
+    def save_and_die(path, state):
+        save(path, state)
+        saves.append(path)
+        if len(saves) < 3:
+            raise Killed
 
-        monkeypatch.setattr(training, "save_state", save_and_die)
-
-    return at
-
-
-LANGUAGE_MODEL = pytest.param("language-model", marks=pytest.mark.slow)
-EACH = pytest.param(range(1, 24), marks=pytest.mark.slow, id="after each update")
-
-
-@pytest.mark.parametrize("either", ["masked-lm", LANGUAGE_MODEL], indirect=True)
-@pytest.mark.parametrize("updates", [(5, 15), EACH])
-def test_a_search_killed_anywhere_ends_as_one_that_was_not(either, updates, whole, killed_at, tmp_path, capsys):
-    interval = 1 if len(updates) > 2 else 5
-    killed_at(updates)
-    for _ in updates:
+    monkeypatch.setattr(training, "SAVE_INTERVAL", 2)
+    monkeypatch.setattr(training, "save_state", save_and_die)
+    words = (tmp_path / "killed", *FRONT.split(), "--method", method, "--no-control")
+    for _ in range(2):
         with pytest.raises(Killed):
-            searched(either, tmp_path, interval)
-    searched(either, tmp_path, interval)
-    assert f"resumes at update {updates[-1]}." in capsys.readouterr().out
-    assert_equal(contents(whole(either)), contents(tmp_path))
+            search(*words)
+    search(*words)
+    whole, killed = (result_of(folder)["found"] for folder in folders)
+    assert [point["loss"] for point in whole["points"]] == [point["loss"] for point in killed["points"]]
+    states = [torch.load(folder / "state.pt", weights_only=True) for folder in folders]
+    assert states[0]["history"] == states[1]["history"]
+    assert all(torch.equal(states[0]["model"][name], value) for name, value in states[1]["model"].items())
 
 
-def as_0_1_0_wrote(state: dict) -> dict:
-    """Its layout, with that of pytorch_optimizer's LAMB: settings of its own in a group, norms with each weight."""
-    (weights, architecture), spent = state["batches"], Cost(**state["spent"])
-    for group in state["weights"]["param_groups"]:
-        for name in ("bias_correction", "max_weight_norm", "ratio_without_decay"):
-            del group[name]
-        group |= {"weight_decouple": False, "fixed_decay": False, "rectify": False, "adam": False, "foreach": None}
-        group |= {"grad_averaging": True, "max_grad_norm": 1.0}
-    for each in state["weights"]["state"].values():
-        each |= dict.fromkeys(("weight_norm", "adam_norm", "trust_ratio"), torch.tensor(1.0))
-    model = {f"model.{name}": weight for name, weight in state["model"].items()}
-    position = weights["position"] + (architecture["position"] if architecture["epoch"] == weights["epoch"] else 0)
-    progress = {"update": spent.weights_updates + spent.architecture_updates, "position": position}
-    return {
-        "training": {
-            "supernet": {**model, "choices.logits": state["choices"]["0.logits"]},
-            "weights": state["weights"],
-            "architecture": state["architecture"][0],
-        },
-        "parts": [{}, {}],
-        **{name: state[name] for name in ("random", "loss", "history")},
-        "progress": {"epoch": weights["epoch"], **progress, **state["found"]},
-    }
-
-
-# Between the two updates of a stage of the architecture; behind one.
-@pytest.mark.parametrize("update", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_search_that_began_with_0_1_0_goes_on(masked_lm, update, whole, killed_at, tmp_path, capsys):
-    killed_at([update], as_0_1_0_wrote)
-    with pytest.raises(Killed):
-        searched(masked_lm, tmp_path, save_interval=4)
-    searched(masked_lm, tmp_path)
-    assert "began with pytorch_optimizer's LAMB" in capsys.readouterr().out
-    theirs, ours = contents(whole(masked_lm)), contents(tmp_path)
-    for each in (theirs, ours):
-        spent = each["state"].pop("spent")
-        assert spent["weights_updates"] + spent["architecture_updates"] == spent["counted"] == 24
-        del each["state"]["batches"]
-    assert_equal(theirs, ours)
-
-
-def test_results_fit_together(masked_lm, tmp_path, capsys):
-    """The pattern can be planned, tables and pictures are there, held-apart stages came when they should."""
-    candidates = ("s", "l", "f")
-    settings = replace(masked_lm.settings, candidates=candidates, latency_price=1.0)
-    result = run_search(settings, tmp_path)
-    layers = json.loads((tmp_path / "probabilities.json").read_text())
-    assert layers["candidates"] == list(candidates)
-    assert [sum(row) for row in layers["layers"]] == pytest.approx([1] * 4)
-    assert layers["layers"][0][1] == 0
-    assert result["by_layer"] == expand(result["pattern"]) == "".join(part.text for part in plan(result["pattern"]))
-    baseline, found = result["table"]
-    assert (baseline["pattern"], found["pattern"]) == ("sfsf", result["pattern"])
-    for picture in ("probabilities.png", "history.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert rows[-1]["update"] == result["updates"] == 24
-    assert {row["stage"] for row in rows} == {"weights", "architecture"}
-    assert all(row["stage"] == "weights" and row["temperature"] == 5.0 for row in rows if row["update"] <= 3)
-    assert rows[0]["expected_latency"] > rows[-1]["expected_latency"]
-    # A second time it says that it is finished; other settings are refused.
-    assert run_search(settings, tmp_path) == result
-    assert "finished" in capsys.readouterr().out
-    with pytest.raises(UserError, match="other settings .*seed is 1 there, 2 here"):
-        run_search(replace(settings, seed=2), tmp_path)
-
-
-@pytest.mark.slow
-def test_a_seeded_search_is_repeatable_to_the_bit(masked_lm, whole, tmp_path):
-    for name, seed in (("second", 1), ("third", 2)):
-        searched(masked_lm, tmp_path / name, seed=seed)
-    first, second, third = (contents(path) for path in (whole(masked_lm), tmp_path / "second", tmp_path / "third"))
-    assert_equal(first, second)
-    assert first["history"] != third["history"]
-
-
-def test_it_ends_when_the_pattern_has_stayed_through_three_quarters_of_a_stage(masked_lm, tmp_path):
-    schedule = Schedule(constant_updates=3, max_updates=24, unchanged_share=0.75)
-    price = {"prices": {"s": 9.0, "s_read": 9.0, "f": 9.0, "l": 9.0, "rest": 0.0}, "latency_price": 100.0}
-    search = searched(masked_lm, tmp_path, schedule=schedule, architecture_lr=0.1, **price)  # identity wins at once
-    assert search.converged
-    assert search.updates < 24
-    assert search.unchanged >= 0.75 * len(search.batches[1].part)
-    assert search.history[-1]["update"] == search.updates
-
-
-def test_a_high_price_on_attention_leaves_none_of_it(masked_lm, tmp_path):
-    prices = {"s": 100.0, "s_read": 100.0, "f": 0.0, "l": 0.0, "rest": 0.0}
-    search = searched(masked_lm, tmp_path, prices=prices, latency_price=100.0, architecture_lr=0.1)
-    assert "s" not in search.most_probable()
-    assert search.choices[0].probabilities()[:, 0].max() < 0.3
-
-
-@pytest.mark.slow
-def test_where_nothing_is_left_the_result_says_so(masked_lm, tmp_path):
-    prices = dict.fromkeys(PRICES, 100.0)
-    settings = replace(masked_lm.settings, prices=prices, latency_price=100.0, architecture_lr=0.1)
-    result = run_search(settings, tmp_path)
-    assert result["pattern"] == ""
-    assert [row["name"] for row in result["table"]] == ["baseline"]
-
-
-def test_too_few_updates_for_a_stage_of_architecture(masked_lm, tmp_path):
-    with pytest.raises(UserError, match="--max-updates 4: the first update of the architecture would be number"):
-        run_search(replace(masked_lm.settings, schedule=Schedule(3, 4)), tmp_path)
-    assert not (tmp_path / "state.pt").exists()  # other settings may be given
-
-
-def test_a_damaged_state_is_named(masked_lm, tmp_path):
-    write_json(tmp_path / "settings.json", asdict(masked_lm.settings))
-    (tmp_path / "state.pt").write_bytes(b"PK")
-    with pytest.raises(UserError, match="state.pt: damaged"):
-        run_search(masked_lm.settings, tmp_path)
-
-
-def test_another_folder_is_not_taken(masked_lm, tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match="holds no search"):
-        run_search(masked_lm.settings, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_updates_can_be_timed(masked_lm, tmp_path):
-    settings = replace(masked_lm.settings, candidates=("s", "l", "f", "identity"))
-    table = time_updates(settings, tmp_path, rounds=2)
-    assert "s, f, identity: weights" in table and "s, l, f, identity: architecture" in table
-    assert len(json.loads((tmp_path / "update_cost.json").read_text())["seconds"]["baseline"]) == 2
-
-
-def test_the_command_searches_and_measures_latency_itself(data_folder, tmp_path):
-    command = (
-        f"search {data_folder} {tmp_path / 'out'} --task masked-lm --arch par_bert_tiny --sublayers 2 --device cpu "
-        "--batch-size 128 --constant-updates 3 --max-updates 12 --unchanged-share 99 --latency-price 0.1 "
-        f"--latency-budget 0.5 {SMALL}"
+def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp_path):
+    """Latency is measured; no budget, no control."""
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        main, ["search", str(data_folder), str(out), *OPTIONS.split(), "--seed", "2"], catch_exceptions=False
     )
-    done = CliRunner().invoke(main, command.split(), catch_exceptions=False)
     assert done.exit_code == 0
-    assert "--sublayer-pattern '" in done.output or "no sublayer is left" in done.output
-    assert json.loads((tmp_path / "out" / "latencies.json").read_text())["s"] > 0
+    result, prices = result_of(out), json.loads((out / "latencies.json").read_text())
+    assert prices["s"] > 0
+    assert "control" not in result and not result["latency_check"]["patterns"]
+    cost, (point,) = result["found"]["cost"], result["found"]["points"]
+    assert (cost["weights_updates"], cost["architecture_updates"], cost["evaluations"]) == (12, 8, 1)
+    (rows,) = result["probabilities"]
+    assert [sum(row) for row in rows] == pytest.approx([1] * 4) and rows[0][1] == 0
+    likeliest = [max(range(4), key=lambda place: row[place]) for row in rows]
+    names = ("s", "l", "f", "-")
+    if likeliest[0] == 0:  # what an l may read is there
+        assert point["by_layer"] == "".join(names[place] for place in likeliest)
+    assert point["predicted"] == pytest.approx(latency_of(prices, expand(point["pattern"])))
+    assert all(row["temperature"] == 5.0 for row in result["history"] if row["update"] <= 4)
+
+
+def test_a_high_price_on_attention_leaves_none_of_it(search, tmp_path):
+    (tmp_path / "prices.json").write_text(json.dumps({"s": 100.0, "f": 1.0, "l": 1.0}))
+    price = ("--latency-price", "100", "--architecture-lr", "0.2", "--latencies", str(tmp_path / "prices.json"))
+    search(tmp_path / "out", "--budgets", "0.1", "--evaluations", "1", "--no-control", *price)
+    (rows,) = result_of(tmp_path / "out")["probabilities"]
+    assert max(row[0] for row in rows) < 0.3
+    assert "s" not in result_of(tmp_path / "out")["found"]["points"][0]["pattern"]
+
+
+@pytest.mark.slow
+def test_a_front_of_language_models_which_remember(lm_data, prices, tmp_path):
+    options = (
+        "--task language-model --arch transformer_xl_tiny --sublayers 4 --candidates s,l,k,f,identity --device cpu "
+        "--batch-size 8 --max-updates 8 --evaluations 4 --judged-batches 2 --budgets 0.8,1.0 "
+        "--method evolution --no-control --tgt-len 8 --mem-len 8 --decoder-embed-dim 8 "
+        "--decoder-ffn-embed-dim 8 --decoder-attention-heads 2 --adaptive-softmax-cutoff"
+    )
+    (tmp_path / "prices.json").write_text(json.dumps({**PRICES, "k": 1.8}))
+    command = ["search", str(lm_data), str(tmp_path / "out"), *options.split(), "", "--latencies"]
+    done = CliRunner().invoke(main, [*command, str(tmp_path / "prices.json")], catch_exceptions=False)
+    assert done.exit_code == 0
+    result = result_of(tmp_path / "out")
+    assert "control" not in result
+    assert result["found"]["points"][-1]["loss"] <= result["found"]["points"][0]["loss"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("state.pt", "state.pt: damaged"), ("thesis.tex", "holds no search")])
+def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"PK")
+    if name == "state.pt":
+        (tmp_path / "settings.json").write_text((finished("gradient") / "settings.json").read_text())
+    with pytest.raises(UserError, match=message):
+        search(tmp_path, *FRONT.split())
+    assert (tmp_path / name).read_bytes() == b"PK"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--task masked-lm --arch bert_tiny --sublayers 0", "--sublayers 0"),
-        ("--task masked-lm --arch bert_tiny --sublayers 3", "odd"),
-        ("--task masked-lm --arch bert_tiny --baseline-pattern sf --sublayers 4", "has 2 sublayers"),
-        ("--task masked-lm --arch bert_tiny --candidates l,f", "add s"),
-        ("--task masked-lm --arch bert_tiny --frobnicate 3", "--frobnicate: no such option here"),
-        ("--task masked-lm --arch bert_tinny", "bert_tinny: no .* choose from bert_tiny, "),
-        ("--task masked-lm --arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
-        ("--task masked-lm --arch bert_tiny --sublayer-pattern sf", "the search sets it itself"),
-        (
-            "--task masked-lm --arch transformer_xl_tiny",
-            "no architecture for --task masked-lm; choose from .*lazyformer",
-        ),
-        ("--task masked-lm --arch bert_tiny --architecture-share 0.0001", "make no second part"),
+        ("--method evolution --budgets 0.5,x", "'--budgets': x: give shares"),
+        ("--method evolution --budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
+        ("--method evolution --budgets 0.01", "no pattern of these candidates .* costs less"),
+        ("--method evolution --evaluations 900", "900 evaluations on . batches cost as much as"),
+        ("--method greedy --candidates f,identity", "lack sublayers of it"),
+        ("--sublayers 0", "--sublayers 0"),
+        ("--baseline-pattern sf", "has 2 sublayers"),
+        ("--candidates l,f", "add s"),
+        ("--frobnicate 3", "--frobnicate: no such option here"),
+        ("--arch bert_tinny", "bert_tinny: no .* choose from bert_tiny, "),
+        ("--arch transformer", "transformer: .* from lazyformer, .*par_bert_base"),
+        ("--arch transformer_xl_tiny", "no architecture for --task masked-lm; choose from .*lazyformer"),
+        ("--sublayer-pattern sf", "the search sets it itself"),
+        ("--batch-size 128 --max-updates 4", "--max-updates 4: must be more"),
     ],
 )
-def test_mistakes_are_named(data_folder, tmp_path, options, message):
-    command = f"search {data_folder} {tmp_path / 'out'} --device cpu {options}"
-    with pytest.raises(UserError, match=message):
-        CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert not (tmp_path / "out").exists()
+def test_mistakes_are_named(options, message, data_folder, prices, tmp_path):
+    base = OPTIONS.replace(CANDIDATES, "") if "--candidates" in options else OPTIONS
+    command = ["search", str(data_folder), str(tmp_path / "out"), *base.split(), "--latencies", str(prices)]
+    done = CliRunner().invoke(main, [*command, "--evaluations", "9", *options.split()])
+    assert re.search(message, str(done.exception) if isinstance(done.exception, UserError) else done.output)

@@ -139,7 +139,6 @@ class Budgets:
     Args:
         ticks: prices, see :func:`in_ticks`.
         limits: of each budget, in ticks.
-        reach: see :func:`list_scorings`.
 
     Attributes:
         scores: of single changes; empty before :meth:`score`.
@@ -150,14 +149,13 @@ class Budgets:
     losses: Losses
     ticks: Mapping[str, int]
     limits: Sequence[int]
-    reach: int
     scores: Scores = field(default_factory=dict)
     searched: dict[ByPlace, None] = field(default_factory=dict)
     drawn: dict[ByPlace, None] = field(default_factory=dict)
 
     @cached_property
     def scorings(self) -> list[Scoring]:
-        return list_scorings(self.choices, self.reach)
+        return list_scorings(self.choices)
 
     def latency(self, by_place: ByPlace) -> int:
         """In ticks, predicted."""
@@ -179,20 +177,22 @@ class Budgets:
         above = {scoring.by_place: self.losses[scoring.by_place].above for scoring in self.scorings}
         self.scores = scores_of(self.choices, self.scorings, above)
 
-    def find(self, top: int, rounds: int) -> None:
-        """Measures the `top` patterns of each budget by their sums; further rounds score again around the best."""
+    def find(self, top: int) -> None:
+        """Measures the `top` patterns of each budget by their sums."""
         chosen = best_choices(self.choices, self.scores, self.ticks, self.limits, top)
         self._measure([each.by_place for found in chosen for each in found], "measuring sums")
-        scores: list[dict] = [dict(self.scores) for _ in self.limits]
-        for number in range(2, rounds + 1):
-            bests = [self.best(limit) for limit in self.limits]
-            undone = [self._undone(best) for best in bests]
-            self._measure([each for changes in undone for each in changes.values()], f"round {number}: scoring again")
-            chosen = []
-            for limit, best, changes, own in zip(self.limits, bests, undone, scores, strict=True):
-                self._score_again(own, best, changes)
-                chosen += best_choices(self.choices, own, self.ticks, [limit], top)[0]
-            self._measure([each.by_place for each in chosen], f"round {number}: measuring sums")
+
+    def find_again(self, top: int) -> None:
+        """A second round: the changes of each budget's best pattern are scored where they stand."""
+        bests = [self.best(limit) for limit in self.limits]
+        undone = [self._undone(best) for best in bests]
+        self._measure([each for changes in undone for each in changes.values()], "scoring again")
+        chosen = []
+        for limit, best, changes in zip(self.limits, bests, undone, strict=True):
+            made = {each.place: each for each in self.choices.all_made(best)}
+            there = {made[at]: self.losses[best].above - self.losses[each].above for at, each in changes.items()}
+            chosen += best_choices(self.choices, {**self.scores, **there}, self.ticks, [limit], top)[0]
+        self._measure([each.by_place for each in chosen], "measuring sums")
 
     def best(self, limit: int, control: bool = False) -> ByPlace:
         """The pattern with the least loss of all that were measured and stay within the limit.
@@ -232,12 +232,6 @@ class Budgets:
             if by_place[place] != own and self.choices.is_possible(without):
                 found[place] = without
         return found
-
-    def _score_again(self, scores: dict, best: ByPlace, undone: Mapping[int, ByPlace]) -> None:
-        """Gives each change of a pattern the score that it has there: what the loss falls if it alone is undone."""
-        made = {each.place: each for each in self.choices.all_made(best)}
-        for place, without in undone.items():
-            scores[made[place]] = self.losses[best].above - self.losses[without].above
 
 
 def random_pattern(budgets: Budgets, limit: int, chance: random.Random) -> Optional[ByPlace]:

@@ -15,6 +15,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, kinds
 from lazyformer_fairseq.warm_start.start import NONE, can_start_fresh, likeness
 
 ByPlace = tuple[str, ...]
+REACH = 4  # an ``l`` or ``k`` may read from so many ``s`` below, the nearest first
 MASK, SHARES = "window", (16, 8, 4)  # a setting that costs no weights: windows of these parts of the longest input
 
 
@@ -169,7 +170,7 @@ class Scoring:
     by_place: ByPlace
 
 
-def list_scorings(choices: Choices, reach: int) -> list[Scoring]:
+def list_scorings(choices: Choices, reach: int = REACH) -> list[Scoring]:
     """One for each sublayer that may be chosen, from the bottom up.
 
     A sublayer that reads nothing is scored alone. One that reads is scored for each place that it may read from, up to
@@ -180,7 +181,7 @@ def list_scorings(choices: Choices, reach: int) -> list[Scoring]:
     found = []
     for place, options in enumerate(choices.options):
         for option in options:
-            producers = [None] if option.kind.reads is None else _producers(choices, place, option, reach)
+            producers = [None] if option.kind.reads is None else _producers(choices, place, option.kind.reads, reach)
             for producer in producers:
                 by_place = _pattern(choices, place, option, producer)
                 if by_place is not None and choices.is_possible(by_place):
@@ -188,9 +189,8 @@ def list_scorings(choices: Choices, reach: int) -> list[Scoring]:
     return found
 
 
-def _producers(choices: Choices, place: int, option: PlannedSublayer, reach: int) -> list[int]:
-    below = [each for each in range(place) if _handing_on(choices, each, option.kind.reads)]
-    return below[-reach:]
+def _producers(choices: Choices, place: int, what: str, reach: int) -> list[int]:
+    return [each for each in range(place) if _handing_on(choices, each, what)][-reach:]
 
 
 def _handing_on(choices: Choices, place: int, what: str) -> Optional[str]:

@@ -125,12 +125,11 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
             prices = prices_of(original, choices.pattern(choices.own), choices.sublayers, path)
         scorer = Scorer(original.trained, text, settings.seed)
         limits = [int(share * TICKS) for share in settings.budgets]
-        budgets = Budgets(
-            choices, Losses(path / SCORES, scorer, choices), in_ticks(prices, choices), limits, settings.reach
-        )
+        budgets = Budgets(choices, Losses(path / SCORES, scorer, choices), in_ticks(prices, choices), limits)
         budgets.refuse_too_small(settings.budgets)
         budgets.score()
-        budgets.find(settings.top, settings.rounds)
+        budgets.find(settings.top)
+        budgets.find_again(settings.top)
         random = settings.control  # in all as many as the search has measured
         budgets.control(-(-len(budgets.searched) // len(limits)) if random is None else random, settings.seed)
         found = {share: budgets.best(limit) for share, limit in zip(settings.budgets, limits, strict=True)}

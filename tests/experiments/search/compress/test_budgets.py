@@ -27,7 +27,7 @@ class GivenLosses(dict):
 
 def budgets_of(pattern: str, above, limits, names=("l", "identity")) -> Budgets:
     choices = Choices.of(plan(pattern, ENCODER), [read_sublayer(name) for name in names])
-    return Budgets(choices, GivenLosses(above), TICKS, limits, reach=4)
+    return Budgets(choices, GivenLosses(above), TICKS, limits)
 
 
 def gone(by_place) -> int:
@@ -41,7 +41,7 @@ def test_the_best_that_was_measured_within_the_budget():
 
     budgets = budgets_of("sfsf", above, [31, 27, 23])
     budgets.score()
-    budgets.find(top=1, rounds=1)
+    budgets.find(top=1)
     assert [budgets.choices.pattern(budgets.best(limit)) for limit in budgets.limits] == ["sfsf", "sflf", "slf"]
     assert budgets.sum_of(budgets.best(23)) == pytest.approx(1.1)
 
@@ -54,10 +54,10 @@ def test_a_second_round_finds_what_sums_hide():
         cost = sum(single[place] for place, text in enumerate(by_place) if text == "-")
         return cost + (5.0 if by_place[1] == by_place[2] == "-" else 0.0)
 
-    for rounds, best in ((1, 5.3), (2, 0.4)):
-        budgets = budgets_of("sfff", above, [16], ("identity",))
-        budgets.score()
-        budgets.find(top=1, rounds=rounds)
+    budgets = budgets_of("sfff", above, [16], ("identity",))
+    budgets.score()
+    for find, best in ((budgets.find, 5.3), (budgets.find_again, 0.4)):
+        find(top=1)
         assert budgets.losses[budgets.best(16)].above == pytest.approx(best)
 
 

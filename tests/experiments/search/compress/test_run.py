@@ -164,7 +164,7 @@ def test_a_bert_of_the_hub_is_imported_first(tmp_path, kind):
     with pytest.raises(UserError, match="becomes a checkpoint of this package first: lazyformer import"):
         search("compress", tmp_path / "in", tmp_path / "text.txt", tmp_path / "out")
     assert CliRunner().invoke(main, ["import", str(tmp_path / "in"), str(tmp_path / "ours")]).exit_code == 0
-    words = ("--tokens", 64, "--candidates", "identity", "--top", 1, "--rounds", 1, "--control", 1, "--budgets", 0.8)
+    words = ("--tokens", 64, "--candidates", "identity", "--top", 1, "--control", 1, "--budgets", 0.8)
     said = search("compress", tmp_path / "ours", tmp_path / "text.txt", tmp_path / "out", *words)
     assert "`" in said and "lazyformer continue" in (tmp_path / "out" / "report.md").read_text()
 
@@ -189,14 +189,3 @@ def test_what_is_refused(model, data_folder, latencies, tmp_path, words, message
     with pytest.raises(UserError, match=message):
         search("compress", model, data_folder, tmp_path / "out", "--budgets", 0.1, "--latencies", latencies, *words)
     assert not (tmp_path / "out" / "scores.json").exists()
-
-
-def test_it_takes_its_own_options_and_answers_to_its_old_name(model, data_folder, latencies, tmp_path):
-    run = CliRunner()
-    assert "--reach" in run.invoke(main, ["search", "compress", "--help"]).output
-    assert "--reach" not in run.invoke(main, ["search", "run", "--help"]).output
-    words = [str(data_folder), str(tmp_path / "out"), "--budgets", "2"]
-    for old in (["--from", str(model), *words], [*words[:1], f"--from={model}", *words[1:]]):
-        refused = run.invoke(main, ["search", *old])
-        assert refused.exit_code == 2 and f"--from: is compress {model} now" in refused.output
-        assert "a share of the model's latency" in " ".join(refused.output.split())

@@ -12,7 +12,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare.commands import compare
 from lazyformer_fairseq.experiments.curves.commands import curves
 from lazyformer_fairseq.experiments.demo.commands import demo
-from lazyformer_fairseq.experiments.diagnostics.commands import diagnostics
+from lazyformer_fairseq.experiments.diagnostics import diagnostics
 from lazyformer_fairseq.experiments.reproduce.commands import reproduce
 from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra

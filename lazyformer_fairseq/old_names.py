@@ -15,6 +15,7 @@ REPLACED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out,
 MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: heads stay where they are")
 ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
 FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
+EVALUATION = Gone("went; `lazyformer lm evaluate` measures a trained model with lengths of its own")
 
 # Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
 # Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
@@ -38,6 +39,15 @@ OLD_NAMES: dict[str, str] = {
     "search orders": Gone("went; `lazyformer compare --random-orders N` trains random orders"),
     "compare --shares": "--time-fractions {}",
     "compare --rates": "--lr {}",
+    "compare --threads": Gone("went; set OMP_NUM_THREADS"),
+    "compare --same-length": EVALUATION,
+    "compare --clamp-len": EVALUATION,
+    "compare --evaluation-tgt-len": EVALUATION,
+    "compare --evaluation-mem-len": EVALUATION,
+    "diagnostics run": Gone(
+        "is `lazyformer compare DATA OUT --task listops` now, or --task pairs, with --model in place of --pattern, and "
+        "--model 'NAME=PATTERN; pretrain=UPDATES' of --self-pretrain"
+    ),
     "lm compare": Gone(
         "is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, --presets of "
         "--sublayers, --budget 8min of --minutes 8"

@@ -40,7 +40,7 @@ on_a_gpu=()
 if [[ $("$python" -m lazyformer_fairseq.devices.nvidia_smi) -gt 0 ]]; then
   on_a_gpu=(
     --device cuda --presets 32 --embed-dim 256 --ffn-embed-dim 1024 --heads 4 --dropout 0.3
-    --tgt-len 128 --mem-len 128 --batch-size 32 --evaluation-mem-len 640 --clamp-len 400
+    --tgt-len 128 --mem-len 128 --batch-size 32
   )
   [[ " $* " == *" --updates "* ]] || on_a_gpu+=(--budget 8min)
 fi

@@ -17,7 +17,7 @@ pictures to OUT. Stop it at any time; rerun to resume. --list prints the rows.
 
 DATA is the track's corpus, which the page builds by one command. Data with other checksums is refused; to try the rules
 on a text of yours, give --any-data: the result is then no record.
-Options that follow win. With other seeds (three or more), shares or --workers it is still a record; with other options
+Options that follow win. With other seeds (three or more) or shares it is still a record; with other options
 it is not.
 HELP
 }
@@ -63,7 +63,8 @@ checksums=(8710cfef1e56bee55ea8b56b07d354be4dd8d8094f26806fc307dd957d3aa1fe
 case $track in
   cpu-*)
     baseline='(sf)x7'
-    rules+=(--device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --budget 10min --threads 1 --points 10
+    export OMP_NUM_THREADS=1
+    rules+=(--device cpu --embed-dim 192 --ffn-embed-dim 768 --heads 6 --budget 10min
       --lr 2.5e-4,5e-4,1e-3,2e-3 --rate-updates 400 --time-fractions 0.7,0.5,0.3,0.2 --validation-tokens 31232)
     ;;
   gpu-*)

@@ -85,10 +85,9 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
 @pytest.mark.slow
 def test_it_is_compared(lm_data, tmp_path):
     options = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 1 --seeds 1 --tgt-len 8 --mem-len 8 --batch-size 4"
-    evaluation = "--evaluation-tgt-len 8 --evaluation-mem-len 8 --device cpu"
     run(
         "compare", lm_data, tmp_path, "--task", "language-model", "--presets", "16", *options.split(),
-        *evaluation.split(), "--adaptive-softmax-cutoff", "",
+        "--device", "cpu", "--adaptive-softmax-cutoff", "",
         "--model", "mean=(m[width=5]f)x8",
     )  # fmt: skip
     with (tmp_path / "table.csv").open() as file:

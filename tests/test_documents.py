@@ -36,7 +36,7 @@ LANGUAGE_MODEL = (
     "--mem-len 8 --tgt-len 8"
 )
 TINY_COMPARE = (
-    "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1 --points 1 --validation-tokens 100 --tokens-per-sample 16 "
+    "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --seeds 1 --validation-tokens 100 --tokens-per-sample 16 "
     "--batch-size 4 --device cpu"
 )
 COMPARE = (
@@ -45,7 +45,7 @@ COMPARE = (
 )
 FOOTING = (
     "--any-data --embed-dim 8 --ffn-embed-dim 8 --heads 2 --updates 4 --time-fractions 1,0.5 --lr 1e-3 --seeds 1 "
-    "--points 2 --tokens-per-sample 32 --validation-tokens 64"
+    "--tokens-per-sample 32 --validation-tokens 64"
 )
 SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --device cpu"
 BENCH = (
@@ -68,8 +68,8 @@ ADDED_OPTIONS = {
         "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
     ),
     "lazyformer diagnostics pairs": "--train 8 --valid 4 --test 4 --min-length 20 --max-length 30 --gap 2",
-    "lazyformer diagnostics run": (
-        "--self-pretrain 1 --updates 1 --seeds 1 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --device cpu"
+    "lazyformer compare listops": (
+        "--updates 1 --seeds 1 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --batch-size 4 --device cpu"
     ),
     "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer lm evaluate": "",
@@ -77,7 +77,7 @@ ADDED_OPTIONS = {
     "lazyformer compare wikitext": COMPARE,
     "lazyformer compare report": "",
     "lazyformer compare data": f"{TINY_COMPARE} --updates 1",
-    "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4 --points 2",
+    "lazyformer compare data results/conv": f"{TINY_COMPARE} --updates 4",
     "lazyformer compare data results/mine": f"{TINY_COMPARE} --budget 0.01s --lr 1e-3 --time-fractions 0.5",
     "lazyformer search data": f"{SEARCH} {SIZES} --tokens-per-sample 32",
     "lazyformer search data results/front": (

@@ -15,8 +15,8 @@ from pages import PAGES
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
+from lazyformer_fairseq.experiments.compare.settings import find_task
 from lazyformer_fairseq.experiments.compare.times import times_to_target
-from lazyformer_fairseq.patterns.kinds import ENCODER
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json
 
@@ -81,7 +81,7 @@ def test_a_record_of_an_example():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_a_model(row):
-    model = read_models({"bert": "(sf)x7", "it": ROWS[row]}, ENCODER, SIZES, True)["it"]
+    model = read_models({"bert": "(sf)x7", "it": ROWS[row]}, find_task("masked-lm"), SIZES)["it"]
     assert not model.is_external or model.layers == 7, "as many layers as the baseline"
 
 

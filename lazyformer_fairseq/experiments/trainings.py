@@ -68,7 +68,6 @@ class Training(StepwiseTraining):
         total: updates, unless they are planned anew.
         curve: by validation, lists: `updates`, `seconds` (of training alone), and what else is measured.
         tokens: of each update.
-        cpu_seconds: processor time of each update.
         validation_seconds: of the last validation since the start.
         validations: of a curve, beside the one before the first update; it is also saved there.
     """
@@ -81,7 +80,6 @@ class Training(StepwiseTraining):
         self.total = job.updates
         self.validation_seconds = 0.0
         self.tokens: list[int] = self._kept("tokens", [])[: self.updates]
-        self.cpu_seconds: list[float] = self._kept("cpu_seconds", [])[: self.updates]
         points = self._kept("curve", {})
         here = sum(updates <= self.updates for updates in points.get("updates", ()))
         self.curve: dict[str, list[float]] = {of: values[:here] for of, values in points.items() if here}
@@ -108,9 +106,7 @@ class Training(StepwiseTraining):
 
     def update(self) -> int:
         """Trains on one batch; returns its number of tokens."""
-        began = time.process_time()
         tokens = super().update()
-        self.cpu_seconds.append(time.process_time() - began)
         self.tokens.append(tokens)
         return tokens
 
@@ -126,7 +122,7 @@ class Training(StepwiseTraining):
 
     def save(self, with_optimizer: bool = True) -> None:
         """Also keeps the curve, and what is known of each update."""
-        for name in ("curve", "tokens", "cpu_seconds"):
+        for name in ("curve", "tokens"):
             self._keep(name, getattr(self, name))
         super().save(with_optimizer)
 
@@ -145,7 +141,6 @@ def train(
     description: str = "training",
     workers: int = 0,
     device: str = "cpu",
-    threads: Optional[int] = None,
 ) -> None:
     """Does all jobs that have no result yet, and shows how far they are.
 
@@ -153,7 +148,6 @@ def train(
         open_training: starts or resumes a job's training.
         workers: so many processes, each with a job alone; 0 for turns in this one. `open_training` goes to them.
         device: ``cpu``, or ``cuda`` where each process gets a GPU.
-        threads: of torch in a process; None for its share of the cores.
 
     Raises:
         UserError: a process has died; names its log.
@@ -163,7 +157,7 @@ def train(
     total, left = (sum(job.updates for job in some) for some in (jobs, unfinished))
     with tqdm(total=total, initial=total - left, desc=description, unit=" updates") as progress:
         if workers:
-            _train_alone(unfinished, open_training, progress, workers, device, threads)
+            _train_alone(unfinished, open_training, progress, workers, device)
             return
         for group in dict.fromkeys(job.group for job in unfinished):
             trainings = [open_training(job) for job in unfinished if job.group == group]
@@ -227,11 +221,9 @@ def train_alone(job: Job, open_training: Opening, threads: int) -> None:
             training.finish()
 
 
-def _train_alone(
-    jobs: Sequence[Job], open_training: Opening, progress: tqdm, workers: int, device: str, threads: Optional[int]
-) -> None:
+def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: tqdm, workers: int, device: str) -> None:
     gpus = visible_gpus() if device == "cuda" else []
-    threads = threads or max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
     executor = Workers(workers, gpus, threads, f"{__name__}:{train_alone.__name__}")
     waiting, under_way, seen = list(jobs), {}, {}
     try:

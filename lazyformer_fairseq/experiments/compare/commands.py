@@ -2,7 +2,7 @@
 
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -10,7 +10,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.models import EXAMPLE
+from lazyformer_fairseq.experiments.compare.models import EXAMPLE, random_orders
 from lazyformer_fairseq.experiments.compare.settings import MODELS, TASKS, CompareSettings, Sizes, Task, find_task
 from lazyformer_fairseq.experiments.folder import stoppable
 from lazyformer_fairseq.options import Group, OptionInSection, takes
@@ -36,15 +36,6 @@ def _target(ctx: click.Context, option: click.Parameter, value: str) -> Any:
         return value if value == BASELINE else float(value)
     except ValueError:
         raise UserError(f"--target {value}: is neither a number nor `{BASELINE}`") from None
-
-
-target_option = click.option(
-    "--target",
-    default=BASELINE,
-    callback=_target,
-    metavar="baseline|NUMBER",
-    help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
-)
 
 
 @click.group(cls=Group, default="run")
@@ -78,30 +69,38 @@ def compare() -> None:
     help="The task's own models of so many sublayers, beside those of --model: "
     f"{'; '.join(f'{task.name} has {sorted(task.presets)}' for task in TASKS)}.",
 )
+@click.option(
+    "--random-orders",
+    "orders",
+    cls=OptionInSection,
+    section=MODELS,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Beside them N random orders of the baseline's sublayers, drawn with the first seed.",
+)
 @takes(CompareSettings, into="")
 @takes(Sizes, into="sizes")
-@click.option("--workers", type=click.IntRange(1), help="Processes at a time with --alone.  [default: one per GPU]")
-@target_option
 def run(
     data: str,
     out: Path,
     specs: dict[str, str],
     presets: Optional[int],
+    orders: Optional[int],
     sizes: Sizes,
-    workers: Optional[int],
-    target: Any,
     **given: Any,
 ) -> None:
     """Train models on DATA, equal in all that is not theirs, and report to OUT which gets how far in what time.
 
-    DATA is what `lazyformer corpus` wrote (masked-lm) or `lazyformer lm prepare` (language-model). The models of a seed
-    take turns, update by update, on the same batches under the same masks. The clock counts training alone.
+    DATA is what `lazyformer corpus` wrote (masked-lm), `lazyformer lm prepare` (language-model) or `lazyformer
+    diagnostics` (listops, pairs). The models of a seed take turns, update by update, on the same batches under the same
+    masks. The clock counts training alone.
     OUT gets results.json with curves, times, memory, versions and checksums; tables and pictures; and the trained
     models. Stop it at any time; rerun to resume. More in docs/compare.md.
 
     \b
     SPEC is a pattern, an arch of ours, fairseq:roberta_base or hf:bert; sizes of its own may follow:
       '(sff)x4 f'    'M2x3; ffn=448'    'bert_base; sizes=own'    'fairseq:roberta_base; layers=6'
+    and of listops and pairs '(sf)x4; pretrain=1000', which first fills masks in the task's own inputs.
 
     \b
     lazyformer compare data results/two --task masked-lm
@@ -118,12 +117,21 @@ def run(
 
     given["device"] = device_named(given["device"])
     settings = CompareSettings(data=data, models=models, sizes=asdict(sizes), **given)
+    if orders:
+        settings = with_random_orders(settings, orders)
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
     with stoppable():
-        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]], workers)
-    click.echo(f"\n{write_report(results, out, target)}\nwritten: {out}")
+        results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]])
+    click.echo(f"\n{write_report(results, out)}\nwritten: {out}")
+
+
+def with_random_orders(settings: CompareSettings, count: int) -> CompareSettings:
+    """With so many models more, which are random orders of the baseline's sublayers."""
+    pattern = settings.specs[settings.baseline].pattern
+    orders = random_orders(pattern, count, settings.seeds[0], settings.row.direction)
+    return replace(settings, models={**settings.models, **orders})
 
 
 def _presets(row: Task, sublayers: int) -> dict[str, str]:
@@ -139,26 +147,29 @@ def _refuse_missing_data(row: Task, data: str) -> None:
 
 
 @compare.command()
-@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=ExistingPath())
-@target_option
+@click.argument("folder", type=ExistingPath())
+@click.option(
+    "--target",
+    default=BASELINE,
+    callback=_target,
+    metavar="baseline|NUMBER",
+    help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
+)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]")  # fmt: skip
-def report(folders: tuple[Path, ...], target: Any, output: Optional[Path]) -> None:
-    """Write tables and pictures of finished comparisons anew, of another target if you like; train nothing.
+              help="Folder for tables and pictures.  [default: FOLDER]")  # fmt: skip
+def report(folder: Path, target: Any, output: Optional[Path]) -> None:
+    """Write tables and pictures of a finished comparison anew, of another target if you like; train nothing.
 
-    Each FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json. Several are joined if they
-    kept the same rules: the data by checksum, the lengths, the masks, the measure. Where they have other seeds of the
-    same models, these count together; otherwise each model is compared with the baseline of its own folder.
+    FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json.
 
     \b
     lazyformer compare report results/compare --target 5.2
-    lazyformer compare report results/first results/second --output results/both
     """
-    if output is None and (len(folders) > 1 or folders[0].is_file()):
-        raise UserError("say with --output where the report goes; only that of one folder has a place of its own")
+    if output is None and folder.is_file():
+        raise UserError("say with --output where the report goes; only that of a folder has a place of its own")
     from lazyformer_fairseq.experiments.compare.report import write_files
-    from lazyformer_fairseq.experiments.compare.results import read_folders
+    from lazyformer_fairseq.experiments.compare.results import read_folder
 
-    where = folders[0] if output is None else output
-    click.echo(write_files(read_folders(folders), where, target))
+    where = output or folder
+    click.echo(write_files(read_folder(folder), where, target))
     click.echo(f"written: {where}", err=True)

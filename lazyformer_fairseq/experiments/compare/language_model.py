@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 from fairseq.data import Dictionary
-from fairseq.tasks import FairseqTask
-from torch import Tensor, nn
+from torch import Tensor
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
@@ -18,11 +17,13 @@ from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.costs.latency import measure
 from lazyformer_fairseq.measure.costs.model_latency import next_segment
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.patterns.kinds import CausalSizes
 from lazyformer_fairseq.report.numbers import spread
 
 SPLITS = ("valid", "test")
 ROUNDS = 50
+ROWS = 64  # of an evaluation
 
 
 class Compared(ComparedTask):
@@ -58,14 +59,14 @@ class Compared(ComparedTask):
         how = {"time": sizes["tgt_len"], "memory": sizes["mem_len"], "batch": sizes["batch_size"]}
         return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), **how)
 
-    def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+    def measure(self, training: StepwiseTraining) -> dict[str, float]:
         """`perplexity` and `loss`, bits a token, over the start of the validation split."""
-        found = self._evaluate(model, task, "valid", self.settings.validation_tokens)
+        found = self._evaluate(training, "valid", self.settings.validation_tokens)
         return {"perplexity": found.perplexity, "loss": found.bits}
 
-    def final(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+    def final(self, training: StepwiseTraining) -> dict[str, float]:
         """The same over every token of the validation and test splits."""
-        of_splits = {split: self._evaluate(model, task, split) for split in SPLITS}
+        of_splits = {split: self._evaluate(training, split) for split in SPLITS}
         return {
             f"{'' if split == 'valid' else f'{split}_'}{name}": value
             for split, found in of_splits.items()
@@ -93,12 +94,10 @@ class Compared(ComparedTask):
         which FLOPs leave out.
         """
         sizes, costs, things = self.settings.sizes, {}, {}
-        tgt_len, mem_len = sizes["evaluation_tgt_len"], sizes["evaluation_mem_len"]
+        tgt_len, mem_len = sizes["tgt_len"], sizes["mem_len"]
         for name, job in jobs.items():
             where = (self.settings.device, self.settings.precision)
             model, task = load_model(job.folder / CHECKPOINT, Path(self.settings.data), *where)
-            model.decoder.mem_len, model.decoder.clamp_len = mem_len, sizes["clamp_len"]
-            model.decoder.same_length = sizes["same_length"]
             costs[name] = {"flops": count_flops(job.spec.pattern, model.decoder.sizes, tgt_len, mem_len)}
             things[name] = next_segment(model, *self._a_segment(task.dictionary), mem_len)
         for name, timing in measure(things, ROUNDS, device=self.settings.device).items():
@@ -106,23 +105,16 @@ class Compared(ComparedTask):
             costs[name]["latency_milliseconds"] = spread(milliseconds)
         return costs
 
-    def _evaluate(self, model: nn.Module, task: FairseqTask, split: str, most: int | None = None) -> Evaluation:
-        sizes = self.settings.sizes
-        return evaluate(
-            model,
-            open_tokens(Path(self.settings.data) / split)[:most],
-            task.source_dictionary.eos(),
-            tgt_len=sizes["evaluation_tgt_len"],
-            mem_len=sizes["evaluation_mem_len"],
-            clamp_len=sizes["clamp_len"],
-            same_length=sizes["same_length"],
-            batch_size=sizes["evaluation_batch_size"],
-        )
+    def _evaluate(self, training: StepwiseTraining, split: str, most: int | None = None) -> Evaluation:
+        """With the lengths of training."""
+        sizes, tokens = self.settings.sizes, open_tokens(Path(self.settings.data) / split)[:most]
+        lengths = {"tgt_len": sizes["tgt_len"], "mem_len": sizes["mem_len"], "batch_size": ROWS}
+        return evaluate(training.trainer.model, tokens, training.task.source_dictionary.eos(), **lengths)
 
     def _a_segment(self, dictionary: Dictionary) -> tuple[Tensor, Tensor]:
         """Tokens and targets (1, T) in the middle of the test split."""
         tokens = open_tokens(Path(self.settings.data) / "test")
-        tgt_len = self.settings.sizes["evaluation_tgt_len"]
+        tgt_len = self.settings.sizes["tgt_len"]
         streams = TokenStreams(tokens, 1, tgt_len, dictionary.eos(), dictionary.pad(), keeps_rest=True)
         segment = streams[len(streams) // 2]
         device = self.settings.device

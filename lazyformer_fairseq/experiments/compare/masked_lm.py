@@ -19,6 +19,7 @@ from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.task import ComparedTask
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders
 from lazyformer_fairseq.measure.costs.flops import count_flops
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import EncoderSizes
 
@@ -29,9 +30,14 @@ BATCH = 32  # blocks
 class Compared(ComparedTask):
     """Trains on FULL-SENTENCES blocks."""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of an input."""
+        return self.settings.sizes["tokens_per_sample"]
+
     def task_words(self) -> list[str]:
         words = [self.settings.data, "--task", "full_sentences_masked_lm", "--criterion", "masked_lm_accuracy"]
-        return [*words, "--tokens-per-sample", str(self.settings.sizes["tokens_per_sample"])]
+        return [*words, "--tokens-per-sample", str(self.longest)]
 
     def model_words(self, spec: ModelSpec) -> list[str]:
         dropout = str(self.settings.sizes["dropout"])
@@ -61,13 +67,17 @@ class Compared(ComparedTask):
 
     def flops_of_update(self, spec: ModelSpec, vocab_size: int) -> int:
         """Of full blocks."""
-        time, batch = self.settings.sizes["tokens_per_sample"], self.settings.sizes["batch_size"]
-        predicted = max(1, round(time * self._task.cfg.mask_prob))
-        sizes = self.sizes(spec, vocab_size)
-        return 3 * count_flops(spec.pattern, sizes, time, batch=batch, predicted=predicted)
+        how = {"batch": self.settings.sizes["batch_size"], "predicted": self.predicted}
+        return 3 * count_flops(spec.pattern, self.sizes(spec, vocab_size), self.longest, **how)
 
-    def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+    @property
+    def predicted(self) -> int:
+        """Tokens of an input that the head sees."""
+        return max(1, round(self.longest * self._task.cfg.mask_prob))
+
+    def measure(self, training: StepwiseTraining) -> dict[str, float]:
         """`loss`, bits a masked piece, and `accuracy`, percent of these."""
+        model = training.trainer.model
         nats = right = predicted = 0.0
         device, pad = next(model.parameters()).device, self._task.dictionary.pad()
         with _evaluating(model):
@@ -82,9 +92,6 @@ class Compared(ComparedTask):
                 right += (logits.argmax(-1) == targets).sum().item()
                 predicted += len(targets)
         return {"loss": nats / predicted / math.log(2), "accuracy": 100 * right / predicted}
-
-    def final(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
-        return self.measure(model, task)
 
     def describe_data(self) -> dict[str, Any]:
         """Unigram entropy of the words that are to be found in validation, and how many these are."""
@@ -123,8 +130,7 @@ class Compared(ComparedTask):
         return [blocks.collater([blocks[int(index)] for index in part]) for part in parts]
 
     def _positions(self, spec: ModelSpec) -> int:
-        asked = self._own_options(spec).get("max_positions") or self.settings.sizes["max_positions"]
-        return asked or self.settings.sizes["tokens_per_sample"]
+        return self._own_options(spec).get("max_positions") or self.longest
 
     def _buckets(self, spec: ModelSpec) -> int:
         """Of T5's relative positions, which models from elsewhere have not."""

@@ -1,5 +1,6 @@
 """What ``--model NAME=SPEC`` names: a pattern, an arch of ours, or a model from elsewhere, with sizes of its own."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -15,8 +16,9 @@ EXTERNALS = {
     "fairseq": ("fairseq", {"roberta_base": "roberta_base"}),
     "hf": ("huggingface", {"bert": "huggingface_bert"}),
 }
-OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers"}
+OWN = {"embed": "embed_dim", "ffn": "ffn_embed_dim", "heads": "heads", "layers": "layers", "pretrain": "pretrain"}
 WIDTHS = ("embed_dim", "ffn_embed_dim", "heads")
+DRAWS = 1000  # for each order that is asked for
 EXAMPLE = "'mine=(sff)x4 f', 'mine=(sff)x4 f; ffn=448', 'mine=bert_base; sizes=own' or 'roberta=fairseq:roberta_base'"
 
 
@@ -31,6 +33,7 @@ class ModelSpec:
         arch: of an arch or an external, its name for fairseq-train.
         embed_dim, ffn_embed_dim, heads: its sizes.
         own_sizes: whether an arch keeps its widths and heads, and for encoders its positions and dropout in attention.
+        pretrain: updates in which it first fills masks in the task's own training inputs (Amos et al., 2023).
     """
 
     name: str
@@ -41,6 +44,7 @@ class ModelSpec:
     ffn_embed_dim: int
     heads: int
     own_sizes: bool = False
+    pretrain: int = 0
 
     @property
     def is_external(self) -> bool:
@@ -57,28 +61,52 @@ def layers_in(pattern: str) -> int:
     return len(split_sublayers(expand(pattern))) // 2
 
 
-def read_models(
-    specs: Mapping[str, str], direction: str, sizes: Mapping[str, Any], takes_externals: bool
-) -> dict[str, ModelSpec]:
+def read_models(specs: Mapping[str, str], task: Any, sizes: Mapping[str, Any]) -> dict[str, ModelSpec]:
     """The models by name, in the order given.
 
     An external has as many layers as half the sublayers of the first model of ours, unless it says ``layers=N``.
 
     Args:
         specs: SPEC by NAME.
+        task: the row of the table of tasks.
         sizes: `embed_dim`, `ffn_embed_dim` and `heads` of all that have none of their own.
 
     Raises:
         UserError: a SPEC that cannot be read, a pattern that is wrong, an arch that nobody knows.
     """
-    found = {name: _ours(name, spec, direction, sizes) for name, spec in specs.items() if not _is_external(spec)}
+    found = {name: _ours(name, spec, task.direction, sizes) for name, spec in specs.items() if not _is_external(spec)}
+    if not task.takes_pretraining and (first := [name for name, each in found.items() if each.pretrain]):
+        raise UserError(f"--model {first[0]}: pretrain= is for --task listops and pairs, whose inputs it fills")
     first = next(iter(found.values()), None)
     for name, spec in specs.items():
         if name not in found:
-            if not takes_externals:
+            if not task.takes_externals:
                 raise UserError(f"--model {name}={spec}: models from elsewhere are for --task masked-lm alone")
             found[name] = _elsewhere(name, spec, sizes, first)
     return {name: found[name] for name in specs}
+
+
+def random_orders(pattern: str, count: int, seed: int, direction: str) -> dict[str, str]:
+    """Random orders of a pattern's sublayers by name, each once, itself not among them (Press et al., 2019, section 3).
+
+    Raises:
+        UserError: there are not so many.
+    """
+    parts, chance, orders = split_sublayers(expand(pattern)), random.Random(seed), dict[str, None]()
+    for _ in range(DRAWS * count):
+        order = "".join(chance.sample(parts, len(parts)))
+        if len(orders) < count and order != expand(pattern) and _is_possible(order, direction):
+            orders[order] = None
+    if len(orders) < count:
+        raise UserError(f"--random-orders {count}: of {pattern} only {len(orders)} were found; give fewer")
+    return {f"random_{number}": order for number, order in enumerate(orders, 1)}
+
+
+def _is_possible(pattern: str, direction: str) -> bool:
+    try:
+        return bool(plan(pattern, direction))
+    except UserError:
+        return False
 
 
 def _is_external(spec: str) -> bool:
@@ -123,7 +151,7 @@ def _ours(name: str, spec: str, direction: str, sizes: Mapping[str, Any]) -> Mod
         part = "encoder" if direction == ENCODER else "decoder"
         fields = zip(WIDTHS, ("embed_dim", "ffn_embed_dim", "attention_heads"), strict=True)
         own = {ours: getattr(row, f"{part}_{theirs}") for ours, theirs in fields} | own
-    used = {size: own.get(size, sizes[size]) for size in WIDTHS}
+    used = {size: own.get(size, sizes[size]) for size in WIDTHS} | {"pretrain": own.get("pretrain", 0)}
     return ModelSpec(name, "arch" if row else "pattern", pattern, what if row else None, **used, own_sizes=keeps)
 
 

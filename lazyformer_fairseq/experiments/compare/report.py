@@ -141,7 +141,7 @@ def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str
     )
     return [
         {
-            **{"model": model.name, "of": model.family, "share": model.share, "baseline": model.baseline},
+            **{"model": model.name, "of": model.family, "share": model.share},
             **{"what": model.facts.get("what"), "pattern": model.facts.get("pattern")},
             **(model.facts.get("sublayers") or {}),
             **{key: value for key, value in model.facts.items() if isinstance(value, (int, float)) and key != "share"},
@@ -162,7 +162,7 @@ def csv_times(times: Sequence[TimeToTarget]) -> Iterator[dict[str, Any]]:
             ratio = time.ratios.get(cost)
             low, high = (ratio.bounds if ratio is not None else None) or (None, None)
             yield {
-                **{"model": time.model, "baseline": time.baseline, "clock": time.clock, "target": time.target},
+                **{"model": time.model, "clock": time.clock, "target": time.target},
                 **{"cost": cost, "median": time.median(cost)},
                 **{f"seed_{seed}": costs[cost] for seed, costs in time.times.items()},
                 **({} if ratio is None else _of_ratio(ratio)),
@@ -232,21 +232,22 @@ def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target)
     clocks = {time.clock for time in times}
     return [
         COLUMNS,
-        *(_of_target(comparison, baseline, target) for baseline in comparison.baselines),
+        _of_target(comparison, target),
         *(sentence for sentence in CLOCKS if sentence.split("`")[1] in clocks),
         BOUNDS,
         *_of_shortest(comparison, times),
         *_of_seeds(comparison),
         *_of_parameters(comparison),
         *_of_rates(comparison),
+        *_of_pretraining(comparison),
         *_of_models_from_elsewhere(comparison),
         *_of_machines(comparison),
     ]
 
 
-def _of_target(comparison: Comparison, baseline: str, target: Target) -> str:
-    measure, model = comparison.measure, comparison.longest(baseline)
-    value = target_value(comparison, baseline, target)
+def _of_target(comparison: Comparison, target: Target) -> str:
+    baseline, measure = comparison.baseline, comparison.measure
+    model, value = comparison.longest(baseline), target_value(comparison, target)
     if target != BASELINE:
         return f"Target: {value:g} ({measure.label}). Ratios are to the time that {baseline} took to reach it."
     seconds = float(np.median(model.wholes("seconds")))
@@ -285,19 +286,15 @@ def _of_seeds(comparison: Comparison) -> Iterator[str]:
 
 
 def _of_parameters(comparison: Comparison) -> Iterator[str]:
-    for baseline in comparison.baselines:
-        own = _parameters(comparison.longest(baseline))
-        others = {
-            family: _parameters(models[-1]) / own - 1
-            for family, models in comparison.families.items()
-            if models[-1].baseline == baseline != family
-        }
-        unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
-        if unequal:
-            listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
-            yield f"Parameters, without embeddings, that are not {baseline}'s: {listed}."
-        elif others:
-            yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
+    baseline = comparison.baseline
+    own = _parameters(comparison.longest(baseline))
+    others = {family: _parameters(models[-1]) / own - 1 for family, models in comparison.families.items()}
+    unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
+    if unequal:
+        listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
+        yield f"Parameters, without embeddings, that are not {baseline}'s: {listed}."
+    elif len(others) > 1:
+        yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
 
 
 def _parameters(model: Model) -> int:
@@ -316,17 +313,22 @@ def _of_rates(comparison: Comparison) -> Iterator[str]:
         yield f"Not as many rates tried for each: {counted}. Ratios between those are not on equal terms."
     elif counts <= {0, 1}:
         yield "One learning rate alone was tried for each model; another one may suit some of them better."
-    for edge, beyond in (("lowest", "lower"), ("highest", "higher")):
-        if names := [model.name for model in models if _edge(model.facts, tried[model.name]) == edge]:
+    for edge, beyond, end in (("lowest", "lower", 0), ("highest", "higher", -1)):
+        several = [model for model in models if len(tried[model.name]) > 1]
+        if names := [model.name for model in several if model.facts.get("rate") == tried[model.name][end]]:
             yield f"The {edge} rate that was tried was the best, so a {beyond} one may be better: {', '.join(names)}."
 
 
-def _edge(facts: Mapping[str, Any], tried: Sequence[float]) -> Optional[str]:
-    if "rate_is_at_an_edge" in facts:
-        return facts["rate_is_at_an_edge"]
-    if len(tried) < 2 or facts.get("rate") not in (tried[0], tried[-1]):
-        return None
-    return "lowest" if facts["rate"] == tried[0] else "highest"
+def _of_pretraining(comparison: Comparison) -> Iterator[str]:
+    """What was learnt before, and on diagnostics what needs no model."""
+    for family, models in comparison.families.items():
+        if found := models[-1].facts.get("pretraining"):
+            yield (
+                f"{family} first filled masks in the task's own inputs: {found['updates']:,} updates, "
+                f"{found['seconds']:,.1f} seconds, which no table counts; it found {found['accuracy']:.1f}% of them."
+            )
+    if rules := comparison.facts["data"].get("rules"):
+        yield "Accuracy without a model: " + "; ".join(f"{name} {share:.1%}" for name, share in rules.items()) + "."
 
 
 def _of_models_from_elsewhere(comparison: Comparison) -> Iterator[str]:
@@ -347,8 +349,6 @@ def _of_machines(comparison: Comparison) -> Iterator[str]:
     facts = comparison.facts
     versions = ", ".join(f"{name} {version}" for name, version in (facts.get("versions") or {}).items())
     yield f"{(facts.get('machine') or {}).get('device', 'machine not known')}; {versions}."
-    if len(facts.get("machines") or ()) > 1:
-        yield "Seconds of different machines do not compare; ratios are within a folder, hence within a machine."
     if checksums := facts["data"].get("checksums"):
         yield "Data, by SHA-256: " + ", ".join(f"{name} {str(sum_)[:12]}" for name, sum_ in checksums.items()) + "."
 

@@ -18,7 +18,7 @@ from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept, record
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, torch_threads, train
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, train
 from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
@@ -33,16 +33,13 @@ UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state bes
 Runs = Mapping[str, Mapping[int, CompareJob]]  # by name in the results and seed
 
 
-def compare(
-    settings: CompareSettings, folder: Path, command: Sequence[str], workers: Optional[int] = None
-) -> dict[str, Any]:
+def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> dict[str, Any]:
     """Runs the comparison in `folder`, or resumes it; returns the content of `results.json`, which it writes there.
 
     The trained models go to `runs`, tries of rates that are shorter to `tries`.
 
     Args:
         command: as it was given, for the record.
-        workers: processes at a time where models train alone; None for one per GPU, or one.
 
     Raises:
         UserError: the folder holds a comparison of other settings, the data or a size does not fit, or a process died.
@@ -51,31 +48,37 @@ def compare(
     specs = with_equal_parameters(compared)
     if settings.equal_parameters:
         print(widths_in_words(compared, specs))
-    how = (_count_workers(settings, workers), settings.device, settings.threads)
-    begun = f"*/*/{CHECKPOINT}"
-    with experiment(folder, settings, "a comparison", begun, [LENGTHS]), torch_threads(settings.threads):
+    with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)
         tried = jobs.tries()
-        if tried:
-            train([job for tries in tried.values() for job in tries], compared.open_training, "rates", *how)
+        _train(compared, [job for tries in tried.values() for job in tries], "rates")
         choices = choose_rates(settings, tried)
         runs = {
             name: {seed: jobs.run(name, seed, choices[own]["rate"]) for seed in settings.seeds}
             for name, (own, _) in lengths.items()
         }
-        train([runs[name][seed] for seed in settings.seeds for name in runs], compared.open_training, "training", *how)
+        _train(compared, [runs[name][seed] for seed in settings.seeds for name in runs], "training")
         costs = kept(folder / COSTS, lambda: measure_costs(compared, runs))
         results = collect(compared, command, runs, choices, costs)
         write_json(folder / RESULTS, results)
         return results
 
 
-def _count_workers(settings: CompareSettings, given: Optional[int]) -> int:
-    """Processes at a time; 0 for turns in this one."""
+def _train(compared: ComparedTask, jobs: Sequence[CompareJob], description: str) -> None:
+    """Trains the jobs, and before them what they begin with."""
+    workers, device = _count_workers(compared.settings), compared.settings.device
+    before = [job.before for job in jobs if job.before is not None]
+    for some, of_what in ((before, "self-pretraining"), (jobs, description)):
+        if some:
+            train(some, compared.open_training, of_what, workers, device)
+
+
+def _count_workers(settings: CompareSettings) -> int:
+    """Processes at a time, one per GPU; 0 for turns in this one."""
     if settings.in_turn:
         return 0
-    return given or (len(visible_gpus()) if settings.device == "cuda" else 1)
+    return len(visible_gpus()) if settings.device == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,11 @@ class Jobs:
 
     def _job(self, name: str, seed: int, rate: float, updates: int, folder: str) -> CompareJob:
         spec = self.specs[self.lengths[name][0]]
-        command = tuple(self.compared.command(spec, seed, rate, updates))
-        return CompareJob(name, command, self.folder / folder, updates, group=seed, spec=spec, seed=seed, rate=rate)
+        command, of_all = self.compared.command(spec, seed, rate, updates), {"spec": spec, "seed": seed, "rate": rate}
+        before = self.compared.pretraining(spec, seed, self.folder / "pretraining" / f"{spec.name}-seed{seed}")
+        if before is not None:
+            command += ["--finetune-from-model", str(before.folder / CHECKPOINT)]
+        return CompareJob(name, tuple(command), self.folder / folder, updates, seed, before=before, **of_all)
 
 
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
@@ -233,6 +239,7 @@ def _model(
         "share": share[1],
         "sublayers": count_kinds(job.spec.pattern),
         **{size: getattr(job.spec, size) for size in WIDTHS},
+        **_of_pretraining(job.before),
         **costs,
         "tokens_per_update": tokens / len(seconds),
         "updates": job.updates,
@@ -240,3 +247,15 @@ def _model(
         "milliseconds_per_update": spread(1000 * seconds),
         "runs": {seed: {**run, "seconds": float(sum(run["seconds"]))} for seed, run in runs.items()},
     }
+
+
+def _of_pretraining(job: Optional[Job]) -> dict[str, Any]:
+    """Of one seed's, where there was one."""
+    if job is None:
+        return {}
+    result = job.result()
+    return {"pretraining": {"updates": job.updates, "seconds": sum(result["seconds"]), **_last(result["curve"])}}
+
+
+def _last(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: curve[name][-1] for name in ("accuracy", "loss")}

@@ -1,7 +1,7 @@
 """All that decides a comparison's result: the table of tasks, the recipes, and what the user chose."""
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import cached_property, partial
 from typing import Any, Optional, Union
@@ -23,7 +23,7 @@ class Task:
         name: of ``--task``.
         direction: of the models, ENCODER or CAUSAL.
         module: has the class `Compared`, a `ComparedTask`.
-        measure: what a curve's points and the choice of a rate go by; lower is better.
+        measure: what a curve's points go by.
         holds: the file by which a folder of its data is known.
         prepares: the command that writes such a folder.
         presets: by number of sublayers, the models that are compared unless the user names some; the baseline first.
@@ -32,6 +32,7 @@ class Task:
         clip_norm: of all.
         updates, budget: how long unless told, the latter in seconds; one of them.
         takes_externals: whether models from elsewhere can do it.
+        takes_pretraining: whether a model may first fill masks in the task's own training inputs.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Task:
     updates: Optional[int] = None
     budget: Optional[float] = None
     takes_externals: bool = False
+    takes_pretraining: bool = False
 
     def load(self, settings: Any) -> Any:
         """The :class:`~lazyformer_fairseq.experiments.compare.task.ComparedTask` of a comparison's settings.
@@ -57,6 +59,19 @@ class Task:
 
 
 _CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
+_DIAGNOSTIC = (
+    ENCODER,
+    "lazyformer_fairseq.experiments.compare.diagnostic",
+    {"name": "accuracy", "unit": "%", "lower_is_better": False},
+    "manifest.json",
+    "lazyformer diagnostics",
+    {8: {"all": "(sf)x4", "window": "(s[window=64,global=1] f)x4"}},
+    {
+        **{"embed_dim": 128, "ffn_embed_dim": 256, "heads": 4, "dropout": 0.0, "batch_size": 32},
+        **{"relative_position_buckets": 32},
+    },
+    {"adam": 5e-4, "nvidia": 1e-2},
+)
 
 TASKS = (
     Task(
@@ -72,7 +87,7 @@ TASKS = (
         },
         {
             **{"embed_dim": 128, "ffn_embed_dim": 512, "heads": 4, "dropout": 0.0, "batch_size": 8},
-            **{"tokens_per_sample": 128, "max_positions": None, "relative_position_buckets": 32},
+            **{"tokens_per_sample": 128, "relative_position_buckets": 32},
         },
         {"adam": 2e-3, "nvidia": 1e-2},
         clip_norm=1.0,
@@ -99,13 +114,13 @@ TASKS = (
         {
             **{"embed_dim": 64, "ffn_embed_dim": 256, "heads": 4, "dropout": 0.0, "batch_size": 8},
             **{"tgt_len": 64, "mem_len": 64, "adaptive_softmax_cutoff": (2000, 10_000)},
-            **{"evaluation_tgt_len": 64, "evaluation_mem_len": 64, "evaluation_batch_size": 64},
-            **{"clamp_len": 0, "same_length": False},
         },
         {"adam": 3e-3, "nvidia": 1e-2},
         clip_norm=0.25,
         updates=2000,
     ),
+    Task("listops", *_DIAGNOSTIC, clip_norm=1.0, updates=2000, takes_pretraining=True),
+    Task("pairs", *_DIAGNOSTIC, clip_norm=1.0, updates=2000, takes_pretraining=True),
 )
 
 
@@ -123,7 +138,7 @@ class Recipe:
 
     Attributes:
         help: one line.
-        warmup_ratio: share of the updates until the highest rate, unless the user gives another.
+        warmup_ratio: share of the updates until the highest rate.
         decayed_to: share of the highest rate that is left in the end.
         options: of fairseq-train.
     """
@@ -133,11 +148,11 @@ class Recipe:
     decayed_to: float
     options: str
 
-    def schedule(self, rate: float, warmup_ratio: float, updates: int) -> list[str]:
+    def schedule(self, rate: float, updates: int) -> list[str]:
         """Options of fairseq-train for a training of so many updates."""
         if not self.decayed_to:
-            return ["--lr-scheduler", "linear_warmup", "--warmup-ratio", str(warmup_ratio), "--lr", str(rate)]
-        warmup = ["--warmup-updates", str(round(warmup_ratio * updates)), "--warmup-init-lr", "0"]
+            return ["--lr-scheduler", "linear_warmup", "--warmup-ratio", str(self.warmup_ratio), "--lr", str(rate)]
+        warmup = ["--warmup-updates", str(round(self.warmup_ratio * updates)), "--warmup-init-lr", "0"]
         return ["--lr-scheduler", "cosine", *warmup, "--lr", str(rate), "--min-lr", str(self.decayed_to * rate)]
 
 
@@ -154,32 +169,25 @@ RECIPES = {
 }
 
 
-MODELS, VALIDATION = "Models", "Validation"  # sections of --help, as those of the options below
-of_models, of_validation = partial(option, section=MODELS), partial(option, section=VALIDATION)
+MODELS, SIZES, VALIDATION = "Models", "Sizes, of all models", "Validation"  # sections of --help
+of_models = partial(option, section=MODELS)
 of_length, of_learning = partial(option, section="How long"), partial(option, section="How they learn")
-of_sizes, of_place = partial(option, section="Sizes, of all models"), partial(option, section="Where")
+of_place = partial(option, section="Where")
 
 
-def size(name: str, help_text: str, option: Any = of_sizes, **more: Any) -> Any:
+def size(name: str, help_text: str, **more: Any) -> Any:
     """An option of the tasks that have such a size, with each one's default."""
-    values = {task.name: _shown(task.sizes[name]) for task in TASKS if name in task.sizes}
-    some = next(iter(values))
-    if len(values) < len(TASKS):
-        shown = f"{values[some]}; {some} alone"
-    else:
-        shown = values[some] if len(set(values.values())) == 1 else by_task(values)
-    return option(None, help_text, shown=shown, **more)
+    by_value: dict[str, list[str]] = {}
+    for task in TASKS:
+        if name in task.sizes:
+            by_value.setdefault(_shown(task.sizes[name]), []).append(task.name)
+    is_of_all = len(by_value) == 1 and len(*by_value.values()) == len(TASKS)
+    shown = ", ".join(value if is_of_all else f"{value} for {' and '.join(names)}" for value, names in by_value.items())
+    return option(None, help_text, section=SIZES, shown=shown, **more)
 
 
 def _shown(value: Size) -> str:
-    if value is None:
-        return "as --tokens-per-sample"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def by_recipe(words: Callable[[Recipe], str], between: str) -> str:
-    """``adam: its words, ...``"""
-    return between.join(f"{name}: {words(recipe)}" for name, recipe in RECIPES.items())
 
 
 def by_task(values: Mapping[str, Any]) -> str:
@@ -197,7 +205,6 @@ class Sizes:
     dropout: Optional[float] = size("dropout", "On embeddings and sublayer outputs.", low=0, high=0.999)
     batch_size: Optional[int] = size("batch_size", "Sequences, or streams of text, of an update.", low=1)
     tokens_per_sample: Optional[int] = size("tokens_per_sample", "Longest block.", low=1)
-    max_positions: Optional[int] = size("max_positions", "Rows of the table of positions.", low=1)
     relative_position_buckets: Optional[int] = size(
         "relative_position_buckets", "Of T5's relative positions, in models of ours; 0 for none.", low=0
     )
@@ -205,21 +212,6 @@ class Sizes:
     mem_len: Optional[int] = size("mem_len", "Tokens remembered.", low=0)
     adaptive_softmax_cutoff: Optional[tuple[int, ...]] = size(
         "adaptive_softmax_cutoff", "Ids that start a new band of words; '' for one band.", low=0, metavar="N,N,..."
-    )
-    evaluation_tgt_len: Optional[int] = size(
-        "evaluation_tgt_len", "Tokens of a segment then, and in latency.", of_validation, low=1
-    )
-    evaluation_mem_len: Optional[int] = size(
-        "evaluation_mem_len", "Tokens remembered then, and in latency.", of_validation, low=0
-    )
-    evaluation_batch_size: Optional[int] = size(
-        "evaluation_batch_size", "Rows then; no influence on the result.", of_validation, low=1
-    )
-    clamp_len: Optional[int] = size(
-        "clamp_len", "Distances from here on count as this one; 0 for all as they are.", of_validation, low=0
-    )
-    same_length: Optional[bool] = size(
-        "same_length", "Every query sees itself and as many tokens before it as the memory has.", of_validation
     )
 
 
@@ -284,21 +276,18 @@ class CompareSettings:
         shown="one, the task's and the recipe's",
     )
     rate_updates: Optional[int] = of_learning(None, "Of a try.", low=1, shown="the full length")
-    recipe: str = of_learning("adam", f"{by_recipe(lambda recipe: recipe.help, '; ')}.", choices=tuple(RECIPES))
-    warmup_ratio: Optional[float] = of_learning(
-        None,
-        "Share of the updates until the highest rate.",
-        low=0,
-        high=1,
-        shown=by_recipe(lambda recipe: f"{recipe.warmup_ratio:g}", ", "),
+    recipe: str = of_learning(
+        "adam", f"{'; '.join(f'{name}: {recipe.help}' for name, recipe in RECIPES.items())}.", choices=tuple(RECIPES)
     )
-    normalize_before: bool = of_sizes(
-        True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm"
+    normalize_before: bool = option(
+        True, "LayerNorms stand before sublayers, or behind them.", "--pre-norm/--post-norm", section=SIZES
     )
     sizes: Mapping[str, Any] = field(default_factory=dict)
-    points: int = of_validation(10, "Of a curve; most stand early.", low=1)
-    validation_tokens: int = of_validation(
-        16_384, "Of a point: the same text, and the same masks, for all models, seeds and points.", low=1
+    validation_tokens: int = option(
+        16_384,
+        "Of a point of a curve: the same text, and the same masks, for all models, seeds and points.",
+        low=1,
+        section=VALIDATION,
     )
     in_turn: Optional[bool] = of_place(
         None,
@@ -313,7 +302,6 @@ class CompareSettings:
         choices=("fp32", "bf16", "fp16"),
         shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
     )
-    threads: Optional[int] = of_place(None, "Of torch on a CPU.", low=1, shown="torch's")
     fairseq_options: Sequence[str] = ()
 
     def __post_init__(self):
@@ -335,7 +323,7 @@ class CompareSettings:
         from lazyformer_fairseq.devices.precision import precision_on
         from lazyformer_fairseq.measure.costs.machine import device_named
 
-        row, recipe = self.row, RECIPES[self.recipe]
+        row = self.row
         if foreign := sorted(name for name in self.sizes.keys() - row.sizes.keys() if self.sizes[name] is not None):
             raise UserError(f"--{foreign[0].replace('_', '-')}: means nothing for --task {self.task}")
         given = {name: value for name, value in self.sizes.items() if value is not None}
@@ -347,7 +335,6 @@ class CompareSettings:
             "sizes": {**row.sizes, **given},
             **length,
             "rates": self.rates or (row.rates[self.recipe],),
-            "warmup_ratio": recipe.warmup_ratio if self.warmup_ratio is None else self.warmup_ratio,
             "device": device,
             "in_turn": (device == "cpu" or count_gpus() < 2) if self.in_turn is None else self.in_turn,
             "precision": self.precision or precision_on(device),
@@ -360,7 +347,7 @@ class CompareSettings:
     @cached_property
     def specs(self) -> dict[str, ModelSpec]:
         """The models as their SPECs say, before widths are made equal."""
-        return read_models(self.models, self.row.direction, self.sizes, self.row.takes_externals)
+        return read_models(self.models, self.row, self.sizes)
 
     def trained(self) -> dict[str, tuple[str, float]]:
         """By name in the results, which is NAME or NAME@SHARE, the model and its share of the baseline's seconds."""

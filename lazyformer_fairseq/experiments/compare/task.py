@@ -1,30 +1,34 @@
 """What a task does for a comparison, and the training of one of its models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from fairseq.tasks import FairseqTask
-from torch import nn
+from typing import Any, Optional
 
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
 from lazyformer_fairseq.experiments.trainings import Job, Training
+from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.patterns.kinds import Sizes
 
+POINTS = 10  # of a curve
 POINTS_LEAN = 1.5  # towards the start of a curve, where it is steep; 1 for equal steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareJob(Job):
-    """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``."""
+    """The training of a model with a seed and a rate; its name is that of the results, such as ``mine@0.7``.
+
+    Attributes:
+        before: what must be over first, such as self-pretraining.
+    """
 
     spec: ModelSpec
     seed: int
     rate: float
+    before: Optional[Job] = None
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}, rate {self.rate:g}"
@@ -44,8 +48,12 @@ class ComparedTask(ABC):
         """To another process it goes without what it has loaded."""
         return type(self), (self.settings,)
 
-    def open_training(self, job: CompareJob) -> "ComparedTraining":
+    def open_training(self, job: Job) -> Training:
         return ComparedTraining(self, job)
+
+    def pretraining(self, spec: ModelSpec, seed: int, folder: Path) -> Optional[Job]:
+        """What a model learns before the task itself, in a folder of its own; None for nothing."""
+        return None
 
     @abstractmethod
     def task_words(self) -> list[str]:
@@ -64,12 +72,12 @@ class ComparedTask(ABC):
         """Counted on the model; a backward pass costs twice a forward pass."""
 
     @abstractmethod
-    def measure(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
-        """A point of the curve: on the same text for all models, seeds and points."""
+    def measure(self, training: StepwiseTraining) -> dict[str, float]:
+        """A point of the curve, the `loss` among it: on the same text for all models, seeds and points."""
 
-    @abstractmethod
-    def final(self, model: nn.Module, task: FairseqTask) -> dict[str, float]:
+    def final(self, training: StepwiseTraining) -> dict[str, float]:
         """What a run has in the end."""
+        return self.measure(training)
 
     @abstractmethod
     def describe_data(self) -> dict[str, Any]:
@@ -83,13 +91,17 @@ class ComparedTask(ABC):
         """Further costs by name, of the models that the jobs have trained."""
         return {}
 
-    def command(self, spec: ModelSpec, seed: int, rate: float, updates: int) -> list[str]:
-        """Arguments of the fairseq-train that trains a model, without its folder."""
+    def command(self, spec: ModelSpec, seed: int, rate: float, updates: int, words: Sequence[str] = ()) -> list[str]:
+        """Arguments of the fairseq-train that trains a model, without its folder.
+
+        Args:
+            words: in place of those of the task.
+        """
         settings, recipe = self.settings, RECIPES[self.settings.recipe]
         return [
-            *(*self.task_words(), "--user-dir", str(USER_DIR), *self.model_words(spec)),
+            *(*(words or self.task_words()), "--user-dir", str(USER_DIR), *self.model_words(spec)),
             *(*recipe.options.split(), "--clip-norm", str(settings.row.clip_norm)),
-            *recipe.schedule(rate, settings.warmup_ratio, updates),
+            *recipe.schedule(rate, updates),
             *("--batch-size", str(settings.sizes["batch_size"]), "--max-update", str(updates), "--seed", str(seed)),
             *("--num-workers", "0", "--no-epoch-checkpoints"),
             *(["--cpu"] if settings.device == "cpu" else []),
@@ -118,18 +130,18 @@ class ComparedTraining(Training):
     def __init__(self, compared: ComparedTask, job: CompareJob):
         super().__init__(job)
         self.compared = compared
-        self.points = frozenset(points(job.updates, compared.settings.points))
+        self.points = frozenset(points(job.updates, POINTS))
         self.flops_of_update = compared.flops_of_update(job.spec, len(self.task.source_dictionary))
 
     def measure(self) -> Mapping[str, float]:
-        found = self.compared.measure(self.trainer.model, self.task)
+        found = self.compared.measure(self)
         return {**found, "tokens": sum(self.tokens), "flops": self.updates * self.flops_of_update}
 
     def is_due(self) -> bool:
         return self.updates in self.points
 
     def result(self) -> dict[str, Any]:
-        final = self.compared.final(self.trainer.model, self.task)
+        final = self.compared.final(self)
         return {"rate": self.job.rate, "curve": self.curve, "final": final, "seconds": self.seconds}
 
 

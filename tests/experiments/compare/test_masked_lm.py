@@ -10,7 +10,7 @@ from comparison_results import an_example
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare import lengths
+from lazyformer_fairseq.experiments.compare import lengths, task
 from lazyformer_fairseq.experiments.compare import run as comparison_run
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
@@ -30,8 +30,15 @@ class Killed(BaseException):
 def tiny(data: Path, **changes) -> CompareSettings:
     row = find_task("masked-lm")
     given = {"device": "cpu", "data": str(data), "models": MODELS, "baseline": "bert", "sizes": {**row.sizes, **TINY}}
-    given |= {"seeds": (1, 2), "updates": 4, "rates": (1e-2,), "points": 2, "validation_tokens": 200}
+    given |= {"seeds": (1, 2), "updates": 4, "rates": (1e-2,), "validation_tokens": 200}
     return CompareSettings(**{"task": row.name, **given, **changes})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def two_points():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(task, "POINTS", 2)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +156,7 @@ def test_validation_is_the_same_for_all_seeds_and_counts_masked_pieces_alone(dat
         assert torch.equal(batch["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
     command = compared.command(compared.settings.specs["bert"], 1, 1e-3, 4)
     training = StepwiseTraining(command, tmp_path)
-    found = compared.measure(training.trainer.model, training.task)
+    found = compared.measure(training)
     nats, right, count = 0.0, 0, 0
     training.trainer.model.eval()
     with torch.no_grad():
@@ -231,9 +238,8 @@ def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monk
 
 @pytest.mark.slow
 def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, without_costs):
-    """Two processes, as of two GPUs."""
     models = {name: MODELS[name] for name in ("bert", "mine")}
-    alone = compare(tiny(data_folder, models=models, seeds=(1,), in_turn=False, threads=1), tmp_path, [], workers=2)
+    alone = compare(tiny(data_folder, models=models, seeds=(1,), in_turn=False), tmp_path, [])
     together = without_times(results_of(finished[0]))
     for key, found in without_times(alone).items():
         assert found == together[key]
@@ -242,7 +248,7 @@ def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, wit
 @pytest.mark.slow
 def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
     """A width that three heads do not divide is found where the model is built."""
-    settings = tiny(data_folder, models={"bert": "sf; heads=3"}, seeds=(1,), in_turn=False, threads=1)
+    settings = tiny(data_folder, models={"bert": "sf; heads=3"}, seeds=(1,), in_turn=False)
     with pytest.raises(UserError, match=r"train\.log is: .*3.*Rerun to resume"):
         compare(settings, tmp_path, [])
 
@@ -250,8 +256,8 @@ def test_a_process_that_dies_names_its_log(data_folder, tmp_path, monkeypatch):
 def test_gpus_are_handed_out_one_a_process(monkeypatch, data_folder):
     monkeypatch.setattr(comparison_run, "visible_gpus", lambda: ["0", "1", "2"])
     how = {"device": "cuda", "precision": "bf16"}
-    assert comparison_run._count_workers(tiny(data_folder, in_turn=False, **how), None) == 3
-    assert comparison_run._count_workers(tiny(data_folder, in_turn=True, **how), 5) == 0, "in turn in this process"
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=False, **how)) == 3
+    assert comparison_run._count_workers(tiny(data_folder, in_turn=True, **how)) == 0, "in turn in this process"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -16,14 +16,13 @@ from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.settings import TASKS, CompareSettings, find_task
 from lazyformer_fairseq.experiments.compare.task import points
 from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers
-from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER
 
 SIZES = {"embed_dim": 32, "ffn_embed_dim": 64, "heads": 2}
 
 
-def read(*specs: str, direction: str = ENCODER, takes_externals: bool = True) -> list:
+def read(*specs: str, task: str = "masked-lm") -> list:
     by_name = {f"model{number}": spec for number, spec in enumerate(specs)}
-    return list(read_models(by_name, direction, SIZES, takes_externals).values())
+    return list(read_models(by_name, find_task(task), SIZES).values())
 
 
 def test_a_pattern_an_arch_and_models_from_elsewhere():
@@ -48,6 +47,7 @@ def test_a_pattern_an_arch_and_models_from_elsewhere():
         ("bert_huge", "docs/architectures.md lists"),
         ("fairseq:bart_base", "choose from fairseq:roberta_base"),
         ("hf:bert", "say how many layers"),
+        ("sf; pretrain=3", "pretrain= is for --task listops and pairs"),
     ],
 )
 def test_a_wrong_spec_is_named(spec, message):
@@ -57,7 +57,7 @@ def test_a_wrong_spec_is_named(spec, message):
 
 def test_models_from_elsewhere_are_for_masked_words():
     with pytest.raises(UserError, match="for --task masked-lm alone"):
-        read("sf", "fairseq:roberta_base", direction=CAUSAL, takes_externals=False)
+        read("sf", "fairseq:roberta_base", task="language-model")
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -182,6 +182,17 @@ def test_presets_stand_beside_models(asked, lm_data, tmp_path):
     assert len(found.models) == 5 and found.models["found"] == "(sff)x4 (f)x4"
 
 
+def test_random_orders_stand_beside_the_baseline(asked, data_folder, tmp_path):
+    words = "--task masked-lm --device cpu --model bert=(sf)x3 --model lazy=M2x2 --random-orders 19".split()
+    found = asked(str(data_folder), str(tmp_path), *words).models
+    orders = {order for name, order in found.items() if name.startswith("random")}
+    assert list(found)[:2] == ["bert", "lazy"] and len(found) == 21
+    assert len(orders) == 19 and {"".join(sorted(order)) for order in orders} == {"fffsss"} and "sfsfsf" not in orders
+    assert found == asked(str(data_folder), str(tmp_path), *words).models
+    with pytest.raises(UserError, match=r"--random-orders 20: of \(sf\)x3 only 19 were found"):
+        raise call(str(data_folder), str(tmp_path), *words[:-1], "20").exception
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -222,7 +233,7 @@ def test_an_interrupt_leaves_a_line(monkeypatch, data_folder, tmp_path):
 def test_the_whole_command(data_folder, tmp_path):
     out = tmp_path / "out"
     sizes = "--embed-dim 8 --ffn-embed-dim 8 --heads 2 --tokens-per-sample 16 --batch-size 2 --validation-tokens 32"
-    words = ["--task", "masked-lm", "--updates", "1", "--seeds", "1", "--device", "cpu", "--points", "1"]
+    words = ["--task", "masked-lm", "--updates", "1", "--seeds", "1", "--device", "cpu"]
     result = call(str(data_folder), str(out), *words, "--model", "bert=sf", *sizes.split())
     assert result.exit_code == 0, result.exception
     assert json.loads((out / "results.json").read_text())["models"].keys() == {"bert"}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.experiments.search.methods import JUDGING, Judge, Task
-from lazyformer_fairseq.experiments.search.settings import METHODS, describe_methods
+from lazyformer_fairseq.experiments.search.settings import METHODS
 from lazyformer_fairseq.experiments.search.space import Space, bands_of
 
 PRICES = {"s": 2.0, "l": 1.5, "f": 1.0, "rest": 1.0}
@@ -101,8 +101,3 @@ def test_a_judge_computes_nothing_twice_and_counts_what_is_known():
     assert (judge(("s", "f")), judge(("f", "s")), judge(("f", "s"))) == (3.0, 5.0, 5.0)
     assert calls == [("f", "s")] and judge.is_spent and judge(("f", "f")) == float("inf")
     assert known == {("s", "f"): 3.0, ("f", "s"): 5.0}
-
-
-def test_the_table_describes_each_method():
-    assert all(f"{name}: " in describe_methods() for name in METHODS)
-    assert random.Random(1).random() == Task(None, (), (), None, 1).chance().random()

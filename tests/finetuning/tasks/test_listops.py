@@ -169,7 +169,6 @@ def test_rules_that_need_no_model(prepared):
         ("--min-length 1 --max-length 3", "shortest expression has 4"),
         ("--max-depth 1", "give 2 or more of both"),
         ("--operators MAX,MEAN", "'MEAN' is none of"),
-        ("--operators MAX,MAX", "each once"),
         ("--min-length 4 --max-length 4 --max-depth 2 --max-arguments 2 --operators MIN", "only 100 different"),
     ],
 )

@@ -1,1 +1,0 @@
-"""lazyformer diagnostics: made tasks with long inputs show whether a pattern sees far enough. No leaderboard."""

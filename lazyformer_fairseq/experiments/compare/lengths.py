@@ -107,12 +107,3 @@ def _width(compared: ComparedTask, spec: ModelSpec, wanted: int) -> int:
         )
     below = 1 + -least // growth
     return STEP * min(below, below + 1, key=lambda steps: abs(surplus(steps)))
-
-
-def widths_in_words(compared: ComparedTask, specs: Mapping[str, ModelSpec]) -> str:
-    """What --equal-parameters found, a line a model."""
-    lines = []
-    for name, spec in specs.items():
-        parameters = parameters_of_sublayers(compared, spec)
-        lines.append(f"{name}: width {spec.ffn_embed_dim}, {parameters:,} parameters in its sublayers")
-    return "\n".join(lines)

@@ -1,15 +1,14 @@
-"""Pictures of a comparison: curves as LazyFormer's Figure 2, times to the target, fronts, and PAR's two panels."""
+"""Pictures of a comparison: curves as LazyFormer's Figure 2, times to the target, fronts."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
 from lazyformer_fairseq.experiments.compare.results import Comparison, Model
 from lazyformer_fairseq.experiments.compare.times import NEVER, Front, TimeToTarget
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, kinds
 from lazyformer_fairseq.report.figures import draw_band, draw_spread, handles, picture, styles
 
 LABELS = {
@@ -107,51 +106,6 @@ def draw_fronts(comparison: Comparison, fronts: Sequence[Front], title: str, pat
             axis.plot(*zip(*line, strict=True), color="0.5", linewidth=1, zorder=1, drawstyle="steps-post")
             axis.set_xlabel(front.label)
         panels[0].set_ylabel(f"{measure.label}, held out (range of the seeds)")
-
-
-def draw_attention(comparison: Comparison, title: str, path: Path) -> None:
-    """Test perplexity against latency and against the number of attending sublayers (PAR Transformer, Figure 1).
-
-    A large mark is a median, bars its spread, a small mark one seed.
-    """
-    models = [model for model in comparison.models.values() if _has_both(model)]
-    attention = [kind for kind in kinds() if DISTRIBUTION in kind.hands_on]
-    counts = [sum(model.facts["sublayers"].get(kind.letter, 0) for kind in attention) for model in models]
-    style_of = styles(model.name for model in models)
-    with picture(path, 1, 2, (5, 4.4), title, handles(style_of), sharey=True) as ((by_latency, by_attention),):
-        for model, place in zip(models, side_by_side(counts), strict=True):
-            style, latency = style_of[model.name], model.facts["latency_milliseconds"]
-            ends = model.finals(f"test_{comparison.measure.name}")
-            if "low" in latency:
-                by_latency.hlines(np.median(ends), latency["low"], latency["high"], color=style["color"])
-            for axis, where in ((by_latency, latency["median"]), (by_attention, place)):
-                axis.plot([where] * len(ends), ends, linestyle="", markersize=4, alpha=0.6, **style)
-                draw_spread(axis, where, ends, style, 9)
-        by_latency.set_xlabel("latency of a segment at batch 1, ms (quartiles)")
-        by_latency.set_ylabel(f"test {comparison.measure.name} (range of the seeds)")
-        by_latency.set_xlim(left=0)
-        by_attention.set_xlabel(" or ".join(f"{kind.name} sublayers ({kind.letter})" for kind in attention))
-        by_attention.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def shows_attention(comparison: Comparison) -> bool:
-    """Whether any model has what :func:`draw_attention` shows."""
-    runs = [run for model in comparison.models.values() for run in model.runs.values()]
-    is_tested = any(f"test_{comparison.measure.name}" in run.final for run in runs)
-    return is_tested and any(_has_both(model) for model in comparison.models.values())
-
-
-def _has_both(model: Model) -> bool:
-    return bool(model.facts.get("latency_milliseconds")) and bool(model.facts.get("sublayers"))
-
-
-def side_by_side(counts: Sequence[int]) -> list[float]:
-    """Where each model stands on an axis of counts: those of equal counts side by side."""
-    found = []
-    for number, count in enumerate(counts):
-        same, before = counts.count(count), counts[:number].count(count)
-        found.append(count + 0.15 * (before - (same - 1) / 2))
-    return found
 
 
 def _limits(comparison: Comparison, targets: Sequence[float]) -> tuple[float, float]:

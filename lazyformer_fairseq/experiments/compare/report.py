@@ -54,8 +54,7 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     """Writes tables and pictures, each whole; returns the tables for a reader, in Markdown.
 
     `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target and what a
-    reader must know; `times.csv` and `curves.csv` all that the pictures show: `curves.png`, `times.png`, `fronts.png`,
-    and of language models `comparison.png`.
+    reader must know; `times.csv` every time and ratio; `curves.png`, `times.png` and `fronts.png` show them.
 
     Args:
         target: a value of the measure, or ``baseline`` for where the baseline ended.
@@ -65,11 +64,8 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     pictures.draw_curves(comparison, times, title, folder / "curves.png")
     pictures.draw_times(times, title, folder / "times.png")
     pictures.draw_fronts(comparison, found, title, folder / "fronts.png")
-    if pictures.shows_attention(comparison):
-        pictures.draw_attention(comparison, title, folder / "comparison.png")
     write_csv(csv_models(comparison, found), folder / "table.csv")
     write_csv(list(csv_times(times)), folder / "times.csv")
-    write_csv(list(csv_curves(comparison)), folder / "curves.csv")
     said = (Notes(notes(comparison, times, target)), "Patterns:", Notes(list(_patterns(comparison))))
     return write_page([cost_table(comparison, found), time_table(times), *said], folder, "table", with_latex=True)
 
@@ -168,14 +164,6 @@ def csv_times(times: Sequence[TimeToTarget]) -> Iterator[dict[str, Any]]:
                 **({} if ratio is None else _of_ratio(ratio)),
                 **{"ratio_t95_low": low, "ratio_t95_high": high},
             }
-
-
-def csv_curves(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """A row for each evaluation of each run."""
-    for model in comparison.models.values():
-        for seed, run in model.runs.items():
-            for place in range(len(run.curve["updates"])):
-                yield {"model": model.name, "seed": seed, **{name: values[place] for name, values in run.curve.items()}}
 
 
 def _of_ratio(ratio: Ratio) -> dict[str, float]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.lengths import find_lengths, widths_in_words, with_equal_parameters
+from lazyformer_fairseq.experiments.compare.lengths import find_lengths, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.models import WIDTHS, ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
@@ -46,8 +46,6 @@ def compare(settings: CompareSettings, folder: Path, command: Sequence[str]) -> 
     """
     compared = settings.row.load(settings)
     specs = with_equal_parameters(compared)
-    if settings.equal_parameters:
-        print(widths_in_words(compared, specs))
     with experiment(folder, settings, "a comparison", f"*/*/{CHECKPOINT}", [LENGTHS]):
         lengths = kept(folder / LENGTHS, lambda: find_lengths(compared, specs))["entries"]
         jobs = Jobs(compared, folder, specs, lengths)

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Optional
@@ -13,7 +13,6 @@ FIRST_SHARE = 0.3  # of the evaluations goes to random patterns
 POPULATION = 8  # of a budget
 TOURNAMENT = 4
 CROSSED_SHARE = 0.3
-CHANGES = 6  # that are judged before one is taken
 PROPOSALS = 20  # times the evaluations: a space with fewer patterns than evaluations must come to an end
 
 
@@ -58,14 +57,12 @@ class Task:
 
     Attributes:
         bands: of latencies, the lowest first.
-        baseline: as a part of the supernet.
         seed: of the method's own choices.
         shares: by band the probabilities (L rows of K) that gradient descent found; None for other methods.
     """
 
     space: Space
     bands: Sequence[Band]
-    baseline: Subnet
     judge: Judge
     seed: int
     shares: Optional[Sequence[Sequence[Sequence[float]]]] = None
@@ -147,55 +144,8 @@ def _winner(task: Task, members: Sequence[Subnet], chance: random.Random) -> Sub
     return min(few, key=task.judge.losses.__getitem__)
 
 
-def judge_greedily(task: Task) -> None:
-    """From the baseline down through the budgets, each time the best of a few random single changes.
-
-    Budgets share the evaluations equally; what one leaves, the next lower one has.
-
-    Above a budget it takes the change that costs the fewest bits for each ms that it saves; within, the one that gains
-    the most, until none of those that it looked at gains.
-    """
-    now, judge = task.baseline, task.judge
-    judge(now)
-    chance, bands = task.chance(), list(reversed(task.bands))
-    for number, band in enumerate(bands):
-        until = len(judge.losses) + (judge.evaluations - len(judge.losses)) / (len(bands) - number)
-        while not judge.is_spent:
-            is_above = task.space.latency(now) > band.high
-            if not is_above and len(judge.losses) >= until:
-                break
-            found = [subnet for subnet in task.space.changes(now) if _may(task, subnet, now, is_above, band.high)]
-            some = chance.sample(found, min(CHANGES, len(found)))
-            best = _best(task, some, now, is_above)
-            if best is None:
-                break
-            now = best
-        if task.space.latency(now) > band.high:  # nothing is left for the lower budgets
-            return
-
-
-def _may(task: Task, subnet: Subnet, now: Subnet, is_above: bool, budget: float) -> bool:
-    latency = task.space.latency(subnet)
-    return latency < task.space.latency(now) if is_above else latency <= budget and subnet not in task.judge.losses
-
-
-def _best(task: Task, subnets: Iterable[Subnet], now: Subnet, is_above: bool) -> Optional[Subnet]:
-    """The best of the changes; None where there is none, or within the budget none that gains."""
-    before = task.judge(now)
-    latency = task.space.latency(now)
-    worths = {}
-    for subnet in subnets:
-        gained = before - task.judge(subnet)
-        saved = latency - task.space.latency(subnet)
-        # A change that gains and saves comes before any that costs bits.
-        worths[subnet] = (gained / saved if gained < 0 else gained) if is_above else gained
-    best = max(worths, key=worths.__getitem__, default=None)
-    return best if best is not None and (is_above or worths[best] > 0) else None
-
-
 JUDGING: dict[str, Callable[[Task], None]] = {
     "gradient": judge_by_gradient,
     "random": judge_at_random,
     "evolution": judge_by_evolution,
-    "greedy": judge_greedily,
 }

@@ -16,14 +16,10 @@ FRONTS = ("found", "control")
 
 
 def write_report(result: Mapping[str, Any], folder: Path) -> None:
-    """table.md, front.csv, front.png; latency_check.png where latency was checked; of gradient descent also
-    probabilities.png and history.png.
-    """
+    """table.md, front.csv, front.png; of gradient descent also probabilities.png and history.png."""
     write_page(_page(result), folder, "table")
     write_csv(_csv_rows(result), folder / "front.csv")
     _draw_front(result, folder / "front.png")
-    if result["latency_check"]["patterns"]:
-        _draw_latency_check(result["latency_check"], folder / "latency_check.png")
     if result["probabilities"]:
         _draw_probabilities(result, folder / "probabilities.png")
         _draw_history(result, folder / "history.png")
@@ -76,10 +72,10 @@ def report_of(result: Mapping[str, Any]) -> str:
 
 def _page(result: Mapping[str, Any]) -> list[Block]:
     page: list[Block] = [_front_table(result), _costs_table(result)]
-    if found := result["latency_check"]["correlation"]:
+    if found := result["latency_correlation"]:
         page.append(
-            f"Predicted with measured latency of {found['n']} patterns spread over the space: Spearman's rank "
-            f"correlation {found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}."
+            f"Predicted with measured latency of these {found['n']} patterns: Spearman's rank correlation "
+            f"{found['spearman']:.3f}, Kendall's tau {found['kendall']:.3f}."
         )
     return [*page, "Inherited losses are what a search goes by. To train the patterns from scratch, side by side:",
             _comparison(result)]  # fmt: skip
@@ -130,13 +126,12 @@ def _row(name: str, budget: str, point: Mapping[str, Any], baseline: Mapping[str
 
 
 def _costs_table(result: Mapping[str, Any]) -> Table:
-    """Updates and evaluations, and both in updates of the baseline, counted by FLOPs and measured."""
+    """Updates and evaluations, both in updates of the baseline by FLOPs, and their seconds."""
     headers = {
         "weights_updates": "updates of weights",
         "architecture_updates": "of the architecture",
         "evaluations": "evaluations",
-        "counted": "in updates of the baseline: counted",
-        "measured": "measured",
+        "counted": "in updates of the baseline",
         "seconds": "seconds",
     }
     rows = []
@@ -177,19 +172,3 @@ def _draw_front(result: Mapping[str, Any], path: Path) -> None:
             axis.plot([baseline["predicted"]], [baseline["loss"]], "k*", **star)
         axis.set(xlabel="predicted latency, ms", ylabel="loss with inherited weights, bits")
         axis.legend()
-
-
-def _draw_latency_check(check: Mapping[str, Any], path: Path) -> None:
-    """Measured against predicted latency; bars are quartiles, the line is where the two are equal."""
-    rows, found = list(check["patterns"].values()), check["correlation"]
-    predicted = [row["predicted"] for row in rows]
-    with picture(path, panel=(5, 4.5)) as ((axis,),):
-        for row in rows:
-            if "low" in row["measured"]:
-                axis.vlines(row["predicted"], row["measured"]["low"], row["measured"]["high"], color=COLOURS[0])
-        measured = [row["measured"]["median"] for row in rows]
-        axis.plot(predicted, measured, linestyle="", marker="o", color=COLOURS[0])
-        axis.axline((predicted[0], predicted[0]), slope=1, color="0.5", linestyle="--")
-        axis.set(xlabel="predicted latency, ms", ylabel="measured latency, ms (quartiles)")
-        if found is not None:
-            axis.set_title(f"Spearman {found['spearman']:.3f}, {found['n']} patterns")

@@ -5,13 +5,11 @@ A supernet is trained, then patterns of it are judged: of each budget of latency
 
 import itertools
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +47,6 @@ from lazyformer_fairseq.experiments.search.training import (
     SubnetTraining,
     SupernetTraining,
     clock_of,
-    update_weights,
-    weights_optimizer,
 )
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.numbers import spread
@@ -59,9 +55,6 @@ from lazyformer_fairseq.storage.json_files import read_json, write_json
 RESULT, JUDGED = "result.json", "judged.json"
 CONTROL_FOLDER = "control"
 CONTROLS_SEED = 1000  # further than the method's: the two draw other patterns
-BASELINE_UPDATES = 6  # timed, the first not counted
-CHECK_PATTERNS = 12  # of a front: patterns whose latency is predicted and measured
-DRAWN = 40  # random patterns for each of these
 
 
 def search_in(path: Path, settings: Any, begun: str, search: Callable[[], dict[str, Any]]) -> dict:
@@ -179,11 +172,7 @@ class Inheritance:
 
 
 class Search:
-    """The run in a folder, part by part.
-
-    Raises:
-        UserError: the method begins with a baseline that is no pattern of the candidates.
-    """
+    """The run in a folder, part by part."""
 
     def __init__(self, fairseq: FairseqSearch, path: Path):
         self.fairseq, self.settings, self.path = fairseq, fairseq.settings, path
@@ -200,11 +189,6 @@ class Search:
             self.bands = bands_of(settings.budgets, latency_of(self.prices, settings.baseline))
         baseline = subnet_of(settings.baseline)
         self.baseline = baseline if set(baseline) <= set(settings.candidates) else None
-        if self.baseline is None and settings.method == "greedy":
-            raise UserError(
-                f"--method greedy: begins with the baseline {settings.baseline}, and --candidates "
-                f"{','.join(settings.candidates)} lack sublayers of it; add them, or give a --baseline-pattern"
-            )
 
     def result(self) -> dict[str, Any]:
         """All that the report needs."""
@@ -213,28 +197,22 @@ class Search:
         fronts = {"found": self._search(settings.method, supernet, inheritance, settings.seed)}
         if settings.budgets and settings.control and settings.method != CONTROL:
             fronts["control"] = self._control(supernet, inheritance)
-        checked = self._spread() if settings.budgets else []
-        measured = self._latencies([*fronts.values()], checked)
-        seconds = self._baseline_seconds()
-        correlated = [measured[letters(subnet)] for subnet in checked]
+        measured = self._latencies([*fronts.values()])
+        rows = [measured[pattern] for pattern in measured]
         return {
             "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates")},
             "sizes": asdict(self.counting.sizes),
-            **{name: self._described(each, measured, seconds) for name, each in fronts.items()},
+            **{name: self._described(each, measured) for name, each in fronts.items()},
             "baseline": {
                 "pattern": compact(settings.baseline),
                 **measured[settings.baseline],
                 "loss": None if self.baseline is None else inheritance.losses[self.baseline],
-                "seconds_per_update": seconds,
             },
             "probabilities": [choices.probabilities().tolist() for choices in supernet.choices],
             "history": supernet.history,
-            "latency_check": {
-                "patterns": {compact(letters(subnet)): measured[letters(subnet)] for subnet in checked},
-                "correlation": rank_correlations(
-                    [row["predicted"] for row in correlated], [row["measured"]["median"] for row in correlated]
-                ),
-            },
+            "latency_correlation": rank_correlations(
+                [row["predicted"] for row in rows], [row["measured"]["median"] for row in rows]
+            ),
         }
 
     def _supernet(self, of_mixtures: bool, folder: Path) -> tuple[SupernetTraining, Inheritance]:
@@ -253,7 +231,7 @@ class Search:
         if self.baseline is not None and self.baseline not in inheritance.losses:
             inheritance(self.baseline)  # for the report: it is no evaluation of the method
         shares = [choices.probabilities().tolist() for choices in supernet.choices] or None
-        task = Task(self.space, self.bands, self.baseline or (), judge, seed, shares)
+        task = Task(self.space, self.bands, judge, seed, shares)
         print(f"judging {evaluations} patterns ({method})")
         JUDGING[method](task)
         points = []
@@ -270,19 +248,10 @@ class Search:
             supernet, inheritance = self._supernet(False, self.path / CONTROL_FOLDER)
         return self._search(CONTROL, supernet, inheritance, self.settings.seed + CONTROLS_SEED)
 
-    def _spread(self) -> list[Subnet]:
-        """Random patterns, evenly spaced in rank from the cheapest to the most expensive of many; each once."""
-        chance, count = random.Random(self.settings.seed), CHECK_PATTERNS
-        drawn = {self.space.draw(chance) for _ in range(DRAWN * count)}
-        in_order = sorted(drawn, key=lambda subnet: (self.space.latency(subnet), subnet))
-        if len(drawn) <= count:
-            return in_order
-        return [in_order[round(number * (len(in_order) - 1) / (count - 1))] for number in range(count)]
-
-    def _latencies(self, fronts: Sequence[dict[str, Any]], checked: Sequence[Subnet]) -> dict[str, dict[str, Any]]:
+    def _latencies(self, fronts: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """By pattern `predicted` ms and `measured`: median and quartiles in ms of a forward pass at batch 1."""
         found = [point["subnet"] for front in fronts for point in front["points"] if point["subnet"] is not None]
-        patterns = [self.settings.baseline, *(letters(subnet) for subnet in [*found, *checked])]
+        patterns = [self.settings.baseline, *map(letters, found)]
         return {
             pattern: {
                 "predicted": latency_of(self.prices, pattern),
@@ -291,20 +260,8 @@ class Search:
             for pattern, timing in measure_models(self.fairseq, patterns, ROUNDS_OF_FRONTS).items()
         }
 
-    def _baseline_seconds(self) -> float:
-        """Of an update of the baseline, with fresh weights, on the weights' part of the data."""
-        model, _ = self.fairseq.build_model(self.settings.baseline)
-        optimizer, part = weights_optimizer(model.train(), self.settings), self.fairseq.parts()[0]
-        batches = itertools.chain.from_iterable(part.batches(1, 0) for _ in itertools.count())
-        clock, taken = clock_of(self.settings.device), []
-        for batch in itertools.islice(batches, BASELINE_UPDATES):
-            began = clock()
-            update_weights(model, optimizer, move_to(batch, self.settings.device), self.fairseq.loss_of)
-            taken.append(clock() - began)
-        return float(np.median(taken[1:]))
-
-    def _described(self, front: Mapping[str, Any], measured: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """With patterns in place of parts of the supernet, and the cost also measured, in updates of the baseline."""
+    def _described(self, front: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+        """With patterns in place of parts of the supernet."""
         cost, points = front["cost"], []
         for point in front["points"]:
             pattern: Optional[str] = None
@@ -313,4 +270,4 @@ class Search:
                 pattern = letters(point["subnet"])
                 found = {"by_layer": by_layer(point["subnet"]), "loss": point["loss"], **measured[pattern]}
             points.append({"budget": point["budget"], "pattern": pattern and compact(pattern), **found})
-        return {**front, "cost": {**asdict(cost), "measured": cost.seconds / seconds}, "points": points}
+        return {**front, "cost": asdict(cost), "points": points}

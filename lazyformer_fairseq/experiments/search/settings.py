@@ -18,13 +18,12 @@ CONTROL = "random"
 
 # How a search spends its evaluations once the supernet is trained. The architecture's parameters are PAR Transformer's,
 # section 2, and FBNet's; random search is Li and Talwalkar's (2019, arXiv 1902.07638); evolution is of Real et al.
-# (2019, arXiv 1802.01548) and Guo et al. (2020, arXiv 1904.00420); greedy is ours.
+# (2019, arXiv 1802.01548) and Guo et al. (2020, arXiv 1904.00420).
 GRADIENT = "gradient"
 METHODS = {
     GRADIENT: "architecture's parameters for each budget, learned by gradient descent; then patterns drawn from them",
     CONTROL: "patterns drawn uniformly between each budget and the one below",
     "evolution": "children of the best of a few of the youngest patterns",
-    "greedy": "from the baseline on, the best of a few single changes at a time",
 }
 
 

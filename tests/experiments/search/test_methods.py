@@ -26,7 +26,7 @@ def made_loss(subnet):
 def judged(method, seed, evaluations=90, **more):
     space = Space(CANDIDATES, LAYERS, PRICES)
     judge = Judge(made_loss, evaluations)
-    task = Task(space, bands_of(BUDGETS, space.latency(BASELINE)), BASELINE, judge, seed, **more)
+    task = Task(space, bands_of(BUDGETS, space.latency(BASELINE)), judge, seed, **more)
     JUDGING[method](task)
     return task
 
@@ -49,8 +49,7 @@ def test_a_method_keeps_to_its_evaluations_and_repeats_itself(method, seed):
     assert all(task.space.is_valid(subnet) for subnet in task.judge.losses)
 
 
-@pytest.mark.parametrize("method", ["evolution", "greedy"])
-def test_a_method_that_learns_beats_random_search_in_the_mean(method):
+def test_evolution_beats_random_search_in_the_mean():
     seeds = range(8)
 
     def mean(name):
@@ -59,7 +58,7 @@ def test_a_method_that_learns_beats_random_search_in_the_mean(method):
             for each in zip(*(losses_within_budgets(judged(name, s)) for s in seeds), strict=True)
         ]
 
-    ours, random_ones = mean(method), mean("random")
+    ours, random_ones = mean("evolution"), mean("random")
     assert all(our < random_one for our, random_one in zip(ours, random_ones, strict=True)), (ours, random_ones)
 
 
@@ -70,7 +69,7 @@ def test_a_front_is_monotone(seed, losses):
     judge = Judge(lambda subnet: next(given_losses), len(losses))
     for _ in losses:
         judge(space.draw(chance))
-    task = Task(space, bands_of(BUDGETS, space.latency(BASELINE)), BASELINE, judge, seed)
+    task = Task(space, bands_of(BUDGETS, space.latency(BASELINE)), judge, seed)
     latencies = sorted({space.latency(subnet) for subnet in judge.losses})
     front = [judge.losses[task.best_within(latency)] for latency in latencies]
     assert front == sorted(front, reverse=True)
@@ -89,8 +88,8 @@ def test_gradient_judges_each_budgets_most_probable_pattern_first():
 def test_a_space_of_few_patterns_comes_to_an_end():
     space = Space(("s", "f"), 1, PRICES)
     judge = Judge(lambda subnet: 1.0, 50)
-    JUDGING["random"](Task(space, bands_of((1.0,), 3.0), ("s",), judge, 1))
-    JUDGING["evolution"](Task(space, bands_of((1.0,), 3.0), ("s",), Judge(lambda subnet: 1.0, 50), 1))
+    JUDGING["random"](Task(space, bands_of((1.0,), 3.0), judge, 1))
+    JUDGING["evolution"](Task(space, bands_of((1.0,), 3.0), Judge(lambda subnet: 1.0, 50), 1))
     assert set(judge.losses) <= {("s",), ("f",)}
 
 

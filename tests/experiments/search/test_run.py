@@ -32,7 +32,6 @@ def small():
     """Few rounds, and rows of the history; enough data for the architecture."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(a_search, "ROUNDS_OF_FRONTS", 3)
-        patched.setattr(a_search, "CHECK_PATTERNS", 3)
         patched.setattr(training, "LOG_INTERVAL", 2)
         for module in (training, fairseq_model):
             patched.setattr(module, "ARCHITECTURE_SHARE", 0.4)
@@ -72,7 +71,7 @@ def result_of(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("evolution", "greedy", "random")]
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("evolution", "random")]
 
 
 @pytest.mark.parametrize("method", ["gradient", *SLOW])
@@ -93,14 +92,13 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
             assert f"-{100 * point['budget']:.0f}={point['pattern']}'" in (out / "table.md").read_text()
     spent = result["found"]["cost"]
     assert spent["evaluations"] <= 9 and spent["counted"] <= 20
-    assert spent["counted"] > 10 and spent["measured"] > 0
+    assert spent["counted"] > 10 and spent["seconds"] > 0
     assert (spent["architecture_updates"] > 0) == (method == "gradient")
     if method != "random":
         assert result["control"]["method"] == "random"
         assert result["control"]["cost"]["counted"] == pytest.approx(spent["counted"], abs=3)
-    assert result["latency_check"]["correlation"]["n"] == 3
     pictures = ("probabilities.png", "history.png") if method == "gradient" else ()
-    for file in ("front.png", "latency_check.png", *pictures):
+    for file in ("front.png", *pictures):
         assert (out / file).read_bytes().startswith(b"\x89PNG")
     assert "inherited loss, bits" in (out / "table.md").read_text()
     again = search(out, *FRONT.split(), "--method", method)
@@ -147,7 +145,7 @@ def test_one_pattern_is_the_most_probable_after_so_many_updates(data_folder, tmp
     assert done.exit_code == 0
     result, prices = result_of(out), json.loads((out / "latencies.json").read_text())
     assert prices["s"] > 0
-    assert "control" not in result and not result["latency_check"]["patterns"]
+    assert "control" not in result
     cost, (point,) = result["found"]["cost"], result["found"]["points"]
     assert (cost["weights_updates"], cost["architecture_updates"], cost["evaluations"]) == (12, 8, 1)
     (rows,) = result["probabilities"]
@@ -203,7 +201,6 @@ def test_a_folder_with_other_or_damaged_files_is_refused(search, finished, tmp_p
         ("--method evolution --budgets 0.5,0.5", "'--budgets': 0.5 is there twice"),
         ("--method evolution --budgets 0.01", "no pattern of these candidates .* costs less"),
         ("--method evolution --evaluations 900", "900 evaluations on . batches cost as much as"),
-        ("--method greedy --candidates f,identity", "lack sublayers of it"),
         ("--sublayers 0", "--sublayers 0"),
         ("--baseline-pattern sf", "has 2 sublayers"),
         ("--candidates l,f", "add s"),

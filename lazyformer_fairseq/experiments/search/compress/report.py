@@ -4,9 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
-from matplotlib.colors import SymLogNorm
-
 from lazyformer_fairseq.experiments.search.latency import rank_correlations
 from lazyformer_fairseq.experiments.search.space import compact
 from lazyformer_fairseq.report.figures import COLOURS, picture
@@ -16,15 +13,13 @@ from lazyformer_fairseq.report.tables import markdown_table, write_csv
 
 SCORED, SUMMED, CONTROL = "scored", "summed", "control"  # what a pattern was measured for
 LINEAR = 0.05  # bits: from here on axes and colours go by ratios
-NUMBERED = 26  # places: of more, cells are too narrow for a number
 
 
 def write_report(result: Mapping[str, Any], path: Path) -> None:
-    """Writes ``report.md``, ``changes.csv``, ``patterns.csv`` and two pictures into a folder."""
+    """Writes ``report.md``, ``changes.csv``, ``patterns.csv`` and ``losses.png`` into a folder."""
     write_csv(result["changes"], path / "changes.csv")
     write_csv([each | {"by_place": " ".join(each["by_place"])} for each in result["measured"]], path / "patterns.csv")
     _draw_losses(result, path / "losses.png")
-    _draw_changes(result, path / "changes.png")
     write_page(_page(result, path), path, "report")
 
 
@@ -147,34 +142,3 @@ def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
 
 def _percent(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     return [100 * row["predicted_share"] for row in rows]
-
-
-def _draw_changes(result: Mapping[str, Any], path: Path) -> None:
-    """Places along x, changes as rows, darker where the loss rises more."""
-    own = result["original"]["by_place"]
-    names = list(dict.fromkeys(_name(each, own) for each in result["changes"]))
-    table = np.full((len(names), len(own)), np.nan)
-    for each in result["changes"]:
-        table[names.index(_name(each, own)), each["place"]] = each["score"]
-    highest = max(LINEAR, float(np.nanmax(np.abs(table))))
-    norm = SymLogNorm(LINEAR, vmin=-highest, vmax=highest)
-    with picture(path, panel=(max(6.0, 0.5 * len(own) + 3), 0.32 * len(names) + 1.4)) as ((axis,),):
-        axis.grid(False)
-        image = axis.imshow(table, cmap="RdBu_r", norm=norm, aspect="auto")
-        for row, column in zip(*np.nonzero(~np.isnan(table)), strict=True) if len(own) <= NUMBERED else ():
-            value = table[row, column]
-            colour = "white" if abs(norm(value) - 0.5) > 0.35 else "black"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)
-        axis.set_yticks(range(len(names)), names, fontsize=8)
-        axis.set_xticks(range(len(own)), [f"{text[0]}\n{place}" for place, text in enumerate(own)], fontsize=7)
-        axis.set_xlabel("sublayer of the original, the lowest first")
-        axis.figure.colorbar(image, label="score, bits", pad=0.02)
-
-
-def _name(change: Mapping[str, Any], own: Sequence[str]) -> str:
-    """Of a row: what a sublayer becomes, and from how far below it reads."""
-    text = "nothing" if change["becomes"] == "-" else change["becomes"]
-    if change["reads"] is None:
-        return text
-    nearer = sum(own[place][0] == own[change["reads"]][0] for place in range(change["reads"] + 1, change["place"]))
-    return text if not nearer else f"{text}, reading {nearer + 1} below"

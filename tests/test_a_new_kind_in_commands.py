@@ -79,7 +79,7 @@ def test_it_is_a_candidate_of_a_search(task, data_folder, lm_data, tmp_path):
     assert found["settings"]["candidates"] == ["s", "l", "f", "identity", "m[width=5]", "m"]
     prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
     assert {"s", "s_read", "l", "f", "m", "m[width=5]", "rest"} == prices.keys()
-    assert (tmp_path / "found" / "history.png").stat().st_size > 1000
+    assert (tmp_path / "found" / "probabilities.png").stat().st_size > 1000
 
 
 @pytest.mark.slow

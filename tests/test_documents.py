@@ -88,7 +88,7 @@ ADDED_OPTIONS = {
         "--evaluations 4 --judged-batches 1 --device cpu"
     ),
     "lazyformer compare data results/orders": f"{TINY_COMPARE} --updates 1 --random-orders 2",
-    "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1 --control 1",
+    "lazyformer search compress": "--budgets 0.8,0.9 --tokens 128 --candidates l,identity --top 1",
     "lazyformer search wikitext": f"{SEARCH} {LANGUAGE_MODEL}",
     "lazyformer plan": "",
     "lazyformer pattern show": "--tokens 8 --heads 2",

@@ -7,8 +7,7 @@ others too.
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -195,17 +194,6 @@ def train_in_turn(trainings: Sequence[Training], progress: tqdm, plan: Callable[
 def _shown(curve: Mapping[str, Sequence[float]]) -> str:
     measure = next(name for name in curve if name not in ("updates", "seconds"))
     return f"{curve[measure][-1]:.2f}"
-
-
-@contextmanager
-def torch_threads(number: Optional[int]) -> Iterator[None]:
-    """So many threads of torch in this process meanwhile; None for as many as it has."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import numpy as np
 
 from lazyformer_fairseq.experiments.compare import pictures
-from lazyformer_fairseq.experiments.compare.results import BASELINE, COSTS, Comparison, Measure, Model, comparison_of
+from lazyformer_fairseq.experiments.compare.results import BASELINE, Comparison, Measure, Model, comparison_of
 from lazyformer_fairseq.experiments.compare.times import (
     FEWEST_FOR_BOUNDS,
     MEBIBYTE,
@@ -54,7 +54,7 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     """Writes tables and pictures, each whole; returns the tables for a reader, in Markdown.
 
     `table.md`, `table.tex` and `table.csv` have the models, the first two also the times to the target and what a
-    reader must know; `times.csv` every time and ratio; `curves.png`, `times.png` and `fronts.png` show them.
+    reader must know; `curves.png`, `times.png` and `fronts.png` show them.
 
     Args:
         target: a value of the measure, or ``baseline`` for where the baseline ended.
@@ -65,7 +65,6 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
     pictures.draw_times(times, title, folder / "times.png")
     pictures.draw_fronts(comparison, found, title, folder / "fronts.png")
     write_csv(csv_models(comparison, found), folder / "table.csv")
-    write_csv(list(csv_times(times)), folder / "times.csv")
     said = (Notes(notes(comparison, times, target)), "Patterns:", Notes(list(_patterns(comparison))))
     return write_page([cost_table(comparison, found), time_table(times), *said], folder, "table", with_latex=True)
 
@@ -141,7 +140,7 @@ def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str
             **{"what": model.facts.get("what"), "pattern": model.facts.get("pattern")},
             **(model.facts.get("sublayers") or {}),
             **{key: value for key, value in model.facts.items() if isinstance(value, (int, float)) and key != "share"},
-            **_spreads(model.facts),
+            **{name: model.facts[name]["median"] for name in SPREADS if model.facts.get(name)},
             **{"tries": len(model.facts.get("tries") or ()), "seeds": len(model.runs)},
             **_with_columns("seconds", model.wholes("seconds")),
             **{column: value for name in measures for column, value in _of_measure(model, name).items()},
@@ -151,26 +150,6 @@ def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str
     ]
 
 
-def csv_times(times: Sequence[TimeToTarget]) -> Iterator[dict[str, Any]]:
-    """A row for each model, clock and cost; what was not reached is inf."""
-    for time in times:
-        for cost in COSTS:
-            ratio = time.ratios.get(cost)
-            low, high = (ratio.bounds if ratio is not None else None) or (None, None)
-            yield {
-                **{"model": time.model, "clock": time.clock, "target": time.target},
-                **{"cost": cost, "median": time.median(cost)},
-                **{f"seed_{seed}": costs[cost] for seed, costs in time.times.items()},
-                **({} if ratio is None else _of_ratio(ratio)),
-                **{"ratio_t95_low": low, "ratio_t95_high": high},
-            }
-
-
-def _of_ratio(ratio: Ratio) -> dict[str, float]:
-    found = {"ratio_median": ratio.median, "ratio_lowest": ratio.low, "ratio_highest": ratio.high}
-    return found | {f"ratio_seed_{seed}": value for seed, value in ratio.by_seed.items()}
-
-
 def _of_measure(model: Model, name: str) -> dict[str, float]:
     values = model.finals(name)
     return _with_columns(name, values) if values else {}
@@ -178,15 +157,6 @@ def _of_measure(model: Model, name: str) -> dict[str, float]:
 
 def _with_columns(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: float(np.median(values)), f"{name}_lowest": min(values), f"{name}_highest": max(values)}
-
-
-def _spreads(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name if part == "median" else f"{name}_{part}": facts[name].get(part)
-        for name in SPREADS
-        if facts.get(name)
-        for part in ("median", "low", "high")
-    }
 
 
 def _ratio(ratio: Optional[Ratio]) -> str:

@@ -128,15 +128,13 @@ class Jobs:
 def choose_rates(settings: CompareSettings, tried: Mapping[str, Sequence[CompareJob]]) -> dict[str, dict[str, Any]]:
     """What the results say of each model's rate: the best one by the last point of the curve, once all tries are over.
 
-    `tries` have for each rate its seed, updates, and validation loss in the end; `rate_is_at_an_edge` is ``lowest`` or
-    ``highest`` where the best is the end of several: one further out may be better; `tied_rates` are as good as the
-    chosen one, which is the lowest of them.
+    `tries` have for each rate its seed, updates, and validation loss in the end. Of equal ones the lowest counts.
 
     Raises:
         UserError: no try of a model ended in a number.
     """
     if not tried:
-        none = {"rate": settings.rates[0], "tries": [], "rate_is_at_an_edge": None, "tied_rates": []}
+        none = {"rate": settings.rates[0], "tries": []}
         return dict.fromkeys(settings.models, none)
     return {name: _best_rate(name, jobs) for name, jobs in tried.items()}
 
@@ -146,10 +144,9 @@ def _best_rate(name: str, jobs: Sequence[CompareJob]) -> dict[str, Any]:
     numbers = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
     if not numbers:
         raise UserError(f"{name}: no rate of {', '.join(f'{rate:g}' for rate in losses)} ended in a number; try lower")
-    rate, *tied = sorted(rate for rate, loss in numbers.items() if loss == min(numbers.values()))
-    edges = {min(losses): "lowest", max(losses): "highest"}
+    best = min(numbers, key=lambda rate: (numbers[rate], rate))
     tries = [{"rate": job.rate, "seed": job.seed, "loss": losses[job.rate], "updates": job.updates} for job in jobs]
-    return {"rate": rate, "tries": tries, "rate_is_at_an_edge": edges.get(rate), "tied_rates": tied}
+    return {"rate": best, "tries": tries}
 
 
 def measure_costs(compared: ComparedTask, runs: Runs) -> dict[str, dict[str, Any]]:

@@ -23,6 +23,6 @@ def demo(settings: DemoSettings, output: Path) -> None:
     refuse_without_extra("corpus", "lazyformer demo")
     if settings.corpus is not None:
         refuse_missing_inputs((settings.corpus,))
-    from lazyformer_fairseq.experiments.demo.run import run_demo, seconds_of_this_process
+    from lazyformer_fairseq.experiments.demo.run import run_demo
 
-    run_demo(settings, output, seconds_of_this_process())
+    run_demo(settings, output)

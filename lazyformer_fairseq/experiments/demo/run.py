@@ -2,16 +2,15 @@
 
 import logging
 import math
-import os
 import random
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, Optional
 
+import torch
 from tabulate import tabulate
 from tqdm import tqdm
 
@@ -23,7 +22,7 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.experiments.demo.settings import FEWEST, MODELS, DemoSettings
 from lazyformer_fairseq.experiments.demo.text import write_acceptability_task, write_prose
 from lazyformer_fairseq.experiments.folder import experiment, kept
-from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, torch_threads, train_in_turn
+from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, Training, train_in_turn
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.report.figures import picture
@@ -41,21 +40,20 @@ WORD_TO_MASK = re.compile(r"\b[a-z]{2,}\b")
 Results = Mapping[str, Mapping[str, Any]]  # by model
 
 
-def run_demo(settings: DemoSettings, folder: Path, spent: float = 0.0) -> None:
+def run_demo(settings: DemoSettings, folder: Path) -> None:
     """Runs the demo in `folder`, or resumes where an earlier run stopped.
 
     Args:
         settings: what is trained, and for how long.
         folder: of the results.
-        spent: seconds of `settings.minutes` that have passed already.
 
     Raises:
         UserError: the folder holds a demo of other settings, or the text does not suffice.
     """
-    # A second thread gains nothing at this size, and waits where another process runs.
-    with experiment(folder, settings, "a demo", "data"), _without_log(), torch_threads(1):
+    torch.set_num_threads(1)  # a second one gains nothing at this size, and waits where another process runs
+    with experiment(folder, settings, "a demo", "data"), _without_log():
         data, task = folder / "data", folder / "acceptability"
-        clock = Clock(settings.minutes, folder / "clock.json", spent)
+        clock = Clock(settings.minutes, folder / "clock.json")
         try:
             prepare(settings, data, task)
             results = kept(folder / "pretraining.json", lambda: pretrain(settings, data, folder, clock))
@@ -73,14 +71,13 @@ class Clock:
     Args:
         minutes: of the whole; None for no limit.
         path: of the JSON file that keeps the time; what passes after :meth:`keep` and before a kill is not counted.
-        spent: seconds that count already.
     """
 
-    def __init__(self, minutes: Optional[float], path: Path, spent: float = 0.0):
+    def __init__(self, minutes: Optional[float], path: Path):
         self._limit = math.inf if minutes is None else 60 * minutes
         self._path = path
         before = read_json(path)["seconds"] if path.exists() else 0.0
-        self._began = monotonic() - before - spent
+        self._began = monotonic() - before
 
     @property
     def seconds(self) -> float:
@@ -93,14 +90,6 @@ class Clock:
 
     def keep(self) -> None:
         write_json(self._path, {"seconds": self.seconds})
-
-
-def seconds_of_this_process() -> float:
-    """Since it was started, imports and all; 0 where the system does not tell."""
-    with suppress(OSError, AttributeError):  # elsewhere than on Linux
-        ticks_after_boot = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks_after_boot / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 @contextmanager

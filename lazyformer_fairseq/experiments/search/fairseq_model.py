@@ -53,14 +53,12 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
 
 def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
     """Raises a UserError that lists fitting archs, the most similar ones first."""
-    if arch in fitting:
-        return
-    close = difflib.get_close_matches(arch, fitting)
-    others = [name for name in fitting if name not in close and not name.endswith("_tiny")]
-    raise UserError(
-        f"--arch {arch}: no architecture for --task {task}; choose from {', '.join([*close, *others])}, or the tiny "
-        "twin of one"
-    )
+    if arch not in fitting:
+        close = difflib.get_close_matches(arch, fitting)
+        known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
+        raise UserError(
+            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or the tiny twin of one"
+        )
 
 
 class BlocksPart:

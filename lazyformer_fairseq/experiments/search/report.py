@@ -7,22 +7,20 @@ from typing import Any
 import numpy as np
 
 from lazyformer_fairseq.patterns.grammar import read_sublayer
-from lazyformer_fairseq.report.figures import COLOURS, picture, styles
+from lazyformer_fairseq.report.figures import picture, styles
 from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, markdown, write_page
-from lazyformer_fairseq.report.tables import Table, write_csv
+from lazyformer_fairseq.report.tables import Table
 
 FRONTS = ("found", "control")
 
 
 def write_report(result: Mapping[str, Any], folder: Path) -> None:
-    """table.md, front.csv, front.png; of gradient descent also probabilities.png and history.png."""
+    """table.md, front.png; of gradient descent also probabilities.png."""
     write_page(_page(result), folder, "table")
-    write_csv(_csv_rows(result), folder / "front.csv")
     _draw_front(result, folder / "front.png")
     if result["probabilities"]:
         _draw_probabilities(result, folder / "probabilities.png")
-        _draw_history(result, folder / "history.png")
 
 
 def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
@@ -39,20 +37,6 @@ def _draw_probabilities(result: Mapping[str, Any], path: Path) -> None:
             axis.set_xticks(range(layers), range(1, layers + 1), fontsize=7)
             axis.set_xlabel(f"layer, the lowest first{_of_budget(point, '; ')}")
             axis.figure.colorbar(image, label="probability", pad=0.02)
-
-
-def _draw_history(result: Mapping[str, Any], path: Path) -> None:
-    """Loss, and of each budget the entropy of its choices, against updates."""
-    history, points = result["history"], result["found"]["points"]
-    updates = [row["update"] for row in history]
-    with picture(path, 1, 2, panel=(5, 3.4)) as ((loss, entropy),):
-        loss.plot(updates, [row["loss"] for row in history], color=COLOURS[0])
-        loss.set(xlabel="updates", ylabel="loss, bits a prediction")
-        for number, point in enumerate(points):
-            values = [row["entropy"][number] for row in history]
-            entropy.plot(updates, values, label=_of_budget(point) or "all", color=COLOURS[number % len(COLOURS)])
-        entropy.set(xlabel="updates", ylabel="entropy, bits a layer", ylim=(0, None))
-        entropy.legend(fontsize=8)
 
 
 def _of_budget(point: Mapping[str, Any], before: str = "") -> str:
@@ -141,19 +125,6 @@ def _costs_table(result: Mapping[str, Any]) -> Table:
             cells = {header: f"{cost[each]:,.0f}" for each, header in headers.items()}
             rows.append({"": _called(result, name), **cells})
     return Table("", rows)
-
-
-def _csv_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points of both fronts in full precision."""
-    rows = []
-    for name in FRONTS:
-        for point in result.get(name, {}).get("points", ()):
-            measured = point.get("measured", {})
-            parts = {f"measured_{part}_ms": value for part, value in measured.items() if part != "n"}
-            plain = {key: point.get(key) for key in ("budget", "pattern", "by_layer", "loss")}
-            of_what = {"front": name, "method": result[name]["method"]}
-            rows.append({**of_what, **plain, "predicted_ms": point.get("predicted"), **parts})
-    return rows
 
 
 def _draw_front(result: Mapping[str, Any], path: Path) -> None:

@@ -209,7 +209,6 @@ class Search:
                 "loss": None if self.baseline is None else inheritance.losses[self.baseline],
             },
             "probabilities": [choices.probabilities().tolist() for choices in supernet.choices],
-            "history": supernet.history,
             "latency_correlation": rank_correlations(
                 [row["predicted"] for row in rows], [row["measured"]["median"] for row in rows]
             ),

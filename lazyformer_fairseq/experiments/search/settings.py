@@ -162,12 +162,9 @@ class CompressSettings:
     )
     tokens: int = option(32_768, "Of TEXT, that losses are measured on.", low=1)
     top: int = option(4, "Patterns of each budget that are measured in a round.", low=1)
-    control: Optional[int] = option(
-        None, "Random patterns of each budget.", low=0, shown="in all as many as the search measures"
-    )
     prices: Optional[dict[str, float]] = None
     latency_tokens: Optional[int] = option(None, "Of a sequence.", low=1, shown="the longest the model reads")
-    seed: int = option(1, "Of random patterns, and of weights that start fresh.")
+    seed: int = option(1, "Of weights that start fresh.")
 
 
 def candidate_name(sublayer: PlannedSublayer) -> str:

@@ -191,7 +191,6 @@ def test_every_model_tries_every_rate_once_and_the_best_counts(data_folder, tmp_
         losses = {each["rate"]: each["loss"] for each in model["tries"]}
         assert losses.keys() == {1e-6, 1e-2, 0.5} and model["rate"] == min(losses, key=losses.get)
         assert {run["rate"] for run in model["runs"].values()} == {model["rate"]}
-        assert model["rate_is_at_an_edge"] == {1e-6: "lowest", 0.5: "highest"}.get(model["rate"])
 
 
 def test_short_tries_stay_apart_from_the_runs(data_folder, tmp_path, without_costs):

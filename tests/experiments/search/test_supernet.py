@@ -338,4 +338,4 @@ def test_they_are_candidates_of_one_search(direction, mixed, data_folder, lm_dat
     assert done.exit_code == 0, (done.output, done.exception)
     prices = json.loads((tmp_path / "found" / "latencies.json").read_text())
     assert {name for s in mixed for name in (s, f"{s}_read")} <= prices.keys()
-    assert (tmp_path / "found" / "history.png").stat().st_size > 1000
+    assert (tmp_path / "found" / "probabilities.png").stat().st_size > 1000

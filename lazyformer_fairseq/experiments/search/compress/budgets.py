@@ -4,7 +4,6 @@ Each loss is measured once and kept in a file, so that a search that was stopped
 """
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +29,6 @@ from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer
 
 TICKS = 4000  # of the trained model: prices are exact to an eighth of a thousandth of its latency
-CHANCES = 200  # tries at a random pattern that was not drawn before
 BETWEEN = " "  # of a pattern's places, in the file
 
 
@@ -142,7 +140,7 @@ class Budgets:
 
     Attributes:
         scores: of single changes; empty before :meth:`score`.
-        searched, drawn: patterns measured by the search and by its control.
+        searched: patterns that were measured.
     """
 
     choices: Choices
@@ -151,7 +149,6 @@ class Budgets:
     limits: Sequence[int]
     scores: Scores = field(default_factory=dict)
     searched: dict[ByPlace, None] = field(default_factory=dict)
-    drawn: dict[ByPlace, None] = field(default_factory=dict)
 
     @cached_property
     def scorings(self) -> list[Scoring]:
@@ -194,31 +191,14 @@ class Budgets:
             chosen += best_choices(self.choices, {**self.scores, **there}, self.ticks, [limit], top)[0]
         self._measure([each.by_place for each in chosen], "measuring sums")
 
-    def best(self, limit: int, control: bool = False) -> ByPlace:
-        """The pattern with the least loss of all that were measured and stay within the limit.
-
-        Args:
-            control: among random ones.
-        """
-        fitting = [each for each in (self.drawn if control else self.searched) if self.latency(each) <= limit]
+    def best(self, limit: int) -> ByPlace:
+        """The pattern with the least loss of all that were measured and stay within the limit."""
+        fitting = [each for each in self.searched if self.latency(each) <= limit]
         return min(fitting, key=lambda each: self.losses[each].above)
 
     def sum_of(self, by_place: ByPlace) -> Optional[float]:
         """Of the scores of single changes; None where the pattern has a consumer beyond reach."""
         return summed(self.choices, self.scores, by_place)
-
-    def control(self, count: int, seed: int) -> None:
-        """Measures for each budget so many random patterns, fewer where there are fewer."""
-        for number, limit in enumerate(self.limits):
-            chance, own = random.Random(f"{seed} {number}"), {}
-            for _ in range(CHANCES * count):
-                if len(own) == count:
-                    break
-                by_place = random_pattern(self, limit, chance)
-                if by_place is not None:
-                    own[by_place] = None
-            self.drawn |= own
-        self.losses.measure(self.drawn, "measuring random patterns")
 
     def _measure(self, patterns: Sequence[ByPlace], description: str) -> None:
         self.searched |= dict.fromkeys(patterns)
@@ -232,19 +212,3 @@ class Budgets:
             if by_place[place] != own and self.choices.is_possible(without):
                 found[place] = without
         return found
-
-
-def random_pattern(budgets: Budgets, limit: int, chance: random.Random) -> Optional[ByPlace]:
-    """Random changes at random places, each of which makes the model faster, until it stays within the limit."""
-    choices, by_place = budgets.choices, budgets.choices.own
-    moves = [(place, each.text) for place, options in enumerate(choices.options) for each in options[1:]]
-    latency = budgets.latency(by_place)
-    while latency > limit:
-        for place, text in chance.sample(moves, len(moves)):
-            changed = (*by_place[:place], text, *by_place[place + 1 :])
-            if choices.is_possible(changed) and budgets.latency(changed) < latency:
-                by_place, latency = changed, budgets.latency(changed)
-                break
-        else:
-            return None
-    return by_place

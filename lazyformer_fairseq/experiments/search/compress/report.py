@@ -11,7 +11,7 @@ from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, write_page
 from lazyformer_fairseq.report.tables import markdown_table, write_csv
 
-SCORED, SUMMED, CONTROL = "scored", "summed", "control"  # what a pattern was measured for
+SCORED, SUMMED = "scored", "summed"  # what a pattern was measured for
 LINEAR = 0.05  # bits: from here on axes and colours go by ratios
 
 
@@ -24,7 +24,7 @@ def write_report(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
-    original, count = result["original"], result["evaluations"]
+    original = result["original"]
     return [
         "# Patterns from a trained model",
         f"`{compact(original['pattern'])}`: {original['bits']:.3f} bits a masked token, on {result['masked_tokens']:,} "
@@ -32,9 +32,8 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
         f"{result['latency_tokens']} tokens. Nothing is trained here: losses are those of the first moment.",
         budgets_table(result),
         "On other text: on as much that had no part in the choice.",
-        f"The search measured {count['search']} patterns, the control {count['control']} random ones. Where several "
-        f"sublayers change, the sum of scores {_correlated(_several(result, SUMMED), 'sum', 'above')} in the search's "
-        f"patterns, and {_correlated(_several(result, CONTROL), 'sum', 'above')} in random ones. Predicted latency "
+        f"The search measured {len(result['measured'])} patterns. Where several sublayers change, the sum of scores "
+        f"{_correlated([row for row in result['measured'] if row['by'] == SUMMED], 'sum', 'above')}. Predicted latency "
         f"{_correlated(_shown(result), 'predicted_ms', 'measured_ms')}.",
         "## Go on with one",
         _continue_lines(result, path),
@@ -44,12 +43,12 @@ def _page(result: Mapping[str, Any], path: Path) -> list[Block]:
 
 
 def budgets_table(result: Mapping[str, Any]) -> str:
-    """A row for each budget: the pattern found, its latency and loss, and the best random one."""
+    """A row for each budget: the pattern found, its latency and loss."""
     return markdown_table([_row(each) for each in result["budgets"]], left=("pattern",))
 
 
 def _row(each: Mapping[str, Any]) -> dict[str, str]:
-    found, control = each["found"], each["control"]
+    found = each["found"]
     return {
         "budget": f"{each['budget']:.0%}",
         "pattern": f"`{compact(found['pattern'])}`",
@@ -59,8 +58,6 @@ def _row(each: Mapping[str, Any]) -> dict[str, str]:
         "sum of scores": "" if found["sum"] is None else f"{found['sum']:+.3f}",
         "bits above the original": _above(found),
         "on other text": _above(found["on_other_text"]),
-        "best random pattern": "" if control is None else _above(control),
-        "its on other text": "" if control is None else _above(control["on_other_text"]),
     }
 
 
@@ -74,13 +71,8 @@ def _milliseconds(row: Mapping[str, Any]) -> str:
 
 def _shown(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Patterns whose latency was measured, each once."""
-    rows = [result["original"], *(row[by] for row in result["budgets"] for by in ("found", "control") if row[by])]
+    rows = [result["original"], *(row["found"] for row in result["budgets"])]
     return list({row["pattern"]: row | {"measured_ms": row["measured_ms"]["median"]} for row in rows}.values())
-
-
-def _several(result: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
-    """Patterns whose loss no score was made of."""
-    return [row for row in result["measured"] if row["by"] == by]
 
 
 def _correlated(rows: Iterable[Mapping[str, Any]], one: str, other: str) -> str:
@@ -116,22 +108,17 @@ def _named(text: str) -> str:
 
 
 def _draw_losses(result: Mapping[str, Any], path: Path) -> None:
-    """Bits above the original against predicted latency: what the search found, all that both sides measured."""
+    """Bits above the original against predicted latency: what the search found, and all that it measured."""
     with picture(path, panel=(7, 4.5)) as ((axis,),):
         for by, colour, label in (
             (SCORED, COLOURS[5], "measured for scores"),
             (SUMMED, COLOURS[0], "measured as promising"),
-            (CONTROL, "0.7", "random"),
         ):
             rows = [row for row in result["measured"] if row["by"] == by]
             axis.scatter(_percent(rows), [row["above"] for row in rows], s=8, color=colour, label=label, linewidths=0)
-        for by, colour, mark, label in (
-            ("control", "0.35", "s", "best random pattern of a budget"),
-            ("found", COLOURS[1], "o", "found"),
-        ):
-            rows = sorted((row[by] for row in result["budgets"] if row[by]), key=lambda row: row["predicted_ms"])
-            above, error = ([row[name] for row in rows] for name in ("above", "error"))
-            axis.errorbar(_percent(rows), above, yerr=error, color=colour, marker=mark, label=label)
+        rows = sorted((row["found"] for row in result["budgets"]), key=lambda row: row["predicted_ms"])
+        above, error = ([row[name] for row in rows] for name in ("above", "error"))
+        axis.errorbar(_percent(rows), above, yerr=error, color=COLOURS[1], marker="o", label="found")
         axis.scatter([100], [0], marker="*", s=130, color="black", label="original", zorder=3)
         axis.set_yscale("symlog", linthresh=LINEAR)
         axis.set(

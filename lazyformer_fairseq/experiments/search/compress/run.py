@@ -22,7 +22,7 @@ from lazyformer_fairseq.experiments.search.compress.budgets import (
     measure_on_other_text,
 )
 from lazyformer_fairseq.experiments.search.compress.choices import ByPlace, Choices, read_candidates
-from lazyformer_fairseq.experiments.search.compress.report import CONTROL, SCORED, SUMMED, write_report
+from lazyformer_fairseq.experiments.search.compress.report import SCORED, SUMMED, write_report
 from lazyformer_fairseq.experiments.search.latency import Prices, latency_of, measure_models, prices_of
 from lazyformer_fairseq.experiments.search.run import search_in
 from lazyformer_fairseq.experiments.search.settings import CompressSettings
@@ -130,14 +130,10 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
         budgets.score()
         budgets.find(settings.top)
         budgets.find_again(settings.top)
-        random = settings.control  # in all as many as the search has measured
-        budgets.control(-(-len(budgets.searched) // len(limits)) if random is None else random, settings.seed)
         found = {share: budgets.best(limit) for share, limit in zip(settings.budgets, limits, strict=True)}
-        drawn = _best_drawn(settings, budgets)
         scorer_of_more = Scorer(original.trained, more, settings.seed)
-        chosen = [*found.values(), *drawn.values()]
-        on_other_text = measure_on_other_text(chosen, choices, scorer_of_more, text)
-        result = _result(settings, budgets, prices, original, found, drawn, on_other_text)
+        on_other_text = measure_on_other_text(found.values(), choices, scorer_of_more, text)
+        result = _result(settings, budgets, prices, original, found, on_other_text)
         for row in result["budgets"]:
             _write_start(scorer, choices, row, original, path)
         write_report(result, path)
@@ -146,26 +142,16 @@ def run_compress(settings: CompressSettings, original: Original, path: Path) -> 
     return search_in(path, settings, SCORES, search)
 
 
-def _best_drawn(settings: CompressSettings, budgets: Budgets) -> dict[float, ByPlace]:
-    """By budget; where none was drawn there is none."""
-    return {
-        share: budgets.best(limit, control=True)
-        for share, limit in zip(settings.budgets, budgets.limits, strict=True)
-        if any(budgets.latency(each) <= limit for each in budgets.drawn)
-    }
-
-
 def _result(
     settings: CompressSettings,
     budgets: Budgets,
     prices: Prices,
     original: Original,
     found: Mapping[float, ByPlace],
-    drawn: Mapping[float, ByPlace],
     on_other_text: Mapping[ByPlace, Measured],
 ) -> dict[str, Any]:
     choices, losses = budgets.choices, budgets.losses.original
-    patterns = [choices.pattern(each) for each in (choices.own, *found.values(), *drawn.values())]
+    patterns = [choices.pattern(each) for each in (choices.own, *found.values())]
     seconds = measure_models(original, patterns)
 
     def row(by_place: ByPlace) -> dict[str, Any]:
@@ -182,16 +168,9 @@ def _result(
         "original": row(choices.own) | {"bits": losses.bits},
         "masked_tokens": int(losses.words.sum()),
         "blocks": len(losses.words),
-        "evaluations": {"search": len(budgets.searched), "control": len(budgets.drawn)},
-        "budgets": [
-            {"budget": share, "found": row(found[share]), "control": row(drawn[share]) if share in drawn else None}
-            for share in settings.budgets
-        ],
+        "budgets": [{"budget": share, "found": row(found[share])} for share in settings.budgets],
         "changes": _changes(budgets),
-        "measured": [
-            *(_describe(budgets, prices, each) | {"by": _why(budgets, each)} for each in budgets.searched),
-            *(_describe(budgets, prices, each) | {"by": CONTROL} for each in budgets.drawn),
-        ],
+        "measured": [_describe(budgets, prices, each) | {"by": _why(budgets, each)} for each in budgets.searched],
         "text": settings.text,
         "latency_tokens": settings.latency_tokens,
         "prices": dict(prices),

@@ -61,22 +61,6 @@ def test_a_second_round_finds_what_sums_hide():
         assert budgets.losses[budgets.best(16)].above == pytest.approx(best)
 
 
-def test_random_patterns_stay_within_the_budget_and_are_drawn_once():
-    budgets = budgets_of("(sf)x3", gone, [36, 25])
-    budgets.score()
-    before = dict(budgets.searched)
-    budgets.control(count=6, seed=1)
-    fast = [each for each in budgets.drawn if budgets.latency(each) <= 25]
-    assert 6 <= len(fast) <= len(budgets.drawn) <= 12 and before == budgets.searched
-    assert all(budgets.latency(each) <= 36 and budgets.choices.is_possible(each) for each in budgets.drawn)
-    best = budgets.best(36, control=True)
-    assert gone(best) == min(map(gone, budgets.drawn))
-    again = budgets_of("(sf)x3", gone, [36, 25])
-    again.score()
-    again.control(count=6, seed=1)
-    assert again.drawn == budgets.drawn
-
-
 def test_a_budget_that_nothing_meets_is_refused():
     budgets = budgets_of("sfsf", gone, [31, 14], ("l",))
     with pytest.raises(UserError, match=r"--budgets 0.4: no choice of --candidates makes the model so fast"):

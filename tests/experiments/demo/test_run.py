@@ -1,10 +1,6 @@
 """The demo in miniature: the same code as ``make demo`` on a toy text."""
 
-import inspect
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -179,12 +175,3 @@ def test_a_clock_that_has_run_out_leaves_the_fewest_updates(settings, prepared):
     (prepared / "clock.json").write_text('{"seconds": 1000}')
     found = run.pretrain(settings, prepared / "data", prepared, Clock(1, prepared / "clock.json"))
     assert [one["updates"] for one in found.values()] == [FEWEST] * 2
-
-
-def test_the_start_of_a_process_counts(tmp_path):
-    began = time.monotonic()
-    imports = "import os, time\nfrom contextlib import suppress\nfrom pathlib import Path\n"
-    code = f"{imports}{inspect.getsource(run.seconds_of_this_process)}\nprint(seconds_of_this_process())"
-    told = float(subprocess.check_output([sys.executable, "-c", code], text=True))
-    assert 0 < told < time.monotonic() - began + 0.1  # a tick of the system's clock is a hundredth of a second
-    assert Clock(1, tmp_path / "clock.json", spent=50).left(1) <= 10

@@ -1,6 +1,9 @@
 """Fixtures that several test files share."""
 
 import gc
+
+gc.disable()  # until all tests are collected: there is nothing to collect in what is imported
+
 import logging
 import os
 import shlex
@@ -52,6 +55,7 @@ def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end: garbage collection, which some tests ask for, may skip it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -31,11 +31,16 @@ from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, RelativePositions, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, CausalSizes, EncoderSizes, Sizes, kinds
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, CausalSizes, EncoderSizes, Kind, Sizes, kinds
 
 aten = torch.ops.aten
 META = torch.device("meta")
 _REMEMBERED = 2**14  # sublayers, in all sizes and lengths that a process asks for
+
+
+@lru_cache(_REMEMBERED)
+def _plan(pattern: str, direction: str, known: tuple[Kind, ...]) -> tuple[PlannedSublayer, ...]:
+    return plan(pattern, direction)
 
 
 def count_parameters(pattern: str, sizes: Sizes) -> int:
@@ -44,7 +49,7 @@ def count_parameters(pattern: str, sizes: Sizes) -> int:
     Raises:
         UserError: the pattern cannot be read.
     """
-    sublayers = plan(pattern, sizes.direction)
+    sublayers = _plan(pattern, sizes.direction, kinds())
     own = sum(count_sublayer_parameters(planned, sizes) for planned in sublayers)
     return count_other_parameters(sizes) + own + sum(count_common_parameters(sublayers, sizes).values())
 
@@ -86,7 +91,7 @@ def count_flops(
     """
     predicted = time if predicted is None else predicted
     outside = _outside(sizes)
-    sublayers = plan(pattern, sizes.direction)
+    sublayers = _plan(pattern, sizes.direction, kinds())
     within = sum(count_sublayer_flops(planned, sizes, time, memory, batch) for planned in sublayers)
     return batch * (time * outside.flops_of_input + predicted * outside.flops_of_prediction) + within
 
@@ -211,9 +216,13 @@ class _Outside(NamedTuple):
     flops_of_prediction: int
 
 
-@lru_cache
 def _outside(sizes: Sizes) -> _Outside:
-    """Counted on a network of one identity, with its head."""
+    return _outside_of_any(replace(sizes, ffn_embed_dim=1))
+
+
+@lru_cache
+def _outside_of_any(sizes: Sizes) -> _Outside:
+    """Counted on a network of one identity, with its head, whatever the width of feed-forwards."""
     identity = next(kind.letter for kind in kinds() if kind.is_identity)
     widths = (sizes.vocab_size, sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
     token, features = _empty(1, 1, dtype=torch.long), _empty(1, sizes.embed_dim)
@@ -271,6 +280,12 @@ def _shape_of(operator: Any, args: tuple) -> Optional[tuple[int, ...]]:
         return *tensors[-2].shape[:-1], tensors[-1].size(-1)
     if operator in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor):
         return torch.broadcast_shapes(*(each.shape for each in tensors))
+    if operator is aten.glu.default:
+        *before, last = tensors[0].shape  # of the last dimension alone, as sublayers take it
+        return *before, last // 2
+    if operator is aten.convolution.default and tuple(args[3]) == tuple(args[5]) == (1,):  # a stride and a dilation
+        (batch, _, time), (channels, _, width) = (each.shape for each in tensors[:2])
+        return batch, channels, time + 2 * args[4][0] - width + 1
     if operator is aten.cat.default:
         dim = args[1] if len(args) > 1 else 0
         shape = list(tensors[0].shape)

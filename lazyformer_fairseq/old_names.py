@@ -63,9 +63,28 @@ OLD_NAMES: dict[str, str] = {
     "demo --minutes": "--budget {}min",
     "plan --batch": "--sequences-per-update {}",
     "plan --lazy-backend": "--attention-backend {}",
+    "pattern show --direction": Gone("went; give a causal --arch, such as transformer_xl_base, for causal models"),
+    "pattern show --vocab-size": Gone("went; embeddings are counted for the symbols of the arch's usual text"),
+    "plan --measure": Gone("went; `lazyformer bench --what training` prints GFLOP/s: give a thousandth as --teraflops"),
+    "plan --vocab-size": Gone("went; --data says it"),
     "bench --minutes": "--budget {}min",
     "bench loader": Gone("is scripts/bench_loader.py now"),
     "bench startup": Gone("is scripts/bench_start_up.py now"),
+    "bench draw": Gone("went; `lazyformer bench` draws what it has measured"),
+    "bench kinds --batch": "--batches {}",
+    "bench kinds --backend": Gone("went; kinds run on the back end that auto takes"),
+    "bench kinds": "bench backends",
+    "bench table4 --tokens": "--lengths {}",
+    "bench table4 --threads": Gone("went; set OMP_NUM_THREADS"),
+    "bench table4": (
+        "bench models --lengths 384 --tokens 1 --what inference --arch "
+        "distilbert_base,bert_base_absolute,bert_base,par_bert_base,lazy_par_bert_base,lazyformer_m2x6_s"
+    ),
+    "bench backends --tokens": Gone("went; a batch has at most 4096 tokens, but for a longer sequence"),
+    "bench --batch": Gone("went; --tokens N makes batches of N tokens, --tokens 1 of one sequence"),
+    "bench --tgt-len": Gone("went; causal models score 64 tokens, as in PAR Transformer's Table 6"),
+    "bench --mem-len": Gone("went; causal models remember 640 tokens, as in PAR Transformer's Table 6"),
+    "bench --threads": Gone("went; set OMP_NUM_THREADS"),
 }
 
 
@@ -88,7 +107,7 @@ def with_new_names(args: Sequence[str], names: Mapping[str, str] = OLD_NAMES) ->
 def _with_new_options(args: list[str], names: Mapping[str, str]) -> list[str]:
     command = next((place for place, word in enumerate(args) if word.startswith("-")), len(args))
     rows: dict[str, tuple[int, str]] = {}
-    for key, now in names.items():
+    for key, now in sorted(names.items(), key=lambda row: row[0].count(" ")):  # those of a command before a group's
         *words, option = key.split()
         if option.startswith("--") and len(words) <= command and args[: len(words)] == words:
             rows[option] = (len(words), now)

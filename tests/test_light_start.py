@@ -108,7 +108,6 @@ def test_completion_is_light(run, words, offered):
         "corpus jsonl:nowhere out",
         "demo --corpus nowhere",
         "export nowhere out",
-        "bench draw nowhere",
         "glue prepare --data nowhere --tokenizer tests --output out",
         "glue prepare --data tests --tokenizer nowhere --output out",
         "glue run --checkpoint bert=nowhere --output out",

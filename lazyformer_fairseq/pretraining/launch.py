@@ -110,14 +110,13 @@ class Launch:
         """For ``--dry-run``: on standard error, as the command stands on standard output. Not with ``--no-fit``."""
         if not (self.dry_run and self.fit):
             return
-        from lazyformer_fairseq.measure.planning.fit import Place
-        from lazyformer_fairseq.measure.planning.report import as_text, given_speed, make_plan
+        from lazyformer_fairseq.measure.planning.fit import Place, as_text, make_plan
 
         try:
             made = job()
             precision = self._precision if self.found or self._given_precisions else "fp16"
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
-            click.echo(as_text(make_plan(made, place, made.attention_backend, given_speed())), err=True)
+            click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
         except UserError as error:
             click.echo(f"no plan: {error}", err=True)
 

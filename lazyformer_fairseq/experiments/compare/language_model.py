@@ -15,8 +15,7 @@ from lazyformer_fairseq.experiments.trainings import CHECKPOINT
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.measure.costs.flops import count_flops
-from lazyformer_fairseq.measure.costs.latency import measure
-from lazyformer_fairseq.measure.costs.model_latency import next_segment
+from lazyformer_fairseq.measure.costs.latency import measure, next_segment
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.patterns.kinds import CausalSizes
 from lazyformer_fairseq.report.numbers import spread

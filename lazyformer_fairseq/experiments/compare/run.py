@@ -19,7 +19,7 @@ from lazyformer_fairseq.experiments.compare.settings import CompareSettings
 from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
 from lazyformer_fairseq.experiments.folder import RESULTS, experiment, kept, record
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT, Job, train
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds

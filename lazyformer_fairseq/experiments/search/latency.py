@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import kept
-from lazyformer_fairseq.measure.costs.latency import Timing, measure
-from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.attention_kinds import GIVEN
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan, read_sublayer

@@ -1,20 +1,21 @@
-"""The back ends of lazy attention alone, on this machine: the table from which ``--attention-backend auto`` chooses."""
+"""Attention alone, on this machine: back ends, from whose table ``--attention-backend auto`` chooses, and kinds."""
 
 import bisect
 import copy
-import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.bench.measuring import Things, in_a_line, measured
+from lazyformer_fairseq.measure.bench.settings import BackEndSettings
+from lazyformer_fairseq.measure.costs.latency import Things, in_a_line, measure_in_turn, try_out
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.attention import BACK_ENDS, attend
 from lazyformer_fairseq.modules.attention.choice import (
     NOTHING_LEARNED,
@@ -25,50 +26,33 @@ from lazyformer_fairseq.modules.attention.choice import (
 )
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, count_share
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
-from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES
+from lazyformer_fairseq.modules.networks.encoder import Encoder, RelativePositionBias
+from lazyformer_fairseq.report.numbers import FEWEST_FOR_QUARTILES, spread, with_spread
 from lazyformer_fairseq.report.tables import markdown_table
 
 logger = logging.getLogger(__name__)
 
 LEARNED = (NOTHING_LEARNED, "bias", "positions")
+MOST_TOKENS = 4096  # of a batch
 BLOCKS = 3  # they share a bias, as in a model; some back ends write it out once for all of them
 # Largest rounding error: relative, by norm, between outputs and gradients of two back ends.
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
-def blocks_to_measure(
-    lengths: Sequence[int],
-    layers: Sequence[int],
-    batches: Sequence[int],
-    heads: Sequence[tuple[int, int]],
-    precision: str,
-    tokens: int,
-    windows: Sequence[int] = (0,),
-) -> list[Block]:
-    """Every combination of these, in training and inference, with each part that may learn, and with padding.
+def blocks_to_measure(settings: BackEndSettings) -> list[Block]:
+    """Every combination of the settings, in training and inference, with each part that may learn, and with padding.
 
     Positions come with causal attention, over a memory as long as the segment, and without padding. Windows too come
-    without.
-
-    Args:
-        lengths, layers, batches: T, m and B.
-        heads: N and D.
-        precision: as in "float32".
-        tokens: most in a batch; a longer sequence makes a batch of its own.
-        windows: keys to either side (in causal attention to the left) that are shown; 0 for all.
-
-    Raises:
-        UserError: a length, number of layers or batch is 0.
+    without; windows of causal attention look to the left alone. A batch has at most :data:`MOST_TOKENS`, but for a
+    longer sequence.
     """
-    if 0 in (*lengths, *layers, *batches):
-        raise UserError("--lengths, --layers and --batches: give whole numbers from 1 on")
+    precision = str(PRECISIONS[settings.precision]).removeprefix("torch.")
     flags, blocks = (True, False), []
-    for sizes in itertools.product(flags, LEARNED, flags, layers, batches, lengths, heads, windows):
-        training, learned, padded, m, batch, time, (number, size), window = sizes
+    sizes = (settings.layers, settings.batches, settings.lengths, settings.heads, settings.windows)
+    for training, learned, padded, m, batch, time, (number, size), window in product(flags, LEARNED, flags, *sizes):
         # One sequence alone has no padding.
         is_empty = padded and (batch == 1 or learned == "positions" or window > 0)
-        if not is_empty and (batch * time <= tokens or batch == 1):
+        if not is_empty and (batch * time <= MOST_TOKENS or batch == 1):
             block = Block(training, learned, padded, precision, m, batch, time, number, size)
             blocks.append(block._replace(share=_share(block, window)) if window else block)
     return list(dict.fromkeys(blocks))  # all windows that are longer than the text are one
@@ -100,7 +84,7 @@ def measure_back_ends(
 
     Args:
         rounds: samples; the median counts.
-        budget: see :func:`~lazyformer_fairseq.measure.bench.measuring.measured`.
+        budget: see :func:`~lazyformer_fairseq.measure.costs.latency.measure_in_turn`.
 
     Returns:
         By block milliseconds by back end, leaving out those that failed, ran out of memory or computed something else.
@@ -112,7 +96,7 @@ def measure_back_ends(
 
     rows: dict[Block, dict[str, float]] = {}
     hasty = 0
-    for block, timings in measured(blocks, things_of, device, rounds, budget):
+    for block, timings in measure_in_turn(blocks, things_of, device, rounds, budget):
         hasty += any(len(timing.samples) < min(rounds, FEWEST_FOR_QUARTILES) for timing in timings.values())
         rows[block] = {name: float(f"{1000 * timing.median / BLOCKS:.3g}") for name, timing in timings.items()}
     if hasty:
@@ -275,3 +259,59 @@ def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
         for one, other in zip(found, expected, strict=True)
     ]
     return max(errors)
+
+
+FULL = "s, torch's full attention"
+
+
+def measure_kinds(settings: BackEndSettings, heads: tuple[int, int]) -> tuple[str, bool]:
+    """Forward and backward of each kind's sublayers, projections and all, and of a plain ``s``; they take turns.
+
+    Args:
+        heads: N and D.
+
+    Returns:
+        A Markdown table, and whether it has all lengths: Ctrl-C ends it early.
+
+    Raises:
+        UserError: a pattern cannot be read.
+    """
+    rows: list[dict[str, object]] = []
+    memory: dict[str, int] = {}
+
+    def things_of(length: int) -> Things:
+        things = {FULL: _sublayers("s", "recompute", length, heads, settings)}
+        tried = try_out(things | {each: _sublayers(each, "auto", length, heads, settings) for each in settings.kinds},
+                        settings.device)  # fmt: skip
+        for name, reason in tried.left_out.items():
+            logger.warning("%s, %d tokens: %s, left out", name, length, reason)
+        memory.update(tried.memory)
+        return tried.things
+
+    taken = measure_in_turn(settings.lengths, things_of, settings.device, settings.rounds, settings.budget)
+    length = 0
+    for length, timings in taken:
+        full = timings.get(FULL)  # it may not fit into memory
+        rows += [
+            {
+                "attention": name,
+                "n": length,
+                "ms": with_spread(spread([1000 * seconds for seconds in timing.samples])),
+                "speed-up": f"{full.median / timing.median:.2f}x" if full else "",
+                "MiB": f"{memory[name] / 2**20:.1f}",
+            }
+            for name, timing in timings.items()
+        ]
+    return markdown_table(rows), length == settings.lengths[-1]
+
+
+def _sublayers(
+    pattern: str, back_end: str, time: int, heads: tuple[int, int], settings: BackEndSettings
+) -> Callable[[], object]:
+    width = heads[0] * heads[1]
+    how = {"max_positions": time, "relative_position_buckets": 0, "attention_backend": back_end}
+    encoder = Encoder(pattern, None, width, width, heads[0], **how).to(settings.device, PRECISIONS[settings.precision])
+    x_BTC = torch.randn(settings.batches[0], time, width).to(next(encoder.parameters())).requires_grad_()
+    gradient_BTC = torch.randn_like(x_BTC)
+    leaves = [x_BTC, *encoder.parameters()]
+    return lambda: torch.autograd.grad(encoder(x_BTC)[0], leaves, gradient_BTC, allow_unused=True)

@@ -2,9 +2,10 @@
 
 import argparse
 import functools
+import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -19,24 +20,30 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMCo
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBertConfig, has_transformers
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.measure.bench.settings import BenchSettings
-from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, layers_of_block, makers_of_blocks
+from lazyformer_fairseq.measure import PIECES, WORDS
+from lazyformer_fairseq.measure.bench.settings import REMEMBERED, BenchSettings
+from lazyformer_fairseq.measure.costs.flops import (
+    count_encoder_flops,
+    count_flops,
+    layers_of_block,
+    makers_of_blocks,
+)
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS
+from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import EncoderSizes
+from lazyformer_fairseq.patterns.kinds import EncoderSizes, Sizes
 
-VOCAB_SIZE = 32_768
 MASKED_SHARE = 0.15
 DROPOUT = 0.1  # of every model here, as each ships it
 FAIRSEQ = "fairseq roberta_base"
 HUGGING_FACE = "HF BertModel, SDPA"
 OURS = "our bert_base"
-BASELINES = (FAIRSEQ, HUGGING_FACE, OURS)
+TRANSFORMER_XL = "our transformer_xl_base"
+BASELINES = (FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL)  # the last of causal models
 WITHOUT_TRANSFORMERS = (
     f"left out: {HUGGING_FACE}, because transformers cannot be imported; pip install 'lazyformer_fairseq[bench]'"
 )
-WORDS = 267_735  # of WikiText-103, with the special symbols
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,15 @@ class BenchModel:
         model: in training mode when it is built.
         sizes: what the formulas need.
         pattern: of its sublayers.
+        network: its sublayers, where they are ours.
+        memory: tokens that it remembers.
         compiles: whether torch compiles the model; the loss should be, too.
     """
 
-    def __init__(self, model: nn.Module, pattern: str, sizes: EncoderSizes):
-        self.model = model
-        self.pattern = pattern
-        self.sizes = sizes
+    memory = 0
+
+    def __init__(self, model: nn.Module, pattern: str, sizes: Sizes, network: Optional[Stack] = None):
+        self.model, self.pattern, self.sizes, self.network = model, pattern, sizes, network
         self.compiles = False
 
     @property
@@ -90,12 +99,12 @@ class OurModel(BenchModel):
     def __init__(self, options: dict[str, Any], max_positions: int):
         cfg = LazyFormerConfig(**{"dropout": DROPOUT, **options, "max_positions": max_positions})
         model = LazyFormerModel(cfg, a_dictionary())
-        self.encoder = model.encoder.sentence_encoder
-        super().__init__(model, cfg.sublayer_pattern, self.encoder.sizes)
+        network = model.encoder.sentence_encoder
+        super().__init__(model, cfg.sublayer_pattern, network.sizes, network)
 
     def compile(self) -> None:
         """As ``--compile`` does: in training alone."""
-        self.compiles = self.encoder.compiles = True
+        self.compiles = self.network.compiles = True
 
 
 class FairseqRoberta(BenchModel):
@@ -132,6 +141,17 @@ class HuggingFaceBert(BenchModel):
         self.model.bert.cls.compile()
 
 
+class CausalModel(BenchModel):
+    """A causal arch, in evaluation mode."""
+
+    memory = REMEMBERED
+
+    def __init__(self, arch: str, words: int):
+        cfg = CausalLMConfig(**{**CAUSAL_ARCHITECTURES[arch].options(), "mem_len": REMEMBERED})
+        model = CausalLanguageModel.build_model(cfg, SimpleNamespace(source_dictionary=a_dictionary(words)))
+        super().__init__(model.eval(), cfg.sublayer_pattern, model.decoder.sizes, model.decoder)
+
+
 def _widths(sizes: EncoderSizes, layers: int) -> dict[str, int]:
     """By the names that fairseq's options have."""
     return {
@@ -159,7 +179,7 @@ class OnBackEnd:
     model: BenchModel
     back_end: str
     buckets: int
-    baseline: Optional[str] = None
+    baseline: Optional[str]
 
     @property
     def name(self) -> str:
@@ -168,27 +188,26 @@ class OnBackEnd:
 
     def prepared(self, thing: Callable[[], object]) -> Callable[[], object]:
         """The same thing, run on this back end."""
-        if not isinstance(self.model, OurModel):
+        network = self.model.network
+        if network is None:
             return thing
-        encoder = self.model.encoder
 
         def call() -> object:
-            encoder.attention_backend = self.back_end
+            network.attention_backend = self.back_end
             return thing()
 
         return call
 
     def back_end_used(self, batch: int, time: int, training: bool) -> Callable[[PlannedSublayer], str]:
-        """Maps the maker of a block's distribution to the key of attention_flops.PRODUCTS that computes it."""
-        network = self.model.model.train(training)
-        weight = next(network.parameters())
-        if not isinstance(self.model, OurModel):
+        """Maps the maker of a block's distribution to the key of flops.PRODUCTS that computes it."""
+        weight, network = next(self.model.model.train(training).parameters()), self.model.network
+        if network is None:
             return lambda maker: _torch_attention(weight.device, training and self.baseline == FAIRSEQ)
-        encoder = self.model.encoder
-        encoder.attention_backend = self.back_end
+        network.attention_backend = self.back_end
+        x_BTC = weight.new_zeros(1, 1, 1).expand(batch, time, network.embed_dim)
         with torch.set_grad_enabled(training):
-            back_end = encoder.context(weight.new_zeros(1, 1, 1).expand(batch, time, encoder.embed_dim)).back_end
-        has_dropout = training and encoder.options.attention_dropout > 0
+            back_end = network.context(x_BTC, self.model.memory).back_end
+        has_dropout = training and network.options.attention_dropout > 0
 
         def used(maker: PlannedSublayer) -> str:
             name = back_end(layers_of_block(maker) - 1, maker.shaper.settings)
@@ -197,7 +216,9 @@ class OnBackEnd:
         return used
 
     def count_flops(self, batch: int, time: int, training: bool, predicted: int = 0) -> int:
-        """Of a call; those that this back end performs."""
+        """Of a call; those that this back end performs. A causal model predicts all tokens."""
+        if memory := self.model.memory:
+            return count_flops(self.model.pattern, self.model.sizes, time, memory, batch)
         used = self.back_end_used(batch, time, training)
         return count_encoder_flops(self.model.pattern, self.model.sizes, time, batch, predicted, used, training)
 
@@ -208,17 +229,17 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     row = ARCHITECTURES[settings.baseline_arch]
     layers = len(list(makers_of_blocks(row.sublayer_pattern)))
     widths = (row.encoder_embed_dim, row.encoder_ffn_embed_dim, row.encoder_attention_heads)
-    sizes = EncoderSizes(VOCAB_SIZE, *widths, longest, relative_position_buckets=0)
+    sizes = EncoderSizes(PIECES, *widths, longest, relative_position_buckets=0)
     models = [OnBackEnd(FAIRSEQ, FairseqRoberta(sizes, layers), "its own", 0, FAIRSEQ)]
     if has_transformers():
         models.append(OnBackEnd(HUGGING_FACE, HuggingFaceBert(sizes, layers), "its own", 0, HUGGING_FACE))
     else:
         print(WITHOUT_TRANSFORMERS, file=sys.stderr)
-    baseline = {**row.options(), "attention_dropout": 0.0}
-    for buckets in settings.buckets:
-        models += _on_back_ends(OURS, baseline, buckets, settings.baseline_back_ends, longest, OURS)
-        for name, options in settings.encoders.items():
-            models += _on_back_ends(name, options, buckets, settings.back_ends, longest)
+    archs = {OURS: {**row.options(), "attention_dropout": 0.0}, **settings.encoders}
+    for buckets, (name, options) in itertools.product(settings.buckets, archs.items()):
+        model = OurModel({**options, "relative_position_buckets": buckets}, longest)
+        back_ends, baseline = (settings.baseline_back_ends, OURS) if name == OURS else (settings.back_ends, None)
+        models += [OnBackEnd(name, model, back_end, buckets, baseline) for back_end in back_ends]
     for model in {id(each.model): each.model for each in models}.values():
         model.model.to(settings.device, PRECISIONS[precision])
         if settings.compile:
@@ -226,18 +247,16 @@ def build_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
     return models
 
 
-def _on_back_ends(
-    name: str,
-    options: dict[str, Any],
-    buckets: int,
-    back_ends: tuple[str, ...],
-    longest: int,
-    baseline: Optional[str] = None,
-) -> list[OnBackEnd]:
-    """The model on each of them."""
-    model = OurModel({**options, "relative_position_buckets": buckets}, longest)
-    first = OnBackEnd(name, model, back_ends[0], buckets, baseline)
-    return [replace(first, back_end=back_end) for back_end in back_ends]
+def build_causal_models(settings: BenchSettings, precision: str) -> list[OnBackEnd]:
+    """The causal archs behind Transformer-XL, which always takes part; tiny ones behind a tiny one."""
+    is_tiny = all(name.endswith("_tiny") for name in settings.causal_archs)
+    baseline, words = ("transformer_xl_tiny", 1000) if is_tiny else ("transformer_xl_base", WORDS)
+    models = []
+    for name in dict.fromkeys([baseline, *settings.causal_archs]):
+        model = CausalModel(name, words)
+        model.model.to(settings.device, PRECISIONS[precision])
+        models.append(OnBackEnd(name, model, "auto", 0, TRANSFORMER_XL if name == baseline else None))
+    return models
 
 
 def _torch_attention(device: torch.device, has_dropout: bool) -> str:
@@ -245,15 +264,8 @@ def _torch_attention(device: torch.device, has_dropout: bool) -> str:
     return "unfused" if has_dropout and device.type == "cpu" else "recompute"
 
 
-def build_causal(name: str, dictionary: Dictionary, settings: BenchSettings, precision: str) -> CausalLanguageModel:
-    """In evaluation mode."""
-    options = {**CAUSAL_ARCHITECTURES[name].options(), "mem_len": settings.mem_len}
-    model = CausalLanguageModel.build_model(CausalLMConfig(**options), SimpleNamespace(source_dictionary=dictionary))
-    return model.to(settings.device, PRECISIONS[precision]).eval()
-
-
 @functools.cache
-def a_dictionary(size: int = VOCAB_SIZE) -> Dictionary:
+def a_dictionary(size: int = PIECES) -> Dictionary:
     """A vocabulary of `size` symbols: fairseq's special ones and numbers."""
     dictionary = Dictionary(extra_special_symbols=["<mask>"])
     for number in range(size - len(dictionary)):
@@ -263,7 +275,7 @@ def a_dictionary(size: int = VOCAB_SIZE) -> Dictionary:
 
 def random_tokens(batch: int, time: int, device: torch.device | str) -> Tensor:
     """Ids (B, T) of words, none of them special."""
-    return torch.randint(5, VOCAB_SIZE, (batch, time), device=device)
+    return torch.randint(5, PIECES, (batch, time), device=device)
 
 
 def predicted_words(batch: int, time: int) -> int:

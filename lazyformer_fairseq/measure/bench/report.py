@@ -1,10 +1,15 @@
-"""The results of `lazyformer bench` as tables on the screen, in Markdown and in CSV."""
+"""The results of `lazyformer bench`: tables on the screen, in Markdown and in CSV; speed-up against length, drawn."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from lazyformer_fairseq.measure.bench.models import BASELINES, FAIRSEQ, HUGGING_FACE, OURS
+from matplotlib.ticker import LogLocator
+
+from lazyformer_fairseq.measure.bench.models import BASELINES, FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL
 from lazyformer_fairseq.measure.bench.settings import WORKLOADS
+from lazyformer_fairseq.report.figures import handles, picture, styles
 from lazyformer_fairseq.report.numbers import with_spread
 from lazyformer_fairseq.report.page import Block, Notes
 from lazyformer_fairseq.report.tables import Table
@@ -16,6 +21,7 @@ EXPLAINED = {
     "head is given the masked positions alone",
     OURS: "bert_base --attention-dropout 0 with the row's own relative bias, on the back end that was fastest in this "
     "cell, which is named",
+    TRANSFORMER_XL: "transformer_xl_base; beside archs that end in _tiny, transformer_xl_tiny",
 }
 LEGEND = """\
 Medians, quartiles in brackets, or how few rounds the time allowed, n. "x NAME": how many times faster than NAME, by the
@@ -26,14 +32,11 @@ weights, optimizer and the highest moment of a call."""
 # By header, what the cell of a row holds.
 CELLS = {
     "model": lambda row: row["model"],
-    "pattern": lambda row: f"`{row['pattern']}`",
+    "(W, H, N)": lambda row: str(tuple(row["sizes"])),
     "bias": lambda row: row["buckets"] or "none",
     "back end": lambda row: (
         f"auto: {', '.join(row['back_end_used'])}" if row["back_end"] == "auto" else row["back_end"]
     ),
-    "precision": lambda row: row["precision"],
-    "T, M": lambda row: f"{row['tgt_len']}, {row['mem_len']}",
-    "(W, H, N)": lambda row: str(tuple(row["sizes"])),
     "parameters": lambda row: f"{row['parameters']:,}",
     "ms": lambda row: milliseconds(row["seconds"]),
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
@@ -42,56 +45,39 @@ CELLS = {
     "of peak": lambda row: f"{row['share_of_peak']:.0%}",
     "MB": lambda row: f"{row['memory_bytes'] / 1e6:,.0f}",
 }
-SIZES, SPEED = ("model", "(W, H, N)", "bias", "back end", "parameters"), ("ms", "tokens/s", "GFLOPs", "GFLOP/s")
-OF_ENCODERS = (*SIZES, *SPEED, "of peak", "MB")
-OF_CAUSAL_MODELS = ("model", "pattern", "precision", "T, M", "parameters", "GFLOPs", "ms", "of peak")
-
-
-def cells(row: dict[str, Any], headers: Iterable[str]) -> dict[str, Any]:
-    return {header: CELLS[header](row) for header in headers}
 
 
 def page(results: dict[str, Any]) -> list[Block]:
     """A table for each cell, and an explanation of the baselines."""
     blocks = [block for cell in results["cells"] for block in _cell_page(cell)]
-    if results["causal"]:
-        title = f"Causal language models, batch 1; {rounds_of(results['causal'])}"
-        blocks += [title, _causal_table(results["causal"])]
-    if stopped_early(results):
+    if len(results["cells"]) < results["cells_planned"]:
         blocks.append("The run was stopped before all was measured.")
-    sizes = f"Baselines have the sizes of {results['settings']['baseline_arch']}:"
-    return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in BASELINES])]
+    sizes = f"Baselines of encoders have the sizes of {results['settings']['baseline_arch']}:"
+    beside = _baselines(results["cells"])
+    return [*blocks, LEGEND, sizes, Notes([f"{name}: {EXPLAINED[name]}" for name in beside])]
 
 
-def stopped_early(results: dict[str, Any]) -> bool:
-    """Whether planned cells are missing."""
-    causal = {row["precision"] for row in results["causal"]}
-    return len(results["cells"]) + len(causal) < results["cells_planned"]
+def _baselines(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Those that something was compared with."""
+    return [name for name in BASELINES if any(name in row["against"] for cell in cells for row in cell["rows"])]
 
 
 def _cell_page(cell: dict[str, Any]) -> list[Block]:
+    rounds = len(cell["rows"][0]["seconds"]["samples"])
     title = (
         f"{WORKLOADS[cell['workload']][0]}: n = {cell['time']}, batch {cell['batch']}, {cell['precision']}; "
-        f"{rounds_of(cell['rows'])}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
+        f"{rounds} round{'s' * (rounds > 1)}; fastest matrix product {cell['matrix_peak'] / 1e9:,.0f} GFLOP/s"
     )
-    speedups = {f"x {name}": name for name in BASELINES}
+    speedups = {f"x {name}": name for name in _baselines([cell])}
     rows = [
-        {**cells(row, OF_ENCODERS), **{header: _speedup(row, name) for header, name in speedups.items()}}
+        {
+            **{header: value_of(row) for header, value_of in CELLS.items()},
+            **{header: _speedup(row, name) for header, name in speedups.items()},
+        }
         for row in cell["rows"]
     ]
     left_out = "\n".join(f"left out: {name} ({reason})" for name, reason in cell["left_out"].items())
     return [title, Table("", rows, left=("back end", *speedups)), *([left_out] if left_out else [])]
-
-
-def _causal_table(rows: list[dict[str, Any]]) -> Table:
-    """In the form of PAR Transformer's Table 6."""
-    (baseline,) = rows[0]["against"]
-    lines = []
-    for row in rows:
-        beside = row["against"][baseline]
-        speedup = f"{beside['speedup']:.2f}, limit {beside['limit']:.2f}"
-        lines.append({**cells(row, OF_CAUSAL_MODELS), f"x {baseline}": speedup})
-    return Table("", lines, left=("pattern", "precision"))
 
 
 def milliseconds(seconds: dict[str, Any]) -> str:
@@ -99,12 +85,6 @@ def milliseconds(seconds: dict[str, Any]) -> str:
     times = {key: 1000 * seconds[key] for key in ("median", "low", "high") if key in seconds}
     lowest = min(times.values())
     return with_spread({**seconds, **times}, 0 if lowest >= 100 else 1 if lowest >= 10 else 2)
-
-
-def rounds_of(rows: list[dict[str, Any]]) -> str:
-    """How many samples each row has."""
-    number = len(rows[0]["seconds"]["samples"])
-    return f"{number} rounds" if number > 1 else "1 round"
 
 
 def _speedup(row: dict[str, Any], baseline: str) -> str:
@@ -116,20 +96,67 @@ def _speedup(row: dict[str, Any], baseline: str) -> str:
 
 
 def csv_rows(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One flat row for each row of each cell, causal models included."""
+    """One flat row for each row of each cell."""
     for cell in results["cells"]:
         for row in cell["rows"]:
             flat = {key: cell[key] for key in ("workload", "precision", "time", "batch", "matrix_peak")}
-            yield flat | _flat(row)
-    for row in results["causal"]:
-        yield {"workload": "causal latency", "time": row["tgt_len"], "batch": 1, **_flat(row)}
+            flat |= {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
+            flat |= {key: " ".join(map(str, row[key])) for key in ("back_end_used", "sizes")}
+            flat |= {f"seconds_{key}": value for key, value in row["seconds"].items() if key != "samples"}
+            for name, beside in row["against"].items():
+                flat |= {f"{key} against {name}": value for key, value in beside.items()}
+            yield flat
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    flat = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
-    if "back_end_used" in row:
-        flat |= {"back_end_used": " ".join(row["back_end_used"]), "sizes": " ".join(map(str, row["sizes"]))}
-    flat |= {f"seconds_{key}": row["seconds"][key] for key in ("median", "low", "high", "n") if key in row["seconds"]}
-    for name, beside in row["against"].items():
-        flat |= {f"{key} against {name}": value for key, value in beside.items()}
-    return flat
+def draw_all(results: dict[str, Any], folder: Path) -> None:
+    """Draws a picture for each kind of work with encoders and each precision that was measured."""
+
+    def kind_of(cell: dict[str, Any]) -> str:
+        alone = "latency" if cell["batch"] == 1 else "throughput"
+        return f"{alone if cell['workload'] == 'inference' else cell['workload']}, {cell['precision']}"
+
+    cells = [cell for cell in results["cells"] if cell["workload"] != "causal"]
+    for kind, same in groupby(sorted(cells, key=kind_of), key=kind_of):
+        name = f"speedup_{kind.replace(', ', '_')}.png"
+        draw_speedups(list(same), f"{kind}, {results['machine']['device']}", folder / name)
+
+
+def draw_speedups(measured: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """Speed-up against n (LazyFormer, Figure 3): a panel for each baseline, a line for each model, back end and bias.
+
+    Bars are the quartiles of the ratios round by round; a thin line without marks shows what the FLOPs alone allow.
+    """
+    names, lengths = _baselines(measured), sorted({cell["time"] for cell in measured})
+    style_of = styles(dict.fromkeys(label for name in names for label in _lines(measured, name)))
+    panels = {"panel": (4.6, 4.4), "sharex": True, "sharey": True, "title": title, "legend": handles(style_of)}
+    with picture(path, columns=len(names), **panels) as (axes,):
+        for name, axis in zip(names, axes, strict=True):
+            for label, points in _lines(measured, name).items():
+                style, (times, beside) = style_of[label], zip(*points, strict=True)
+                axis.plot(times, [one["limit"] for one in beside], color=style["color"], alpha=0.5, linewidth=0.8)
+                for time, one in points:
+                    if "low" in one:
+                        axis.vlines(time, one["low"], one["high"], color=style["color"], alpha=0.6)
+                axis.plot(times, [one["speedup"] for one in beside], markersize=5, label=label, **style)
+            axis.axhline(1, color="0.4", linewidth=0.8)
+            axis.set_title(f"against {name}", fontsize=10)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths, lengths)
+            axis.minorticks_off()
+            axis.set_xlabel("tokens a sequence, n")
+        axes[0].set_yscale("log", base=2)
+        axes[0].yaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.25, 1.5, 1.75)))
+        axes[0].yaxis.set_major_formatter("{x:g}")
+        axes[0].set_ylabel("speed-up (thin: what FLOPs allow)")
+
+
+def _lines(measured: Sequence[dict[str, Any]], baseline: str) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """Points of each model that is no baseline, by model, back end and bias: (n, how it compares)."""
+    found: dict[str, list] = {}
+    for cell in sorted(measured, key=lambda cell: cell["time"]):
+        for row in cell["rows"]:
+            if row["baseline"] is None and baseline in row["against"]:
+                bias = f"{row['buckets']} buckets" if row["buckets"] else "no bias"
+                points = found.setdefault(f"{row['model']}, {row['back_end']}, {bias}", [])
+                points.append((cell["time"], row["against"][baseline]))
+    return found

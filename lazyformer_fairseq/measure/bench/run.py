@@ -4,8 +4,8 @@ For each precision, length and workload, all models take turns, round after roun
 training, and inference; causal language models beside Transformer-XL, as in PAR Transformer's Table 6.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.measure.bench.measuring import Tried, measured, try_out
 from lazyformer_fairseq.measure.bench.models import (
     BASELINES,
     OURS,
-    WORDS,
     BenchModel,
     OnBackEnd,
-    a_dictionary,
-    build_causal,
+    build_causal_models,
     build_models,
     predicted_words,
     random_batch,
     random_tokens,
 )
-from lazyformer_fairseq.measure.bench.report import csv_rows, page
-from lazyformer_fairseq.measure.bench.settings import WORKLOADS, BenchSettings
-from lazyformer_fairseq.measure.costs.flops import count_flops, makers_of_blocks
-from lazyformer_fairseq.measure.costs.latency import Timing
+from lazyformer_fairseq.measure.bench.report import csv_rows, draw_all, page
+from lazyformer_fairseq.measure.bench.settings import REMEMBERED, SEGMENT, WORKLOADS, BenchSettings
+from lazyformer_fairseq.measure.costs.flops import makers_of_blocks
+from lazyformer_fairseq.measure.costs.latency import (
+    Things,
+    Timing,
+    Tried,
+    matrix_peak,
+    matrix_products,
+    measure_in_turn,
+    next_segment,
+    try_out,
+)
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, describe_machine, describe_versions
-from lazyformer_fairseq.measure.costs.matrix_peak import matrix_peak, matrix_products
-from lazyformer_fairseq.measure.costs.model_latency import next_segment
 from lazyformer_fairseq.modules.compiled import compiled
-from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.report.page import Notes, markdown
 from lazyformer_fairseq.report.tables import write_csv
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import write_json
 
-CAUSAL = "causal latency"  # a workload
-TRANSFORMER_XL = "transformer_xl_base"
 FREQUENT = 19_997  # ids below are in the adaptive softmax's first band; the FLOPs count only that band
 
 
@@ -75,18 +75,8 @@ def bench_to(folder: Path, settings: BenchSettings, command: Sequence[str]) -> s
         facts = {"command": f"`{results['command']}`", **results["machine"], **results["versions"]}
         described = Notes([f"{name}: {value}" for name, value in facts.items()])
         (unfinished / "results.md").write_text(markdown([described, *page(results)]), encoding="utf-8")
-        _draw(results, unfinished)
+        draw_all(results, unfinished)
     return markdown(page(results)).strip()
-
-
-def _draw(results: dict[str, Any], folder: Path) -> None:
-    """Draws pictures, except on a machine without matplotlib, such as one borrowed for a measurement."""
-    try:
-        from lazyformer_fairseq.measure.bench.pictures import draw_all
-    except ModuleNotFoundError as error:
-        print(f"left out: pictures ({error}); where it is installed: lazyformer bench draw FOLDER", file=sys.stderr)
-    else:
-        draw_all(results, folder)
 
 
 def run_bench(settings: BenchSettings) -> dict[str, Any]:
@@ -94,17 +84,13 @@ def run_bench(settings: BenchSettings) -> dict[str, Any]:
 
     Returns:
         `cells`, each with its `matrix_peak` in FLOP/s, `rows` (see :func:`describe`) and `left_out`, reasons by name of
-        what could not run; `causal`, rows of the causal models; `cells_planned`, more than there are if the run was
-        stopped.
+        what could not run; `cells_planned`, more than there are if the run was stopped.
     """
     bench = _Bench(settings)
-    results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": [], "causal": []}
-    for cell, timings in measured(bench.cells, bench.things_of, settings.device, settings.rounds, settings.budget):
-        peak = matrix_peak(timings)
-        if cell.workload == CAUSAL:
-            results["causal"] += bench.causal_rows(cell, timings, peak)
-            continue
-        tried = bench.tried
+    results: dict[str, Any] = {"cells_planned": len(bench.cells), "cells": []}
+    how = (settings.device, settings.rounds, settings.budget)
+    for cell, timings in measure_in_turn(bench.cells, bench.things_of, *how):
+        peak, tried = matrix_peak(timings), bench.tried
         rows = [
             describe(each, cell, timings[each.name], tried.memory[each.name], peak)
             for each in bench.models
@@ -129,7 +115,7 @@ class Cell:
 
 
 class _Bench:
-    """Builds what a benchmark measures: the models of one precision at a time.
+    """Builds what a benchmark measures: the models of one precision at a time, encoders and then causal ones.
 
     Attributes:
         cells: all, in order.
@@ -138,83 +124,36 @@ class _Bench:
     """
 
     models: list[OnBackEnd]
-    causal: dict[str, CausalLanguageModel]
     tried: Tried
 
     def __init__(self, settings: BenchSettings):
-        self.settings = settings
-        self.precision = ""
+        self.settings, self.built = settings, None
         self.cells = [cell for precision in settings.precisions for cell in self._cells(precision)]
 
     def _cells(self, precision: str) -> Iterator[Cell]:
-        for length in self.settings.lengths:
-            for workload in self.settings.workloads:
-                batch = self.settings.batch_of(length)
-                for size in sorted({1, batch} if workload == "inference" else {batch}):
-                    yield Cell(workload, precision, length, size)
+        for length, workload in itertools.product(self.settings.lengths, self.settings.workloads):
+            batch = max(1, self.settings.tokens // length)
+            for size in sorted({1, batch} if workload == "inference" else {batch}):
+                yield Cell(workload, precision, length, size)
         if self.settings.causal_archs:
-            yield Cell(CAUSAL, precision, self.settings.tgt_len, 1)
+            yield Cell("causal", precision, SEGMENT, 1)
 
-    def things_of(self, cell: Cell) -> Mapping[str, Callable[[], object]]:
+    def things_of(self, cell: Cell) -> Things:
         """Of a cell, matrix products among them; the cells of a precision follow one another."""
         self.tried, device = Tried({}, {}, {}), self.settings.device  # what it held of a GPU's memory goes
-        products = matrix_products(device, PRECISIONS[cell.precision])
-        if cell.workload == CAUSAL:
-            self.models = []
-            return self._causal_things(cell) | products
-        if cell.precision != self.precision:
-            self.models, self.causal, self.precision = [], {}, cell.precision
-            self.models = build_models(self.settings, cell.precision)
-        make = {"training": Update, "encoder": encoder_training, "inference": inference}[cell.workload]
-        shared: dict[int, Any] = {}
-        for each in self.models:
-            if id(each.model) not in shared:
-                shared[id(each.model)] = make(each.model, cell.batch, cell.time)
+        is_causal = cell.workload == "causal"
+        if (cell.precision, is_causal) != self.built:
+            self.models, self.built = [], (cell.precision, is_causal)
+            self.models = (build_causal_models if is_causal else build_models)(self.settings, cell.precision)
+        models = {id(each.model): each.model for each in self.models}
+        shared = {key: CALLS[cell.workload](model, cell.batch, cell.time) for key, model in models.items()}
         self.tried = try_out({each.name: each.prepared(shared[id(each.model)]) for each in self.models}, device)
         for each in self.models:
             if each.name in self.tried.memory:
-                thing = shared[id(each.model)]
-                held = thing.held_bytes() if isinstance(thing, Update) else bytes_of(each.model.model.parameters())
+                call = shared[id(each.model)]
+                held = call.held_bytes() if isinstance(call, Update) else bytes_of(each.model.model.parameters())
                 self.tried.memory[each.name] += held
-        return self.tried.things | products
-
-    def _causal_things(self, cell: Cell) -> dict[str, Callable[[], object]]:
-        """Of the causal archs at batch 1, and of Transformer-XL, which always takes part."""
-        archs, settings = self.settings.causal_archs, self.settings
-        is_tiny = all(name.endswith("_tiny") for name in archs)
-        baseline = "transformer_xl_tiny" if is_tiny else TRANSFORMER_XL
-        dictionary = a_dictionary(1000 if is_tiny else WORDS)
-        names = dict.fromkeys([baseline, *archs])
-        self.causal = {name: build_causal(name, dictionary, settings, cell.precision) for name in names}
-        words = min(FREQUENT, len(dictionary))
-        tokens_BT = torch.randint(5, words, (1, settings.tgt_len), device=settings.device)
-        return {
-            name: next_segment(model, tokens_BT, tokens_BT, settings.mem_len) for name, model in self.causal.items()
-        }
-
-    def causal_rows(self, cell: Cell, timings: Mapping[str, Timing], peak: float) -> list[dict[str, Any]]:
-        """With `against` Transformer-XL, the first; `settings.mem_len` tokens are remembered."""
-        lengths = (self.settings.tgt_len, self.settings.mem_len)
-        rows: list[dict[str, Any]] = []
-        for name, model in self.causal.items():
-            pattern = CAUSAL_ARCHITECTURES[name].sublayer_pattern
-            flops, timing = count_flops(pattern, model.decoder.sizes, *lengths), timings[name]
-            row = {
-                "model": name,
-                "pattern": pattern,
-                "precision": cell.precision,
-                "tgt_len": lengths[0],
-                "mem_len": lengths[1],
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "flops": flops,
-                "seconds": timing.as_json(),
-                "share_of_peak": flops / timing.median / peak,
-            }
-            rows.append(row)
-            first = rows[0]
-            speedup, limit = first["seconds"]["median"] / timing.median, first["flops"] / flops
-            row["against"] = {f"our {first['model']}": {"speedup": speedup, "limit": limit}}
-        return rows
+        return self.tried.things | matrix_products(device, PRECISIONS[cell.precision])
 
 
 class Update:
@@ -287,6 +226,17 @@ def inference(model: BenchModel, batch: int, time: int) -> Callable[[], Tensor]:
         return model.features(tokens_BT)
 
     return encode
+
+
+def causal_inference(model: BenchModel, batch: int, time: int) -> Callable[[], object]:
+    """Scores of a segment of frequent words, behind a full memory."""
+    words, device = model.sizes.vocab_size, next(model.model.parameters()).device
+    tokens_BT = torch.randint(5, min(FREQUENT, words), (batch, time), device=device)
+    return next_segment(model.model, tokens_BT, tokens_BT, REMEMBERED)
+
+
+# By workload: what makes a call from a model, a batch and a length.
+CALLS = {"training": Update, "encoder": encoder_training, "inference": inference, "causal": causal_inference}
 
 
 def bytes_of(tensors) -> int:

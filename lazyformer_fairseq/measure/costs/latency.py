@@ -1,18 +1,42 @@
-"""Latency on this machine: things take turns, round after round, so that whatever slows one slows all."""
+"""Seconds and bytes on this machine: things take turns, round after round, so that whatever slows one slows all."""
 
+import gc
+import logging
+import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from functools import partial
+from typing import Any, NamedTuple, Optional, TypeVar
+
+# The profiler logs its start and stop to standard error. It reads this variable at first use.
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.modules.attention import pieces
+from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.linear import has_onednn, multiply_by_onednn
+from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
+from lazyformer_fairseq.modules.sublayers.attention import with_memory
+from lazyformer_fairseq.modules.sublayers.attention_variant import Attention
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES
 from lazyformer_fairseq.report.numbers import spread
 
+logger = logging.getLogger(__name__)
+
+Things = Mapping[str, Callable[[], object]]
+Condition = TypeVar("Condition")
 WARM_UP = 3
+MATRIX_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
+SLOW_SIZES = (128, 256)  # a product of 2048 takes minutes on processors without fp16 instructions
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,7 @@ class Timing:
 
 
 def measure(
-    things: Mapping[str, Callable[[], object]],
+    things: Things,
     rounds: int = 30,
     warm_up: int = WARM_UP,
     device: torch.device | str = "cpu",
@@ -68,3 +92,174 @@ def wait_for(device: torch.device | str) -> None:
     """Waits until a GPU has finished its work; returns at once on a CPU."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def measure_in_turn(
+    conditions: Sequence[Condition],
+    things_of: Callable[[Condition], Things],
+    device: str,
+    rounds: int,
+    budget: Optional[float] = None,
+) -> Iterator[tuple[Condition, dict[str, Timing]]]:
+    """Measures under all conditions, one after the other; what is left of the budget, they share.
+
+    Ctrl-C, SIGTERM and an error of a GPU end it early, but not before the first condition is measured.
+
+    Args:
+        conditions: named in progress by their ``str``.
+        things_of: what takes turns under a condition.
+        rounds: samples of each thing.
+        budget: seconds; one round of each thing always runs. None for no limit.
+    """
+    began, done = time.perf_counter(), 0
+    try:
+        for condition in tqdm(conditions, desc="bench"):
+            left = None if budget is None else max(0.0, budget - (time.perf_counter() - began))
+            seconds = None if left is None else left / (len(conditions) - done)
+            things = things_of(condition)
+            timings = measure(things, rounds, 1, device, description=str(condition), seconds=seconds)
+            del things  # with what they hold of a GPU's memory
+            yield condition, timings
+            done += 1
+    except (KeyboardInterrupt, RuntimeError) as reason:
+        if not done:
+            raise
+        if isinstance(reason, RuntimeError):
+            logger.error("the benchmark ends here: %s", in_a_line(reason))
+
+
+class Tried(NamedTuple):
+    """Things that run here, the highest bytes that a call of each needs, and why others are left out, by name."""
+
+    things: dict[str, Callable[[], object]]
+    memory: dict[str, int]
+    left_out: dict[str, str]
+
+
+def try_out(things: Things, device: str) -> Tried:
+    """Calls each thing, which also warms up: here torch and Triton compile and tune kernels."""
+    found = Tried({}, {}, {})
+    for name, call in tqdm(things.items(), desc="trying out", leave=False):
+        try:
+            call()
+            found.memory[name] = peak_memory(call, device)
+        except Exception as error:  # a kernel may fail in any way on a GPU that is new to it: the others' figures stay
+            found.left_out[name] = in_a_line(error)
+        else:
+            found.things[name] = call
+    return found
+
+
+def in_a_line(error: Exception) -> str:
+    """The error's first line, and its kind unless it is the user's mistake."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "does not fit into memory"
+    first = next(iter(str(error).splitlines()), "")
+    return first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+
+
+def peak_memory(thing: Callable[[], object], device: torch.device | str) -> int:
+    """Peak bytes that tensors hold during a call, above what they held when it began: the same number on every run.
+
+    On a GPU torch's allocator counts them. On a CPU the profiler records what torch's allocator gives and takes back,
+    and we add that up. Both leave out the scratch memory of libraries such as MKL, cuBLAS and oneDNN.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        thing()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    pieces.give_back()  # else reused memory would not count
+    was_enabled = gc.isenabled()
+    gc.disable()  # else garbage from before may be freed during the call, and count as less than nothing
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            thing()
+    finally:
+        if was_enabled:
+            gc.enable()
+    assert recorded.profiler is not None
+    events = recorded.profiler.kineto_results.events()
+    held = highest = 0
+    for _, taken in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        held += taken
+        highest = max(highest, held)
+    return highest
+
+
+def matrix_products(device: torch.device | str, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+    """Products of two square matrices, by name, by each library that models use; measure them in turn with models."""
+    kind = torch.device(device).type
+    libraries = {"matrix product": torch.matmul}
+    if (kind, dtype) == ("cpu", torch.float32) and has_onednn():
+        libraries["matrix product by oneDNN"] = multiply_by_onednn
+    things = {}
+    for size in SLOW_SIZES if (kind, dtype) == ("cpu", torch.float16) else MATRIX_SIZES[kind]:
+        pair = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)]
+        for name, multiply in libraries.items():
+            things[f"{name} {size}"] = torch.inference_mode()(partial(multiply, *pair))
+    return things
+
+
+def matrix_peak(timings: Mapping[str, Timing]) -> float:
+    """FLOP/s of the fastest product among `timings`; only names from :func:`matrix_products` count."""
+    sizes = {name: int(name.rpartition(" ")[2]) for name in timings if name.startswith("matrix product")}
+    return max(2 * size**3 / timings[name].median for name, size in sizes.items())
+
+
+def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_len: int) -> Callable[[], object]:
+    """A thing to measure: a causal model scores a segment with a full memory, as in the middle of a text.
+
+    Args:
+        model: has the interface of :class:`~lazyformer_fairseq.fairseq_plugin.models.causal_lm.CausalLanguageModel`.
+        targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
+        mem_len: tokens that the model remembers.
+    """
+    memory = StreamMemory()
+
+    @torch.inference_mode()
+    def score() -> object:
+        return model(tokens_BT, memory=memory, target=targets_BT)
+
+    for _ in range(-(-mem_len // tokens_BT.size(1))):
+        score()
+    return score
+
+
+def measure_sublayers(
+    network: Stack, sublayers: Mapping[str, PlannedSublayer], time: int, memory: int = 0, **how
+) -> dict[str, Timing]:
+    """Inference latency of single sublayers at batch 1, in a network's sizes.
+
+    Args:
+        network: builds the sublayers and what they share; its own sublayers do not run.
+        sublayers: by name; one with consumers also keeps what they would read.
+        time: T, tokens of the input.
+        memory: M, remembered positions; for a CausalDecoder only.
+        how: `rounds`, `warm_up`, `seed` of :func:`measure`.
+    """
+    weight = next(network.parameters())
+    like = {"device": weight.device, "dtype": weight.dtype}
+    x, x_memory = (torch.randn(1, length, network.embed_dim, **like) for length in (time, memory))
+    keys = memory + time
+    uniform = StoredDistribution(torch.full((1, network.num_heads, time, keys), 1 / keys, **like))
+    q, k, v = (
+        torch.randn(1, network.num_heads, length, network.embed_dim // network.num_heads, **like)
+        for length in (time, keys, keys)
+    )
+    with torch.inference_mode():
+        measured = {name: network.build_sublayer(planned).to(**like).eval() for name, planned in sublayers.items()}
+        # What they would share in a network of theirs: one that attends to nothing computes no bias and no positions.
+        own, network.sublayers = network.sublayers, nn.ModuleList(measured.values())
+        try:
+            shared = network.context(x, memory)
+        finally:
+            network.sublayers = own
+        below = {DISTRIBUTION: uniform, KEYS_AND_VALUES: Attention(x, with_memory(x_memory, x), q, k, v, shared.scores)}
+
+        def thing(sublayer: nn.Module) -> Callable[[], object]:
+            return lambda: sublayer(x, below, shared, x_memory if memory else None)
+
+        return measure({name: thing(each) for name, each in measured.items()}, device=weight.device, **how)

@@ -7,13 +7,11 @@ from typing import Optional
 import click
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.measure import CHARACTERS, PIECES, WORDS, arch_named
 from lazyformer_fairseq.options import Group, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import CAUSAL, ENCODER, CausalSizes, EncoderSizes, Sizes
 
-DEFAULT_ARCH = {ENCODER: "bert_base", CAUSAL: "transformer_xl_base"}
-# Pieces of our tokenizers; words of WikiText-103 where the arch's softmax has bands for them, else bytes.
-PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
 MOST_DRAWN = 256
 OF_ARCH = "the arch's"
 
@@ -22,16 +20,15 @@ OF_ARCH = "the arch's"
 class ShowSettings:
     """The sizes in which a pattern is shown, and how much of it."""
 
-    direction: Optional[str] = option(
-        None, "Which models it is for.", choices=(ENCODER, CAUSAL), shown="of --arch, else encoder"
-    )
     arch: Optional[str] = option(
-        None, "Its sizes, and its pattern if none is given.", shown="bert_base, causal transformer_xl_base"
+        None,
+        "Its sizes, and its pattern if none is given; a causal one, such as transformer_xl_base, for causal models.",
+        parse=arch_named,
+        shown="bert_base",
     )
     embed_dim: Optional[int] = option(None, "Width.", low=1, shown=OF_ARCH)
     ffn_embed_dim: Optional[int] = option(None, "Width of feed-forward sublayers.", low=1, shown=OF_ARCH)
     heads: Optional[int] = option(None, "Attention heads.", low=1, shown=OF_ARCH)
-    vocab_size: Optional[int] = option(None, "Words.", low=1, shown="32768; of causal archs, that of their text")
     relative_position_buckets: Optional[int] = option(
         None,
         "Of T5's bias in encoders; 0 for none.",
@@ -63,19 +60,25 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     lazyformer pattern show --arch lazyformer_m2x6_s
     lazyformer pattern show 's[window=4]' 's[window=4,dilation=2]' --output masks.png
     """
-    may_leave_bias_out = settings.arch is None and settings.relative_position_buckets is None
-    direction, arch = _choose(settings.direction, settings.arch)
-    may_leave_bias_out &= direction == ENCODER  # causal models have none
+    arch, tokens, memory = settings.arch or "bert_base", settings.tokens, settings.memory
+    direction = ENCODER if arch in ARCHITECTURES else CAUSAL
     _check(direction, settings)
-    sizes, tokens, memory = _sizes(direction, arch, settings), settings.tokens, settings.memory
+    sizes = _sizes(arch, settings)
     patterns = patterns or (_row(arch).sublayer_pattern,)
-    from lazyformer_fairseq.measure.pattern.look import build_network, look, refuses_bias
-    from lazyformer_fairseq.measure.pattern.show import LEGEND, draw_seen, plan_table, text_picture
+    from lazyformer_fairseq.measure.pattern.look import (
+        LEGEND,
+        build_network,
+        draw_seen,
+        look,
+        plan_table,
+        refuses_bias,
+        text_picture,
+    )
 
     drawn = []
     for each in patterns:
         of_each = sizes
-        if may_leave_bias_out and refuses_bias(each, direction):
+        if settings.arch is settings.relative_position_buckets is None and refuses_bias(each, direction):
             of_each = replace(sizes, relative_position_buckets=0)
         bias_buckets = getattr(of_each, "relative_position_buckets", 0)
         network = build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
@@ -98,7 +101,7 @@ def spans(checkpoint: Path, output: Optional[Path]) -> None:
 
     For models with s[span=1024] or the like, whose heads learn it. OUTPUT is a PNG.
     """
-    from lazyformer_fairseq.measure.pattern.show import draw_spans, read_spans, spans_table
+    from lazyformer_fairseq.measure.pattern.look import draw_spans, read_spans, spans_table
 
     found = read_spans(checkpoint)
     click.echo(spans_table(found))
@@ -111,24 +114,11 @@ def _row(arch: str):
     return ARCHITECTURES[arch] if arch in ARCHITECTURES else CAUSAL_ARCHITECTURES[arch]
 
 
-def _choose(direction: Optional[str], arch: Optional[str]) -> tuple[str, str]:
-    """Direction and arch; raises a UserError where they do not fit together."""
-    if arch is None:
-        direction = direction or ENCODER
-        return direction, DEFAULT_ARCH[direction]
-    if arch not in ARCHITECTURES and arch not in CAUSAL_ARCHITECTURES:
-        raise UserError(f"--arch {arch}: unknown; docs/architectures.md has them all")
-    of_arch = ENCODER if arch in ARCHITECTURES else CAUSAL
-    if direction not in (None, of_arch):
-        raise UserError(f"--direction {direction}: {arch} is {of_arch}; leave one of the two out")
-    return of_arch, arch
-
-
 def _check(direction: str, settings: ShowSettings) -> None:
     """Raises a UserError for options that mean nothing in this direction, and for more than can be drawn."""
     tokens, memory, buckets = settings.tokens, settings.memory, settings.relative_position_buckets
     if memory and direction == ENCODER:
-        raise UserError(f"--memory {memory}: encoders remember nothing; give --direction causal, or 0")
+        raise UserError(f"--memory {memory}: encoders remember nothing; give a causal --arch, or 0")
     if buckets and direction == CAUSAL:
         raise UserError(f"--relative-position-buckets {buckets}: causal models have no T5 bias; leave it out")
     if tokens + memory > MOST_DRAWN:
@@ -138,9 +128,9 @@ def _check(direction: str, settings: ShowSettings) -> None:
         )
 
 
-def _sizes(direction: str, arch: str, settings: ShowSettings) -> Sizes:
+def _sizes(arch: str, settings: ShowSettings) -> Sizes:
     """The arch's, but for what is given; an encoder has at least as many positions as the longest input."""
-    row, name = _row(arch), "encoder" if direction == ENCODER else "decoder"
+    row, name = _row(arch), "encoder" if arch in ARCHITECTURES else "decoder"
     widths = (
         settings.embed_dim or getattr(row, f"{name}_embed_dim"),
         settings.ffn_embed_dim or getattr(row, f"{name}_ffn_embed_dim"),
@@ -148,12 +138,10 @@ def _sizes(direction: str, arch: str, settings: ShowSettings) -> Sizes:
     )
     if widths[0] % widths[2]:
         raise UserError(f"{widths[2]} attention heads do not divide an embedding dimension of {widths[0]}")
-    if direction == ENCODER:
+    if arch in ARCHITECTURES:
         given = settings.relative_position_buckets
         buckets = row.relative_position_buckets if given is None else given
         positions = max(settings.length, settings.tokens, row.max_positions or EncoderSizes.max_positions)
-        return EncoderSizes(settings.vocab_size or PIECES, *widths, positions, buckets)
+        return EncoderSizes(PIECES, *widths, positions, buckets)
     cutoffs = [int(cutoff) for cutoff in row.adaptive_softmax_cutoff.split(",") if cutoff]
-    vocab_size = settings.vocab_size or (WORDS if cutoffs else CHARACTERS)
-    cutoffs = [cutoff for cutoff in cutoffs if cutoff < vocab_size]
-    return CausalSizes(vocab_size, *widths, cutoffs, row.adaptive_softmax_factor)
+    return CausalSizes(WORDS if cutoffs else CHARACTERS, *widths, cutoffs, row.adaptive_softmax_factor)

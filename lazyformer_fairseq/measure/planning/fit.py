@@ -1,20 +1,26 @@
-"""What fits a GPU: back ends, the largest batch, and how an update is shared."""
+"""What fits a GPU: back ends, the largest batch, and how an update is shared; a plan, as text and as numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.measure.costs.memory import UpdateMemory
+from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.measure.planning.job import Job
 from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
 from lazyformer_fairseq.modules.attention.block_back_ends import NOT_IN_TRITON
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY
-from lazyformer_fairseq.modules.memory_costs import NUMBER
+from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
-from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
+from lazyformer_fairseq.patterns.grammar import PlannedSublayer
+from lazyformer_fairseq.patterns.grammar import plan as planned
+from lazyformer_fairseq.report.tables import markdown_table
 
 # Of a GPU's memory, what we plan for. The rest is for CUDA's context, cuBLAS, and gaps between tensors.
 USABLE = 0.9
+GB, TERA, HOUR = 1e9, 1e12, 3600
+BY_TRITON = ("fused", "flex")  # on a GPU; GPUs that have bf16 have what it needs
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def possible_back_ends(job: Job, device: str) -> list[str]:
 
 
 def _makers(job: Job) -> list[PlannedSublayer]:
-    return [planned for planned in plan(job.pattern, job.sizes.direction) if planned.kind.computes_scores]
+    return [each for each in planned(job.pattern, job.sizes.direction) if each.kind.computes_scores]
 
 
 def _computes(name: str, job: Job, maker: PlannedSublayer, device: str) -> bool:
@@ -117,15 +123,8 @@ def _auto_may_take(job: Job, place: Place, batch: int) -> list[str]:
     return small or ["eager"]
 
 
-class Batch(NamedTuple):
-    """What a process takes at once, and in words why."""
-
-    size: int
-    why: str
-
-
-def batch_that_fits(job: Job, place: Place) -> Batch:
-    """The largest one that does; 1, and a warning, where none does.
+def batch_that_fits(job: Job, place: Place) -> tuple[int, str]:
+    """The largest one that does, and in words why; 1, and a warning, where none does.
 
     Raises:
         UserError: as :func:`fit` does.
@@ -133,5 +132,172 @@ def batch_that_fits(job: Job, place: Place) -> Batch:
     found = fit(job, place, job.attention_backend)
     gigabytes = f"{found.memory.peak / 1e9:.1f} GB of a GPU's {place.memory / 1e9:.1f} GB, by formula"
     if not found.batch:
-        return Batch(1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan")
-    return Batch(found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another")
+        return 1, f"even one at a time may not fit: it takes {gigabytes}; see lazyformer plan"
+    return found.batch, f"{found.batch} at a time take {gigabytes}; --no-fit or --batch-size N for another"
+
+
+class Plan(NamedTuple):
+    """A job on a place.
+
+    Attributes:
+        fits: of each back end, and of ``auto``.
+        chosen: the one of the back end that the training names.
+        one: bytes of activations of one sequence by back end.
+        teraflops: that training reaches on a GPU, TFLOP/s.
+        data_bytes: of the data on disk; None where none are known.
+    """
+
+    job: Job
+    place: Place
+    fits: list[Fit]
+    chosen: Fit
+    one: dict[str, int]
+    teraflops: float
+    data_bytes: Optional[int]
+
+    @property
+    def hours(self) -> float:
+        return self.job.flops / (self.teraflops * TERA) / self.place.processes / HOUR
+
+    @property
+    def speed(self) -> str:
+        """In words, with its source."""
+        whose = ", as the paper's BERT on a V100" if self.teraflops == PAPER_TERAFLOPS else ""
+        return f"--teraflops {self.teraflops:g}{whose}"
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of one checkpoint: weights, Adam's moments, below single precision the optimizer's weights too."""
+        number = NUMBER[self.place.precision]
+        return self.job.parameters * (number + SINGLE * (2 if number == SINGLE else 3))
+
+
+def make_plan(
+    job: Job, place: Place, back_end: str, teraflops: float = PAPER_TERAFLOPS, data_bytes: Optional[int] = None
+) -> Plan:
+    """Raises UserErrors as :func:`fit` does."""
+    names = possible_back_ends(job, place.device) or ["eager"]
+    fits = [fit(job, place, name) for name in names]
+    chosen = fit(job, place, back_end)
+    one = {name: count_on(job, place, name, 1, 2).activations for name in names}
+    return Plan(job, place, fits, chosen, one, teraflops, data_bytes)
+
+
+def as_text(plan: Plan) -> str:
+    """Tables and sentences that a newcomer can read."""
+    job, place, held = plan.job, plan.place, plan.chosen.memory
+    head = (
+        f"{job.name}: {job.pattern}, {job.parameters / 1e6:,.1f} million parameters. "
+        f"{place.processes} x {place.memory / GB:.1f} GB, {place.precision}"
+    )
+    constant = {
+        "weights": held.weights,
+        "gradients" + " and what GPUs send" * (place.processes > 1): held.gradients,
+        "optimizer": held.optimizer,
+        **({"memory of streams": held.carried} if held.carried else {}),
+    }
+    rows = [
+        {
+            "back end": found.back_end,
+            "activations of a sequence, GB": _gb(plan.one[found.back_end]),
+            "largest batch": found.batch or "none",
+            "all memory then, GB": _gb(found.memory.peak) if found.batch else "-",
+            "--update-freq": found.update_freq if found.batch else "-",
+        }
+        for found in plan.fits
+    ]
+    held_table = markdown_table([{"memory of each GPU": name, "GB": _gb(size)} for name, size in constant.items()])
+    return "\n\n".join([head, held_table, markdown_table(rows), *_sentences(plan)])
+
+
+def as_table(plans: Sequence[Plan]) -> str:
+    """A row for each."""
+    rows = [
+        {
+            "arch": made.job.name,
+            "parameters, million": f"{made.job.parameters / 1e6:,.1f}",
+            "--batch-size": made.chosen.batch or "none",
+            "--update-freq": made.chosen.update_freq if made.chosen.batch else "-",
+            "memory, GB": _gb(made.chosen.memory.peak),
+            "hours": f"{made.hours:,.0f}" if made.hours >= 10 else f"{made.hours:,.1f}",
+            "checkpoint, GB": _gb(made.checkpoint_bytes),
+        }
+        for made in plans
+    ]
+    place = plans[0].place
+    said = f"{place.processes} x {place.memory / GB:.1f} GB, {place.precision}, {plans[0].speed}"
+    return f"{markdown_table(rows)}\n\n{said}"
+
+
+def _sentences(plan: Plan) -> list[str]:
+    job, place, chosen = plan.job, plan.place, plan.chosen
+    unit = "segments" if job.is_causal else "sequences"
+    words = []
+    if chosen.batch:
+        how = "on the hungriest back end that auto may take" if chosen.back_end == AUTO else f"on {chosen.back_end}"
+        words.append(
+            f"An update: {place.processes} {'GPU' if place.processes == 1 else 'GPUs'} x {chosen.batch} {unit} "
+            f"(--batch-size) x --update-freq {chosen.update_freq} = {job.per_update} {unit} of {job.time} "
+            f"tokens, counted {how}."
+        )
+    else:
+        words.append(
+            f"THIS DOES NOT FIT: one of the {unit} takes {chosen.memory.peak / GB:,.1f} GB of the "
+            f"{USABLE * place.memory / GB:,.1f} GB that we plan for. Choose {_remedies(plan, unit)}."
+        )
+    words.append(
+        f"In all: {job.max_update:,} updates, {job.tokens / 1e9:,.1f} billion tokens, {job.flops:.2e} FLOPs: "
+        f"{plan.hours:,.1f} hours at {plan.teraflops:,.3g} TFLOP/s a GPU ({plan.speed})."
+    )
+    a_token = 2 if job.vocab_size <= 65_500 else 4
+    data = f"{plan.data_bytes / GB:,.2f} GB of data" if plan.data_bytes is not None else f"{a_token} bytes a token"
+    words.append(
+        f"Disk: {job.checkpoints} checkpoints of {plan.checkpoint_bytes / GB:,.2f} GB, "
+        f"{job.checkpoints * plan.checkpoint_bytes / GB:,.1f} GB; {data}."
+    )
+    rest = f"By formula; {1 - USABLE:.0%} of a GPU's memory stays free for CUDA and gaps between tensors."
+    by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
+    if by_triton and place.precision != "bf16":
+        rest += f" {' and '.join(by_triton)} {'need' if len(by_triton) > 1 else 'needs'} compute capability 8.0, which a V100 or T4 lacks."
+    if job.estimated:
+        rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
+    return [*words, rest]
+
+
+def _remedies(plan: Plan, unit: str) -> str:
+    fitting = [found.back_end for found in plan.fits if found.batch]
+    ways = [f"--attention-backend {' or '.join(fitting)}"] if fitting else []
+    ways += [f"shorter {unit}", *(["half precision"] if plan.place.precision == "fp32" else []), "a larger GPU"]
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Bytes, sequences, FLOPs and hours."""
+    job, chosen = plan.job, plan.chosen
+    return {
+        "name": job.name,
+        "pattern": job.pattern,
+        "parameters": job.parameters,
+        "gpus": plan.place.processes,
+        "gpu_memory": plan.place.memory,
+        "precision": plan.place.precision,
+        "batch_size": chosen.batch,
+        "update_freq": chosen.update_freq,
+        "memory": chosen.memory._asdict(),
+        "back_ends": {
+            found.back_end: {"batch_size": found.batch, "update_freq": found.update_freq, **found.memory._asdict()}
+            for found in plan.fits
+        },
+        "max_update": job.max_update,
+        "tokens": job.tokens,
+        "flops": job.flops,
+        "flops_per_second": plan.teraflops * TERA,
+        "hours": plan.hours,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "checkpoints": job.checkpoints,
+        "is_estimate": bool(job.estimated),
+    }
+
+
+def _gb(size: int) -> str:
+    return f"{size / GB:,.2f}" if size >= GB / 100 else f"{size / GB:,.4f}"

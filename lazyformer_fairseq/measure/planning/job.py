@@ -10,10 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lazyformer_fairseq.arguments import options_by_name
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
+from lazyformer_fairseq.measure import CHARACTERS, PIECES, WORDS, arch_named
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_update_memory
 from lazyformer_fairseq.modules.memory_costs import Pass
@@ -23,8 +24,6 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 from lazyformer_fairseq.patterns.grammar import plan
 from lazyformer_fairseq.patterns.kinds import CausalSizes, EncoderSizes, Sizes
 
-# Pieces of our tokenizers; words of WikiText-103 where the arch's softmax has bands for them, else bytes.
-PIECES, WORDS, CHARACTERS = 32_768, 267_735, 204
 MASKED = 0.15  # of all tokens, by default
 KEPT_EVERY = 100_000  # updates: `lazyformer pretrain` keeps these checkpoints for good
 _SYMBOLS = 5  # of fairseq's, and the mask, which a dictionary's file does not list
@@ -150,14 +149,11 @@ def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
     Raises:
         UserError: there is no such arch; with the nearest names.
     """
-    if row := ARCHITECTURES.get(arch):
+    if row := ARCHITECTURES.get(arch_named(arch)):
         config = LazyFormerConfig(**row.options())
         return _job(arch, config, vocab_size, row.max_positions or 512, 256, 1_000_000, MASKED)
-    if row := CAUSAL_ARCHITECTURES.get(arch):
-        config = CausalLMConfig(**row.options())
-        return _job(arch, config, vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
-    known = [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
-    raise UserError(f"{arch}: no such arch{nearest(arch, known) or '; docs/architectures.md has them all'}")
+    row = CAUSAL_ARCHITECTURES[arch]
+    return _job(arch, CausalLMConfig(**row.options()), vocab_size, row.tgt_len, row.rows, row.updates, 1.0)
 
 
 def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[Mapping[str, str]] = None) -> Job:
@@ -174,7 +170,7 @@ def job_of_yaml(path: Path, vocab_size: Optional[int] = None, groups: Optional[M
     models = {"lazyformer": LazyFormerConfig, "lazyformer_lm": CausalLMConfig}
     if name not in models:
         raise UserError(f"{path}: its model is {name}, must be {' or '.join(models)}")
-    config = _with(models[name](), given["model"], str(path))
+    config = _with(models[name](), given["model"])
     task, updates = given.get("task", {}), given.get("optimization", {}).get("max_update", 1_000_000)
     is_causal = name == "lazyformer_lm"
     time = task.get("tgt_len", 192) if is_causal else task.get("tokens_per_sample", 512)
@@ -214,7 +210,7 @@ def with_options(job: Job, options: Mapping[str, Any]) -> Job:
     """
     names = {"tokens_per_sample": "time", "tgt_len": "time", "sequences_per_update": "per_update", "max_update": None}
     changed = {names[name] or name: _number(name, value) for name, value in options.items() if name in names}
-    return replace(job, config=_with(job.config, options, "the command line"), **changed)
+    return replace(job, config=_with(job.config, options), **changed)
 
 
 def vocabulary_of(data: str, is_causal: bool = False) -> Optional[int]:
@@ -231,7 +227,7 @@ def _job(name: str, config: Any, vocab_size: Optional[int], *more: Any) -> Job:
     return Job(name, config, vocab_size or usual, *more)
 
 
-def _with(config: Any, options: Mapping[str, Any], source: str) -> Any:
+def _with(config: Any, options: Mapping[str, Any]) -> Any:
     found = {}
     for name, value in options.items():
         if not name.startswith("_") and hasattr(config, name):

@@ -8,7 +8,9 @@ from click.testing import CliRunner
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.bench import back_ends, measuring
+from lazyformer_fairseq.measure.bench import back_ends
+from lazyformer_fairseq.measure.bench.settings import BackEndSettings
+from lazyformer_fairseq.measure.costs import latency
 from lazyformer_fairseq.modules.attention import choice
 from lazyformer_fairseq.modules.attention.choice import Block, add_rows, back_ends_of, read_table, table_of, user_file
 from lazyformer_fairseq.modules.processor import device_kind
@@ -29,8 +31,9 @@ def run(*options: object, sizes: str = "--lengths 8 --layers 1,2 --windows 0"):
     return CliRunner().invoke(main, [*small.split(), *map(str, options)], catch_exceptions=False)
 
 
-def blocks(*layers: int, precision: str = "float32") -> list[Block]:
-    return back_ends.blocks_to_measure([8], layers, [2], [(2, 4)], precision, 16)
+def blocks(*layers: int, precision: str = "fp32", **more: object) -> list[Block]:
+    sizes = {"lengths": (8,), "batches": (2,), "heads": ((2, 4),), "windows": (0,), **more}
+    return back_ends.blocks_to_measure(BackEndSettings(layers=layers, precision=precision, **sizes))
 
 
 def test_too_little_time_for_a_median_is_said(caplog):
@@ -48,12 +51,11 @@ def test_each_block_is_measured_on_each_back_end(own_file):
     assert printed.count(" *") >= len(table.rows) and str(own_file) in printed
 
 
-def test_batches_are_no_larger_than_asked_for():
-    found = back_ends.blocks_to_measure([8, 64], [1], [1, 4], [(2, 4)], "float32", 32)
+def test_batches_are_no_larger_than_memory_allows(monkeypatch):
+    monkeypatch.setattr(back_ends, "MOST_TOKENS", 32)
+    found = blocks(1, lengths=(8, 64), batches=(1, 4))
     assert {(block.batch, block.time) for block in found} == {(1, 8), (4, 8), (1, 64)}
     assert {block.batch for block in found if block.padded} == {4}
-    with pytest.raises(UserError, match="from 1 on"):
-        back_ends.blocks_to_measure([0], [1], [1], [(2, 4)], "float32", 32)
 
 
 def test_it_shows_which_measurement_decides(own_file):
@@ -92,7 +94,7 @@ def test_masks_are_measured_on_back_ends_that_have_them(own_file):
 @pytest.mark.parametrize("learned", back_ends.LEARNED)
 @pytest.mark.parametrize("window", [0, 1, 3, 7])
 def test_a_block_has_the_window_that_it_was_made_for(learned, window):
-    made = back_ends.blocks_to_measure([16], [1], [1], [(2, 4)], "float32", 16, [window])
+    made = blocks(1, lengths=(16,), batches=(1,), windows=(window,))
     (block,) = (block for block in made if block.learned == learned and block.training)
     mask = back_ends._Attention(block, "cpu", torch.float32).scores().mask
     if not window:
@@ -109,7 +111,7 @@ def test_another_file_may_be_named(tmp_path, own_file):
 
 
 def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
-    right, begun = measuring.measure, []
+    right, begun = latency.measure, []
 
     def measure(*arguments, **more):
         begun.append(more["description"])
@@ -117,7 +119,7 @@ def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
             raise KeyboardInterrupt
         return right(*arguments, **more)
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(latency, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
     assert len(read_table(own_file, device_kind("cpu")).rows) == 3
@@ -127,7 +129,7 @@ def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
     def measure(*arguments, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(latency, "measure", measure)
     stopped = run()
     assert stopped.exit_code == 130 and "nothing was written" in stopped.output
     assert not own_file.exists()
@@ -181,10 +183,10 @@ def test_half_precision_is_compared_with_single(monkeypatch):
         output, reusable = right(q, k, v, bias, dropout, consumers, name)
         return output * (1.5 if q.dtype == torch.bfloat16 and name == "eager" else 1.0), reusable
 
-    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    rows = back_ends.measure_back_ends(blocks(2, precision="bf16"), "cpu", rounds=1)
     assert all(set(row) == set(back_ends_of("cpu")) for row in rows.values())
     monkeypatch.setattr(back_ends, "attend", attend)
-    rows = back_ends.measure_back_ends(blocks(2, precision="bfloat16"), "cpu", rounds=1)
+    rows = back_ends.measure_back_ends(blocks(2, precision="bf16"), "cpu", rounds=1)
     assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
 
 
@@ -194,3 +196,39 @@ def test_a_damaged_file_is_named_before_anything_is_measured(own_file, monkeypat
     monkeypatch.setattr(back_ends, "measure_back_ends", lambda *_: pytest.fail("measured"))
     with pytest.raises(UserError, match="backends.json"):
         run()
+
+
+KINDS = "--lengths 16,24 --heads 2x4 --rounds 2 --device cpu --kinds s[window=2],s[linformer=4,share=kv] --kinds sl"
+
+
+def test_each_kind_and_length_has_a_line_and_ctrl_c_keeps_what_was_measured(monkeypatch):
+    right = latency.measure
+
+    def measure(*args, **options):
+        if "48" in options["description"]:
+            raise KeyboardInterrupt
+        return right(*args, **options)
+
+    monkeypatch.setattr(latency, "measure", measure)
+    result = CliRunner().invoke(main, ["bench", "backends", *KINDS.split(), "--lengths", "48"], catch_exceptions=False)
+    assert result.exit_code == 130 and "stopped early" in result.output
+    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in result.output.splitlines() if line[:1] == "|"]
+    kinds = [back_ends.FULL, "s[window=2]", "s[linformer=4,share=kv]", "sl"]
+    assert [cell[:2] for cell in cells[2:]] == [[kind, length] for length in ("16", "24") for kind in kinds]
+    assert sum("1.00x" in cell for cell in cells) >= 2
+
+
+def test_what_does_not_fit_into_memory_has_no_speed_up(monkeypatch):
+    def sublayers(pattern, *arguments):
+        def call():
+            if pattern == "s":
+                raise torch.OutOfMemoryError
+
+        return call
+
+    monkeypatch.setattr(back_ends, "_sublayers", sublayers)
+    settings = BackEndSettings(
+        kinds=("s[window=2]",), lengths=(8,), rounds=2, device="cpu", precision="fp32", budget=None
+    )
+    table, is_whole = back_ends.measure_kinds(settings, (2, 4))
+    assert is_whole and [cell.strip() for cell in table.splitlines()[-1].split("|")[4:6]] == ["", "0.0"]

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.bench.models import VOCAB_SIZE, OurModel, a_dictionary, predicted_words, random_batch
+from lazyformer_fairseq.measure.bench.models import PIECES, OurModel, a_dictionary, predicted_words, random_batch
 from lazyformer_fairseq.measure.bench.run import Update, encoder_training, inference
-from lazyformer_fairseq.measure.costs import matrix_peak
-from lazyformer_fairseq.measure.costs.latency import Timing, measure
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs import latency
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, peak_memory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
 
@@ -61,7 +60,7 @@ def test_a_batch_masks_15_percent():
     assert batch.masked_BT.sum() == predicted_words(3, 100) == 45
     assert torch.equal(batch.targets_M, batch.tokens_BT[batch.masked_BT])
     assert predicted_words(2, 1) == 2
-    assert len(a_dictionary()) == VOCAB_SIZE
+    assert len(a_dictionary()) == PIECES
 
 
 def test_peak_memory_counts_what_was_held_at_once():
@@ -78,27 +77,27 @@ def test_peak_memory_counts_what_was_held_at_once():
 @pytest.mark.parametrize("back_end", ["recompute", "fused"])
 def test_memory_of_linear_back_ends_grows_linearly(back_end):
     model = OurModel({**ARCHITECTURES["lazyformer_m2x6_s_tiny"].options(), "sublayer_pattern": "M2"}, 2048)
-    model.encoder.attention_backend = back_end
+    model.network.attention_backend = back_end
     at_n, at_2n = (peak_memory(encoder_training(model, 1, time), "cpu") for time in (1024, 2048))
     assert at_2n < 2.2 * at_n
-    model.encoder.attention_backend = "eager"
+    model.network.attention_backend = "eager"
     assert peak_memory(encoder_training(model, 1, 2048), "cpu") > 3 * at_2n
 
 
 @pytest.mark.parametrize("onednn", [True, False])
 def test_a_peak_is_measured_by_every_library_that_models_use(monkeypatch, onednn):
-    monkeypatch.setattr(matrix_peak, "SIZES", {"cpu": (8, 16)})
-    monkeypatch.setattr(matrix_peak, "has_onednn", lambda: onednn)
+    monkeypatch.setattr(latency, "MATRIX_SIZES", {"cpu": (8, 16)})
+    monkeypatch.setattr(latency, "has_onednn", lambda: onednn)
     names = {"matrix product 8", "matrix product 16"}
-    assert set(matrix_peak.matrix_products("cpu", torch.bfloat16)) == names
+    assert set(latency.matrix_products("cpu", torch.bfloat16)) == names
     names |= {"matrix product by oneDNN 8", "matrix product by oneDNN 16"} if onednn else set()
-    assert set(matrix_peak.matrix_products("cpu", torch.float32)) == names
+    assert set(latency.matrix_products("cpu", torch.float32)) == names
 
 
 def test_the_peak_is_of_the_fastest_product():
     timings = {"matrix product 8": Timing((2.0,)), "matrix product 16": Timing((4.0,)), "a model": Timing((1e-9,))}
-    assert matrix_peak.matrix_peak(timings) == 2 * 16**3 / 4
-    assert matrix_peak.matrix_peak({**timings, "matrix product by oneDNN 16": Timing((3.0,))}) == 2 * 16**3 / 3
+    assert latency.matrix_peak(timings) == 2 * 16**3 / 4
+    assert latency.matrix_peak({**timings, "matrix product by oneDNN 16": Timing((3.0,))}) == 2 * 16**3 / 3
 
 
 def test_no_round_begins_after_the_time_is_over():

@@ -9,7 +9,7 @@ from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transf
 from lazyformer_fairseq.measure.bench.models import (
     FAIRSEQ,
     HUGGING_FACE,
-    VOCAB_SIZE,
+    PIECES,
     FairseqRoberta,
     HuggingFaceBert,
     OnBackEnd,
@@ -76,7 +76,7 @@ def test_a_back_end(back_end, buckets, pattern, monkeypatch):
 def test_a_baseline_of_others(name, build):
     if name == HUGGING_FACE and not has_transformers():
         pytest.skip("transformers cannot be imported")
-    model = OnBackEnd(name, build(EncoderSizes(VOCAB_SIZE, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
+    model = OnBackEnd(name, build(EncoderSizes(PIECES, 8, 12, 2, 32, 0), layers=2), "its own", 0, name)
     assert counted(encoder_training(model.model, 2, 16)) == model.count_flops(2, 16, training=True)
     assert counted(inference(model.model, 2, 16)) == model.count_flops(2, 16, training=False)
 

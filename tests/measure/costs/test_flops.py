@@ -132,6 +132,7 @@ def test_what_a_sublayer_reads_decides():
     assert count_sublayer_flops(read_sublayer("l"), sizes, T) == flops[0]
 
 
+@pytest.mark.slow
 def test_a_plain_count_does_not_import_torchs_compiler():
     """It takes two seconds, as much as all of torch."""
     code = """if True:

@@ -5,8 +5,7 @@ import time
 import pytest
 import torch
 
-from lazyformer_fairseq.measure.costs.latency import Timing, measure
-from lazyformer_fairseq.measure.costs.model_latency import measure_sublayers, next_segment
+from lazyformer_fairseq.measure.costs.latency import Timing, measure, measure_sublayers, next_segment
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.patterns.grammar import plan

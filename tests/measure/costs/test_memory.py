@@ -13,8 +13,8 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageMod
 from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_optimizer_bytes, count_update_memory
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
 from lazyformer_fairseq.modules.attention.choice import BACKENDS
 from lazyformer_fairseq.modules.memory_costs import Pass
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory

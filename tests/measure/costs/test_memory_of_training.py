@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ROOT
 
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.planning.job import job_of_arch, with_options
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import attend, blockwise
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.scores import Scores

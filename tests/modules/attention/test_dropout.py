@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import attend, tile_geometry, tiles
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import Case, masks
 
-from lazyformer_fairseq.measure.costs.peak_memory import peak_memory
+from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.modules.attention import tile_geometry
 from lazyformer_fairseq.modules.attention.masks import AttentionMask, Band, Columns
 from lazyformer_fairseq.modules.attention.scores import Scores

@@ -258,7 +258,8 @@ def _sentences(plan: Plan) -> list[str]:
     rest = f"By formula; {1 - USABLE:.0%} of a GPU's memory stays free for CUDA and gaps between tensors."
     by_triton = [found.back_end for found in plan.fits if found.back_end in BY_TRITON]
     if by_triton and place.precision != "bf16":
-        rest += f" {' and '.join(by_triton)} {'need' if len(by_triton) > 1 else 'needs'} compute capability 8.0, which a V100 or T4 lacks."
+        need = "need" if len(by_triton) > 1 else "needs"
+        rest += f" {' and '.join(by_triton)} {need} compute capability 8.0, which a V100 or T4 lacks."
     if job.estimated:
         rest += f" The memory of {', '.join(job.estimated)} is an estimate, and may be off by more than a tenth."
     return [*words, rest]

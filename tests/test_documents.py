@@ -83,6 +83,9 @@ ADDED_OPTIONS = {
     "lazyformer search data results/front": (
         f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0,2.0 --evaluations 4 --judged-batches 1"
     ),
+    "lazyformer search data results/search_bert": (
+        f"{SEARCH} {SIZES} --tokens-per-sample 32 --budgets 1.0 --evaluations 2 --judged-batches 1"
+    ),
     "lazyformer search footing results/front_1": (
         f"{SIZES} --tokens-per-sample 32 --baseline-pattern sf --batch-size 16 --max-updates 20 --budgets 1.0,2.0 "
         "--evaluations 4 --judged-batches 1 --device cpu"

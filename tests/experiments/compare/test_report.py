@@ -5,7 +5,6 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparison_results import a_model, a_run, an_example, results_of
@@ -66,7 +65,7 @@ def test_latex_is_balanced_and_escaped(written):
 def test_pictures_are_drawn(written):
     for name in ("curves", "times", "fronts"):
         picture = imread(written[0] / f"{name}.png")
-        assert picture.shape[0] > 300 and len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
+        assert picture.shape[0] > 300 and picture[..., :3].std() > 0.05
 
 
 def language_models() -> dict:
@@ -147,22 +146,15 @@ def test_a_baseline_that_dips_below_its_end_is_told():
     assert "though its curve first touches the target at 0.556 of it." in said(results)
 
 
-def test_the_command_writes_where_it_is_told(tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "results.json").write_text(json.dumps(an_example()))
-    words = [str(tmp_path / "one"), "--output", str(tmp_path / "other"), "--target", "7.6"]
-    done = CliRunner().invoke(report, words)
-    assert done.exit_code == 0, done.exception
-    assert "3 of 3" in done.output and "Target: 7.6" in done.output
-    assert (tmp_path / "other" / "curves.png").is_file() and not (tmp_path / "one" / "curves.png").exists()
-
-
-def test_the_command_reads_a_file_of_any_name(tmp_path):
+def test_the_command_reads_a_file_of_any_name_and_writes_where_it_is_told(tmp_path):
     file = tmp_path / "record.json"
     file.write_text(json.dumps(an_example()))
     failed = CliRunner().invoke(report, [str(file)])
     assert isinstance(failed.exception, UserError) and "say with --output" in str(failed.exception)
-    assert CliRunner().invoke(report, [str(file), "--output", str(tmp_path / "out")]).exit_code == 0
+    done = CliRunner().invoke(report, [str(file), "--output", str(tmp_path / "other"), "--target", "7.6"])
+    assert done.exit_code == 0, done.exception
+    assert "3 of 3" in done.output and "Target: 7.6" in done.output
+    assert (tmp_path / "other" / "curves.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -73,20 +73,6 @@ def test_a_crossing_is_where_numpy_interpolates_to_the_target(values, target):
         assert all(value > target for value in values[: math.ceil(found) - 1])
 
 
-@given(losses, targets, targets)
-def test_a_harder_target_takes_no_less(values, one, other):
-    spent = places(values)
-    hard, easy = (first_crossing(spent, np.array(values), target, LOSS) for target in sorted((one, other)))
-    assert hard >= easy
-
-
-@given(losses, targets, st.floats(0.01, 100))
-def test_time_in_another_unit_is_the_same_time(values, target, unit):
-    spent = places(values)
-    found = first_crossing(spent, np.array(values), target, LOSS)
-    assert first_crossing(unit * spent, np.array(values), target, LOSS) == pytest.approx(unit * found)
-
-
 @given(losses, targets)
 def test_where_more_is_better_the_curve_is_mirrored(values, target):
     mirrored = Measure("accuracy", "", lower_is_better=False)

@@ -133,7 +133,7 @@ def prepared(finished, tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("slower_from", [None, 40, pytest.param(90, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slower_from", [40, *(pytest.param(at, marks=pytest.mark.slow) for at in (None, 90))])
 def test_pretraining_ends_in_time_at_any_pace(settings, prepared, monkeypatch, slower_from):
     """Also where the machine becomes four times as slow on the way; the learning rate ends at zero all the same."""
 

@@ -67,22 +67,13 @@ def test_texts_of_a_module_in_order(tmp_path):
     assert texts_of_module(tmp_path / "broken.py") == []
 
 
-@pytest.fixture(scope="module")
-def prose():
-    return list(python_prose())
-
-
-def test_enough_of_it(prose):
+@pytest.mark.slow
+def test_enough_of_it_the_same_every_time_and_nothing_is_imported():
+    prose = list(python_prose())
     assert len(prose) > 300
     assert sum(len(paragraph) for document in prose for paragraph in document.paragraphs) > 1_000_000
     assert len({document.name for document in prose}) == len(prose)
-
-
-def test_same_every_time(prose):
     assert list(islice(python_prose(), 100)) == prose[:100]
-
-
-def test_nothing_is_imported(prose):
     assert any(document.name == "module:antigravity.py" for document in prose)
     assert "antigravity" not in sys.modules  # imported, it would open a browser
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -76,6 +77,7 @@ def found(seed: int, folder: Path) -> torch.Tensor:
     return search.choices[0].probabilities().detach()[:, CANDIDATES.index("s")]
 
 
+@pytest.mark.slow
 def test_where_attention_is_needed_early_the_search_keeps_it_early(tmp_path, monkeypatch):
     """In the mean over seeds: a single search amplifies the rounding of the processor until its end is another one.
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
@@ -65,6 +65,7 @@ def test_what_the_grammar_refuses_is_not_valid(candidates, layers, seed):
     assert space.is_valid(subnet) == is_valid
 
 
+@settings(max_examples=10)
 @given(st.integers(2, 9), SEEDS, st.lists(st.sampled_from([0.5, 0.6, 0.7, 0.8, 0.9, 1.0]), min_size=1, unique=True))
 def test_patterns_drawn_for_a_budget_cost_no_more(layers, seed, budgets):
     space, chance = space_of(("s", "l", "f", "identity"), layers), random.Random(seed)

@@ -25,8 +25,6 @@ from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER
 CANDIDATES = ("s", "l", "f", "identity")
 LAYERS = 3
 WITHOUT_LAZY = ("s", "f", "identity")
-
-
 WITH_KEYS = ("s", "l", "k", "f", "identity")
 
 

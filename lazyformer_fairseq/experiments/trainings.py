@@ -188,12 +188,8 @@ def train_in_turn(trainings: Sequence[Training], progress: tqdm, plan: Callable[
             behind.validate()
             behind.save()
             progress.unpause()
-            progress.set_postfix_str(", ".join(f"{each.name} {_shown(each.curve)}" for each in trainings))
-
-
-def _shown(curve: Mapping[str, Sequence[float]]) -> str:
-    measure = next(name for name in curve if name not in ("updates", "seconds"))
-    return f"{curve[measure][-1]:.2f}"
+            *_, measure = list(behind.curve)[:3]  # the first behind updates and seconds
+            progress.set_postfix_str(", ".join(f"{each.name} {each.curve[measure][-1]:.2f}" for each in trainings))
 
 
 def train_alone(job: Job, open_training: Opening, threads: int) -> None:
@@ -227,16 +223,9 @@ def _train_alone(jobs: Sequence[Job], open_training: Opening, progress: tqdm, wo
                 seen[job] = made
                 if process.is_over():
                     del under_way[process]
-                    _refuse_failure(job, process.failure())
+                    if job.result() is None:
+                        log, why = job.folder / LOG, process.failure() or "ended without a result"
+                        raise UserError(f"{job}: {why}; the last line of {log} is: {last_line(log)}. Rerun to resume")
                     executor.release(process)
     finally:
         executor.stop()
-
-
-def _refuse_failure(job: Job, failure: Optional[str]) -> None:
-    if job.result() is None:
-        log = job.folder / LOG
-        raise UserError(
-            f"{job}: {failure or 'ended without a result'}; the last line of {log} is: {last_line(log)}. Rerun to "
-            "resume"
-        )

@@ -16,7 +16,7 @@ from lazyformer_fairseq.finetuning import fairseq_task
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 
 PRETRAINING_RATE, MASKED = 1e-3, 0.15
-VALIDATION_ROWS = 64  # of a batch
+VALIDATION = ("--batch-size-valid", "64")
 
 
 class MaskFilling(Training):
@@ -45,17 +45,14 @@ class Compared(masked_lm.Compared):
 
     def task_words(self) -> list[str]:
         words = [self.settings.data, "--task", "glue", "--criterion", "glue"]
-        return [*words, "--pooler-dropout", str(self.settings.sizes["dropout"]), *self._validation()]
-
-    def _validation(self) -> list[str]:
-        return ["--batch-size-valid", str(VALIDATION_ROWS)]
+        return [*words, "--pooler-dropout", str(self.settings.sizes["dropout"]), *VALIDATION]
 
     def pretraining(self, spec: ModelSpec, seed: int, folder: Path) -> Optional[Job]:
         """Fills masks in the task's own training inputs (Amos et al., 2023), each of them a block."""
         if not spec.pretrain:
             return None
         words = [self.settings.data, "--task", "inputs_masked_lm", "--criterion", "masked_lm_accuracy"]
-        words += ["--tokens-per-sample", str(self.longest), "--mask-prob", str(MASKED), *self._validation()]
+        words += ["--tokens-per-sample", str(self.longest), "--mask-prob", str(MASKED), *VALIDATION]
         command = self.command(spec, seed, PRETRAINING_RATE, spec.pretrain, words)
         return Job(f"{spec.name} masks", tuple(command), folder, spec.pretrain, group=seed)
 

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fairseq.data import Dictionary
 from torch import Tensor
 
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams, open_tokens
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, CompareJob, unigram_bits
 from lazyformer_fairseq.experiments.trainings import CHECKPOINT
 from lazyformer_fairseq.language_modeling.evaluate import Evaluation, evaluate, load_model
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
@@ -75,7 +74,7 @@ class Compared(ComparedTask):
     def describe_data(self) -> dict[str, Any]:
         """The data's manifest, and the perplexity of a model that has only a split's own word frequencies."""
         texts = {split: open_tokens(Path(self.settings.data) / split) for split in SPLITS}
-        bits = {split: _unigram_bits(tokens) for split, tokens in texts.items()}
+        bits = {split: unigram_bits(tokens) for split, tokens in texts.items()}
         return {
             "manifest": read_manifest(Path(self.settings.data)),
             "unigram_bits": bits,
@@ -118,9 +117,3 @@ class Compared(ComparedTask):
         segment = streams[len(streams) // 2]
         device = self.settings.device
         return segment["net_input"]["src_tokens"].to(device), segment["target"].to(device)
-
-
-def _unigram_bits(tokens: np.ndarray) -> float:
-    shares = np.bincount(tokens) / len(tokens)
-    shares = shares[shares > 0]
-    return float(-(shares * np.log2(shares)).sum())

@@ -1,8 +1,6 @@
 """Masked language modelling: loss and accuracy on fixed blocks under fixed masks."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ import torch
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import FairseqTask, setup_task
-from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
-from lazyformer_fairseq.experiments.compare.task import ComparedTask
+from lazyformer_fairseq.experiments.compare.task import ComparedTask, unigram_bits
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders
 from lazyformer_fairseq.measure.costs.flops import count_flops
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
@@ -80,7 +77,7 @@ class Compared(ComparedTask):
         model = training.trainer.model
         nats = right = predicted = 0.0
         device, pad = next(model.parameters()).device, self._task.dictionary.pad()
-        with _evaluating(model):
+        with utils.model_eval(model), torch.inference_mode():
             for batch in self._batches:
                 sample = utils.move_to_cuda(batch, device) if device.type == "cuda" else batch
                 is_masked = sample["target"].ne(pad)
@@ -97,13 +94,12 @@ class Compared(ComparedTask):
         """Unigram entropy of the words that are to be found in validation, and how many these are."""
         pad = self._task.dictionary.pad()
         targets = torch.cat([batch["target"].flatten() for batch in self._batches])
-        _, counts = targets[targets.ne(pad)].unique(return_counts=True)
-        shares = counts.double() / counts.sum()
+        targets = targets[targets.ne(pad)].numpy()
         return {
-            "unigram_bits": {"valid": float(-(shares * shares.log2()).sum())},
+            "unigram_bits": {"valid": unigram_bits(targets)},
             "validation": {
                 "tokens": sum(int(batch["ntokens"]) for batch in self._batches),
-                "predicted": int(counts.sum()),
+                "predicted": len(targets),
                 "seed": SEED,
             },
         }
@@ -142,15 +138,3 @@ class Compared(ComparedTask):
 
     def data_folders(self) -> list[Path]:
         return [Path(folder) for folder in data_folders(self.settings.data)]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(was_training)

@@ -72,12 +72,12 @@ def write_files(comparison: Comparison, folder: Path, target: Target = BASELINE)
 def describe(comparison: Comparison) -> Iterator[str]:
     """What all models shared, for the title of a picture."""
     facts, seeds = comparison.facts, {len(model.runs) for model in comparison.models.values()}
-    sizes = facts["settings"].get("sizes") or {}
+    sizes = facts["settings"].get("sizes", {})
     for name, label in (("embed_dim", "width"), ("tokens_per_sample", "n ="), ("tgt_len", "n =")):
         if name in sizes:
             yield f"{label} {sizes[name]:,}"
     yield f"{min(seeds)} seed{'s' * (min(seeds) > 1)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
-    yield str((facts.get("machine") or {}).get("device", "machine not known"))
+    yield facts["machine"]["device"]
 
 
 def _patterns(comparison: Comparison) -> Iterator[str]:
@@ -97,15 +97,15 @@ def cost_table(comparison: Comparison, fronts: Sequence[Front]) -> Table:
             "model": model.name,
             "parameters": f"{facts['parameters']:,}",
             "updates": f"{facts['updates']:,}",
-            "ms": _median(facts.get("milliseconds_per_update")),
+            "ms": number(facts["milliseconds_per_update"]["median"]),
             "s": number(float(np.median(model.wholes("seconds")))),
-            "MiB": _mebibytes(facts.get("peak_memory_bytes")),
+            "MiB": number(facts["peak_memory_bytes"] / MEBIBYTE),
             measure.label: with_range(model.finals(measure.name)),
         }
         if of_test := model.finals(f"test_{measure.name}"):
             row["of test"] = with_range(of_test).split()[0]
         if "latency_milliseconds" in facts:
-            row["latency, ms"] = _median(facts["latency_milliseconds"])
+            row["latency, ms"] = number(facts["latency_milliseconds"]["median"])
         rows.append(row | {"on front of": ", ".join(front.unit for front in fronts if model.name in front.members)})
     headers = dict.fromkeys(header for row in rows for header in row)
     return Table("Cost and quality", [{header: row.get(header, NOTHING) for header in headers} for row in rows])
@@ -137,11 +137,11 @@ def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str
     return [
         {
             **{"model": model.name, "of": model.family, "share": model.share},
-            **{"what": model.facts.get("what"), "pattern": model.facts.get("pattern")},
-            **(model.facts.get("sublayers") or {}),
+            **{"what": model.facts["what"], "pattern": model.facts["pattern"]},
+            **model.facts["sublayers"],
             **{key: value for key, value in model.facts.items() if isinstance(value, (int, float)) and key != "share"},
             **{name: model.facts[name]["median"] for name in SPREADS if model.facts.get(name)},
-            **{"tries": len(model.facts.get("tries") or ()), "seeds": len(model.runs)},
+            **{"tries": len(model.facts["tries"]), "seeds": len(model.runs)},
             **_with_columns("seconds", model.wholes("seconds")),
             **{column: value for name in measures for column, value in _of_measure(model, name).items()},
             **{f"on_front_of_{front.name}": int(model.name in front.members) for front in fronts},
@@ -175,14 +175,6 @@ def _with_ends(ratio: Optional[Ratio]) -> str:
 def _bounds(ratio: Optional[Ratio]) -> str:
     bounds = None if ratio is None else ratio.bounds
     return NOTHING if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
-
-
-def _median(spread: Optional[Mapping[str, float]]) -> str:
-    return NOTHING if not spread else number(spread["median"])
-
-
-def _mebibytes(held: Optional[int]) -> str:
-    return NOTHING if held is None else number(held / MEBIBYTE)
 
 
 def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target) -> list[str]:
@@ -245,8 +237,8 @@ def _of_seeds(comparison: Comparison) -> Iterator[str]:
 
 def _of_parameters(comparison: Comparison) -> Iterator[str]:
     baseline = comparison.baseline
-    own = _parameters(comparison.longest(baseline))
-    others = {family: _parameters(models[-1]) / own - 1 for family, models in comparison.families.items()}
+    counts = {name: of[-1].facts["parameters_without_embeddings"] for name, of in comparison.families.items()}
+    others = {family: count / counts[baseline] - 1 for family, count in counts.items()}
     unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
     if unequal:
         listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
@@ -255,15 +247,11 @@ def _of_parameters(comparison: Comparison) -> Iterator[str]:
         yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
 
 
-def _parameters(model: Model) -> int:
-    return model.facts.get("parameters_without_embeddings") or model.facts["parameters"]
-
-
 def _of_rates(comparison: Comparison) -> Iterator[str]:
     """Of each family's longest training, whose rate the shorter ones share."""
     models = [models[-1] for models in comparison.families.values()]
-    tried = {model.name: sorted({one["rate"] for one in model.facts.get("tries") or ()}) for model in models}
-    described = (f"{model.name} {_rate(model)}{_out_of(tried[model.name])}" for model in models)
+    tried = {model.name: sorted({one["rate"] for one in model.facts["tries"]}) for model in models}
+    described = (f"{model.name} {model.facts['rate']:g}{_out_of(tried[model.name])}" for model in models)
     yield f"Learning rates: {'; '.join(described)}."
     counts = {len(rates) for rates in tried.values()}
     if len(counts) > 1:
@@ -273,7 +261,7 @@ def _of_rates(comparison: Comparison) -> Iterator[str]:
         yield "One learning rate alone was tried for each model; another one may suit some of them better."
     for edge, beyond, end in (("lowest", "lower", 0), ("highest", "higher", -1)):
         several = [model for model in models if len(tried[model.name]) > 1]
-        if names := [model.name for model in several if model.facts.get("rate") == tried[model.name][end]]:
+        if names := [model.name for model in several if model.facts["rate"] == tried[model.name][end]]:
             yield f"The {edge} rate that was tried was the best, so a {beyond} one may be better: {', '.join(names)}."
 
 
@@ -292,11 +280,11 @@ def _of_pretraining(comparison: Comparison) -> Iterator[str]:
 def _of_models_from_elsewhere(comparison: Comparison) -> Iterator[str]:
     by_what: dict[str, list[str]] = {}
     for family, models in comparison.families.items():
-        by_what.setdefault(models[-1].facts.get("what", ""), []).append(family)
+        by_what.setdefault(models[-1].facts["what"], []).append(family)
     foreign = [*by_what.get("fairseq", ()), *by_what.get("huggingface", ())]
     settings = comparison.facts["settings"]
     if foreign:
-        buckets = (settings.get("sizes") or {}).get("relative_position_buckets")
+        buckets = settings.get("sizes", {}).get("relative_position_buckets")
         bias = f", and none of the relative positions ({buckets} buckets) that models of ours have" if buckets else ""
         yield f"Initialised by code of their own{bias}: {', '.join(foreign)}."
     if "huggingface" in by_what and settings.get("normalize_before"):
@@ -305,15 +293,10 @@ def _of_models_from_elsewhere(comparison: Comparison) -> Iterator[str]:
 
 def _of_machines(comparison: Comparison) -> Iterator[str]:
     facts = comparison.facts
-    versions = ", ".join(f"{name} {version}" for name, version in (facts.get("versions") or {}).items())
-    yield f"{(facts.get('machine') or {}).get('device', 'machine not known')}; {versions}."
-    if checksums := facts["data"].get("checksums"):
-        yield "Data, by SHA-256: " + ", ".join(f"{name} {str(sum_)[:12]}" for name, sum_ in checksums.items()) + "."
-
-
-def _rate(model: Model) -> str:
-    rate = model.facts.get("rate")
-    return "not known" if rate is None else f"{rate:g}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    yield f"{facts['machine']['device']}; {versions}."
+    sums = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in facts["data"]["checksums"].items())
+    yield f"Data, by SHA-256: {sums}."
 
 
 def _out_of(rates: Sequence[float]) -> str:

@@ -124,8 +124,8 @@ def comparison_of(results: Mapping[str, Any]) -> Comparison:
     models = {
         name: Model(
             name,
-            facts.get("of") or name,
-            float(facts.get("share") or 1.0),
+            facts["of"],
+            float(facts["share"]),
             {key: value for key, value in facts.items() if key != "runs"},
             {int(seed): _run(int(seed), run, measure) for seed, run in facts["runs"].items()},
         )

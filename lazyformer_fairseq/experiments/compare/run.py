@@ -249,8 +249,5 @@ def _of_pretraining(job: Optional[Job]) -> dict[str, Any]:
     if job is None:
         return {}
     result = job.result()
-    return {"pretraining": {"updates": job.updates, "seconds": sum(result["seconds"]), **_last(result["curve"])}}
-
-
-def _last(curve: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    return {name: curve[name][-1] for name in ("accuracy", "loss")}
+    last = {name: result["curve"][name][-1] for name in ("accuracy", "loss")}
+    return {"pretraining": {"updates": job.updates, "seconds": sum(result["seconds"]), **last}}

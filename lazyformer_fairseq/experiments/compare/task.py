@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
+
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.experiments.compare.models import ModelSpec
 from lazyformer_fairseq.experiments.compare.settings import RECIPES, CompareSettings
@@ -148,3 +150,10 @@ class ComparedTraining(Training):
 def points(total: int, count: int) -> list[int]:
     """Updates at which a training of `total` is validated: `count` of them, the end among them, most of them early."""
     return sorted({max(1, round(total * (number / count) ** POINTS_LEAN)) for number in range(1, count + 1)})
+
+
+def unigram_bits(tokens: np.ndarray) -> float:
+    """Entropy of the tokens' own frequencies, bits a token."""
+    shares = np.bincount(tokens) / len(tokens)
+    shares = shares[shares > 0]
+    return float(-(shares * np.log2(shares)).sum())

@@ -190,7 +190,7 @@ class Front:
 
 
 def fronts(comparison: Comparison) -> list[Front]:
-    """Those of whole training time, of latency or else the time of an update, and of peak memory, as far as known.
+    """Those of whole training time, of latency or else the time of an update, and of peak memory.
 
     A shorter training counts as a point of its own against training time alone: it changes no other cost. A model that
     diverged is no point.
@@ -202,23 +202,18 @@ def fronts(comparison: Comparison) -> list[Front]:
         what, *speed = "latency_milliseconds", "latency", "latency", "latency, ms"
     else:
         what, *speed = "milliseconds_per_update", "update", "ms", "time of an update, ms"
-    speeds = {model.name: (model.facts.get(what) or {}).get("median") for model in longest}
-    held = {model.name: model.facts.get("peak_memory_bytes") for model in longest}
-    memory = {name: None if held is None else held / MEBIBYTE for name, held in held.items()}
+    speeds = {model.name: model.facts[what]["median"] for model in longest}
+    memory = {model.name: model.facts["peak_memory_bytes"] / MEBIBYTE for model in longest}
     found = []
-    for name, unit, label, costs in (
+    for kind, unit, label, costs in (
         ("training", "s", "whole training, s", seconds),
         (*speed, speeds),
         ("memory", "MiB", "peak memory, MiB", memory),
     ):
         qualities = {model: float(np.median(comparison.models[model].finals(measure.name))) for model in costs}
-        points = {
-            model: (cost, qualities[model])
-            for model, cost in costs.items()
-            if cost is not None and math.isfinite(qualities[model])
-        }
+        points = {name: (cost, qualities[name]) for name, cost in costs.items() if math.isfinite(qualities[name])}
         if points:
-            found.append(Front(name, unit, label, points, not_dominated(points, measure.lower_is_better)))
+            found.append(Front(kind, unit, label, points, not_dominated(points, measure.lower_is_better)))
     return found
 
 

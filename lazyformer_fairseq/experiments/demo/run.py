@@ -164,7 +164,7 @@ def pretrain(settings: DemoSettings, data: Path, folder: Path, clock: Clock) -> 
         training.name: {
             "parameters": training.parameters,
             "updates": training.updates,
-            "milliseconds": [1000 * spread(training.seconds)[key] for key in ("median", "low", "high")],
+            "milliseconds": spread([1000 * seconds for seconds in training.seconds]),
             "loss": training.curve["loss"][-1],
             "accuracy": training.curve["accuracy"][-1],
             "curve": training.curve,
@@ -267,9 +267,7 @@ def table(results: Results) -> str:
                 "model": name,
                 "parameters": f"{result['parameters']:,}",
                 "updates": f"{result['updates']:,}",
-                "ms per update (quartiles)": with_spread(
-                    dict(zip(("median", "low", "high"), result["milliseconds"], strict=True))
-                ),
+                "ms per update (quartiles)": with_spread(result["milliseconds"]),
                 "validation loss, bits": f"{result['loss']:.2f}",
                 "masked accuracy": f"{result['accuracy']:.1f}%",
                 "acceptability, Matthews": f"{result['matthews']:.3f}",

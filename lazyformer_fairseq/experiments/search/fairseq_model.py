@@ -83,10 +83,8 @@ class BlocksPart:
         order = np.asarray(self.dataset.ordered_indices())
         own = order[(order >= self.first) & (order < self.last)]
         places = range(start * self.batch_size, len(own), self.batch_size)
-        return (self._batch(own[at : at + self.batch_size]) for at in places)
-
-    def _batch(self, indices: np.ndarray) -> dict[str, Any]:
-        return self.dataset.collater([self.dataset[int(index)] for index in indices])
+        chosen = (own[at : at + self.batch_size] for at in places)
+        return (self.dataset.collater([self.dataset[int(index)] for index in indices]) for indices in chosen)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.dataset.epoch}

@@ -198,7 +198,7 @@ class Search:
         if settings.budgets and settings.control and settings.method != CONTROL:
             fronts["control"] = self._control(supernet, inheritance)
         measured = self._latencies([*fronts.values()])
-        rows = [measured[pattern] for pattern in measured]
+        rows = measured.values()
         return {
             "settings": {name: getattr(settings, name) for name in ("data", "task", "candidates")},
             "sizes": asdict(self.counting.sizes),

@@ -110,13 +110,12 @@ def _row(name: str, budget: str, point: Mapping[str, Any], baseline: Mapping[str
 
 
 def _costs_table(result: Mapping[str, Any]) -> Table:
-    """Updates and evaluations, both in updates of the baseline by FLOPs, and their seconds."""
+    """Updates and evaluations, both in updates of the baseline by FLOPs."""
     headers = {
         "weights_updates": "updates of weights",
         "architecture_updates": "of the architecture",
         "evaluations": "evaluations",
         "counted": "in updates of the baseline",
-        "seconds": "seconds",
     }
     rows = []
     for name in FRONTS:

@@ -46,7 +46,6 @@ from lazyformer_fairseq.experiments.search.training import (
     MixtureTraining,
     SubnetTraining,
     SupernetTraining,
-    clock_of,
 )
 from lazyformer_fairseq.patterns.grammar import read_sublayer
 from lazyformer_fairseq.report.numbers import spread
@@ -124,7 +123,6 @@ class Inheritance:
         single: a trained supernet.
         batches: how many.
         losses: in bits a prediction, of the patterns judged so far.
-        seconds: what each took.
     """
 
     fairseq: FairseqSearch
@@ -133,22 +131,15 @@ class Inheritance:
     batches: int
     file: Path
     losses: dict[Subnet, float] = field(default_factory=dict)
-    seconds: dict[Subnet, float] = field(default_factory=dict)
 
     def __post_init__(self):
         self.part = self.fairseq.parts()[1]
         if self.file.exists():
-            for name, values in read_json(self.file).items():
-                getattr(self, name).update({subnet_of(text): value for text, value in values.items()})
+            self.losses = {subnet_of(text): loss for text, loss in read_json(self.file).items()}
 
     def __call__(self, subnet: Subnet) -> float:
-        clock = clock_of(self.fairseq.settings.device)
-        began = clock()
         self.losses[subnet] = self._loss(subnet)
-        self.seconds[subnet] = clock() - began
-        kept = {"losses": self.losses, "seconds": self.seconds}
-        by_text = {name: {by_layer(each): value for each, value in values.items()} for name, values in kept.items()}
-        write_json(self.file, by_text, durable=False)
+        write_json(self.file, {by_layer(each): loss for each, loss in self.losses.items()}, durable=False)
         return self.losses[subnet]
 
     @torch.no_grad()
@@ -167,8 +158,7 @@ class Inheritance:
         """What it cost to judge these."""
         batches = min(self.batches, len(self.part))
         counted = sum(FORWARD * batches * self.counting.subnet(subnet) for subnet in subnets)
-        seconds = sum(self.seconds[subnet] for subnet in subnets)
-        return Cost(evaluations=len(subnets), counted=counted, seconds=seconds)
+        return Cost(evaluations=len(subnets), counted=counted)
 
 
 class Search:

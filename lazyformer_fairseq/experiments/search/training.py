@@ -8,10 +8,8 @@ import copy
 import json
 import math
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -29,7 +27,6 @@ from lazyformer_fairseq.experiments.search.supernet import SinglePath
 from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_sublayer_flops
-from lazyformer_fairseq.measure.costs.latency import wait_for
 from lazyformer_fairseq.patterns.grammar import read_sublayer, split_sublayers
 from lazyformer_fairseq.storage.atomic import write_text
 
@@ -52,36 +49,15 @@ class Cost:
     Attributes:
         weights_updates, architecture_updates, evaluations: how many; an evaluation is of one pattern.
         counted: updates of the baseline, by FLOPs.
-        seconds: of updates and evaluations; on a processor, of its cores together.
     """
 
     weights_updates: int = 0
     architecture_updates: int = 0
     evaluations: int = 0
     counted: float = 0.0
-    seconds: float = 0.0
-
-    @contextmanager
-    def timed(self, device: str) -> Iterator[None]:
-        clock = clock_of(device)
-        began = clock()
-        yield
-        self.seconds += clock() - began
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
-
-
-def clock_of(device: str) -> Callable[[], float]:
-    """Seconds: a processor's own, which others on the machine do not lengthen; of a GPU those that pass."""
-    if device == "cpu":
-        return time.process_time
-
-    def passed() -> float:
-        wait_for(device)
-        return time.perf_counter()
-
-    return passed
 
 
 class Counting:
@@ -103,28 +79,6 @@ class Counting:
 
     def subnet(self, subnet: Subnet) -> float:
         return self.space.latency(subnet) / self.baseline
-
-
-def weights_optimizer(model: nn.Module, settings: SearchSettings) -> torch.optim.Optimizer:
-    """LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction."""
-    how = {"weight_decay": WEIGHTS_DECAY, "bias_correction": False, "max_weight_norm": 10.0}
-    return Lamb(model.parameters(), lr=settings.weights_lr, **how)
-
-
-def update_weights(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], loss_of: Loss
-) -> tuple[Tensor, Tensor]:
-    """One update of a model's weights, a supernet's or a plain one's.
-
-    Returns:
-        The summed loss in nats and the number of predictions, detached.
-    """
-    loss, count = loss_of(model, batch)
-    (loss / count).backward()
-    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], CLIP_NORM)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach(), torch.as_tensor(count).detach()
 
 
 def temperature_at(spent: float, settings: SearchSettings) -> float:
@@ -207,7 +161,9 @@ class SupernetTraining(ABC):
         self.settings, self.loss_of = settings, loss_of
         self.most, self.prices, self.counting = most, prices, counting
         self.batches = [Batches(part) for part in parts]
-        self.weights = weights_optimizer(self.supernet.model, settings)
+        # LAMB as in NVIDIA's Transformer-XL: weight decay within the trust ratio, no bias correction.
+        how = {"weight_decay": WEIGHTS_DECAY, "bias_correction": False, "max_weight_norm": 10.0}
+        self.weights = Lamb(self.supernet.model.parameters(), lr=settings.weights_lr, **how)
         self.choices = nn.ModuleList()
         self.architecture: list[torch.optim.Optimizer] = []
         self.spent = Cost()
@@ -237,8 +193,7 @@ class SupernetTraining(ABC):
             print(f"{folder}: resumes at update {self.updates}.")
         with tqdm(total=round(self.most), initial=round(self.spent.counted), desc="supernet", unit=" updates") as bar:
             while self.spent.counted + (cost := self.next_cost()) <= self.most:
-                with self.spent.timed(self.settings.device):
-                    self.loss.add(*self.update())
+                self.loss.add(*self.update())
                 self.spent.counted += cost
                 bar.update(round(self.spent.counted) - bar.n)
                 if self.updates % LOG_INTERVAL == 0:
@@ -259,8 +214,12 @@ class SupernetTraining(ABC):
     def learn_weights(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Of `model`, the supernet or the one pattern of it that runs."""
         self.spent.weights_updates += 1
-        batch = move_to(self.batches[0].next(), self.settings.device)
-        return update_weights(model, self.weights, batch, self.loss_of)
+        loss, count = self.loss_of(model, move_to(self.batches[0].next(), self.settings.device))
+        (loss / count).backward()
+        nn.utils.clip_grad_norm_([p for group in self.weights.param_groups for p in group["params"]], CLIP_NORM)
+        self.weights.step()
+        self.weights.zero_grad()
+        return loss.detach(), torch.as_tensor(count).detach()
 
     def state_dict(self) -> dict[str, Any]:
         """All that the rest of the training depends on; plain values and tensors."""

@@ -92,7 +92,7 @@ def test_a_method_finds_a_front_beside_its_control(method, search, finished):
             assert f"-{100 * point['budget']:.0f}={point['pattern']}'" in (out / "table.md").read_text()
     spent = result["found"]["cost"]
     assert spent["evaluations"] <= 9 and spent["counted"] <= 20
-    assert spent["counted"] > 10 and spent["seconds"] > 0
+    assert spent["counted"] > 10
     assert (spent["architecture_updates"] > 0) == (method == "gradient")
     if method != "random":
         assert result["control"]["method"] == "random"

@@ -101,7 +101,7 @@ def compress(
 
     CHECKPOINT is a file, or a folder of checkpoints. TEXT is held-out text: a file, or what `lazyformer corpus` wrote,
     whose split valid is read. Each change of a sublayer is scored on it; for each budget of latency, dynamic
-    programming chooses the changes with the least sum. The best are measured, and as many random patterns beside them.
+    programming chooses the changes with the least sum. The best are measured.
     OUT gets the report and, for each budget, a model that starts from the weights, as `lazyformer import` writes it,
     for `lazyformer continue` to train. Stop it at any time; rerun to go on. More in docs/search_from_checkpoint.md.
 

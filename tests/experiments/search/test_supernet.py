@@ -206,13 +206,6 @@ def test_the_pattern_of_a_supernet_has_an_s_read_just_where_an_l_is_above():
         supernet_pattern(CANDIDATES, 0)
 
 
-def test_a_kind_whose_distribution_cannot_be_mixed_is_refused_beside_l_alone():
-    assert supernet_pattern(("s[persistent=1]", "f"), 2) == "s[persistent=1]fs[persistent=1]f"
-    assert supernet_pattern(("s[window=2]", "l"), 2) == "s[window=2]ls[window=2]"
-    with pytest.raises(UserError, match=r"l beside s\[persistent=1\]: a search mixes the distributions that l reuses"):
-        supernet_pattern(("s", "s[persistent=1]", "l"), 2)
-
-
 def test_weights_are_uniform_at_first_and_rows_sum_to_1():
     choices = Choices(3, ("s", "f", "identity"))
     assert choices.probabilities().allclose(torch.full((3, 3), 1 / 3))

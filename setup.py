@@ -42,7 +42,6 @@ EXTRAS_REQUIRE = {
     # `lazyformer corpus`.
     "corpus": [
         "jinja2>=3.1,<4",
-        "lxml>=5,<7",
         "orjson>=3.10,<4",
         "rensa>=0.5,<0.6",  # the hashes of a MinHash change with its versions
         "wikiextractor>=3.1,<3.2",  # wiki_markup.py calls its inner functions

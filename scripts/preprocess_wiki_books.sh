@@ -6,7 +6,7 @@ usage() {
   cat <<'HELP'
 usage: scripts/preprocess_wiki_books.sh OUT WIKI BOOKS [options of lazyformer corpus]
 
-Turns WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt and .epub files, one book each)
+Turns WIKI (a MediaWiki dump, or WikiExtractor's output) and BOOKS (a folder of .txt files, one book each)
 into OUT: shards of binarised data, dictionary, tokenizer, manifest.json and report.html. Of equal documents Wikipedia's
 stays. BOOKS in another layout: name it, as in jsonl:books.jsonl.zst. Stopped at any moment, it goes on when run again.
 Then: scripts/pretrain.sh lazyformer_m2x6_s OUT/shard0:OUT/shard1:...

@@ -58,6 +58,7 @@ def logged(folder: Path, name: str, of: str = "valid") -> list[float]:
     return [float(line.split(f"| {name} ")[1].split()[0]) for line in lines if is_of in line]
 
 
+@pytest.mark.slow
 def test_a_model_learns_which_texts_belong_together(documents, tmp_path, fairseq_train):
     options = f"{TINY} --lr 4e-3 --batch-size 32 --max-epoch 7"
     state = fairseq_train(documents, options, tmp_path, task=TASK)
@@ -94,6 +95,7 @@ def test_a_second_phase_of_longer_pairs_takes_the_head_over(documents, tmp_path,
     assert_equal_state(second["model"], first["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
 def test_half_precision_trains_close_to_full(documents, tmp_path, fairseq_train, precision):
     options = f"{TINY} --lr 4e-3 --batch-size 64 --max-epoch 1"
@@ -163,12 +165,6 @@ def test_a_model_without_the_head_is_refused(documents, tmp_path, fairseq_train)
     options = "--next-sentence --criterion masked_lm_accuracy --arch roberta_base --encoder-layers 1 --batch-size 8"
     with pytest.raises(UserError, match="--next-sentence: is for encoders of this package"):
         fairseq_train(documents, options, tmp_path, task=TASK)
-
-
-def test_one_document_is_refused(tmp_path, fairseq_train):
-    data = write_documents(tmp_path / "data", 1)
-    with pytest.raises(UserError, match="train: holds 13 items, all of one document; --next-sentence"):
-        fairseq_train(data, f"{TINY} --batch-size 8", tmp_path / "run", task=TASK)
 
 
 def test_a_loaded_model_says_whether_a_text_follows_as_its_head_does(data_folder, tmp_path, fairseq_train):

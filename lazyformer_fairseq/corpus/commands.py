@@ -35,8 +35,8 @@ def build(inputs: tuple[str, ...], out: Path, workers: Optional[int], cased: boo
     OUT gets shards of training data, the validation split, dictionary, tokenizer, manifest.json and report.html.
 
     An INPUT is a file or a folder: a MediaWiki dump (.xml, .xml.bz2), WikiExtractor's output, JSON lines, plain text
-    with documents divided by blank lines or `= Title =` lines, books as .epub; all also as .gz, .bz2 or .zst. The
-    format is found from the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book).
+    with documents divided by blank lines or `= Title =` lines; all also as .gz, .bz2 or .zst. The format is found from
+    the content; FORMAT:INPUT sets it (mediawiki, wikiextractor, jsonl, text, wikitext, book).
     Say book:INPUT for plain-text books, one document a file. Of equal documents the first in the order given stays.
 
     Stop it at any time; rerun to resume.

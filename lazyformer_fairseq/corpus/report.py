@@ -3,21 +3,16 @@
 ``report.html.jinja`` has its words and its looks. jinja2 escapes all that it writes, for a corpus may hold anything.
 """
 
-import difflib
-import re
 import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 MOST_INPUTS = 40  # rows
 SHARES = (0.1, 0.5, 0.9, 0.99)
-EXAMPLE_CHARACTERS = 600
-PIECES = re.compile(r"\w+|\s+|.", re.DOTALL)
-MARK = Markup('<mark class="{}">{}</mark>')
 Manifest = dict[str, Any]
 
 
@@ -33,11 +28,7 @@ def write_report(manifest: Manifest, path: Path) -> None:
             (name, *(quantile(lengths["edges"], lengths["counts"], share) for share in SHARES))
             for name, lengths in manifest["lengths"].items()
         ],
-        marked={
-            step: [marked(before, after) for before, after in pairs]
-            for step, pairs in manifest["examples"].items()
-            if pairs
-        },
+        changed={step: pairs for step, pairs in manifest["examples"].items() if pairs},
         flat_settings=flat(manifest["settings"]),
     )
     path.write_text(page, encoding="utf-8")
@@ -82,21 +73,6 @@ def quantile(edges: list[float], counts: list[int], share: float) -> Optional[fl
             return left * (right / left) ** ((wanted - below) / count)
         below += count
     return None
-
-
-def marked(before: str, after: str) -> tuple[Markup, Markup]:
-    """Both texts, with marks on the differences."""
-    old, new = (PIECES.findall(side[:EXAMPLE_CHARACTERS]) for side in (before, after))
-    left, right = Markup(), Markup()
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        left += _piece("".join(old[a:b]), "" if kind == "equal" else "out")
-        right += _piece("".join(new[c:d]), "" if kind == "equal" else "in")
-    return Markup("<bdi>{}</bdi>").format(left), Markup("<bdi>{}</bdi>").format(right)
-
-
-def _piece(text: str, mark: str) -> Markup:
-    piece = escape(visible(text))
-    return MARK.format(mark, piece) if mark and piece else piece
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

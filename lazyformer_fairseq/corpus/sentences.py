@@ -434,7 +434,7 @@ class SplitSentences(DocumentStep):
 
     def process(self, document: Document) -> Optional[str]:
         split = load_splitter(self.spacy_model)
-        paragraphs = [split(paragraph) for paragraph in document.text.split("\n")]
+        paragraphs = list(map(split, document.text.split("\n")))
         sentences = join_short(paragraphs, self.min_words)
         if not sentences:
             return "no sentence"

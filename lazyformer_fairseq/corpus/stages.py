@@ -150,13 +150,15 @@ def train_tokenizer(job: Job, rank: int) -> None:
     """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
     paths, settings = job.paths, job.settings
     folders = [paths.counts(unit) for unit in range(len(job.units))]
-    merged = merge_counts(folders, paths.kept_words, settings.share_of_kept_words, settings.text.special_tokens)
+    summary, frequent = merge_counts(
+        folders, paths.kept_words, settings.share_of_kept_words, settings.text.special_tokens
+    )
     shutil.rmtree(paths.tokenizer, ignore_errors=True)  # of a run that was stopped
     if settings.tokenizer:
         load_tokenizer(settings.tokenizer).save(paths.tokenizer)
     else:
-        Tokenizer.train_on_counts(merged.frequent, paths.tokenizer, settings.vocab_size, settings.text)
-    write_json(paths.vocabulary, {**merged.summary, "size": settings.vocab_size})
+        Tokenizer.train_on_counts(frequent, paths.tokenizer, settings.vocab_size, settings.text)
+    write_json(paths.vocabulary, {**summary, "size": settings.vocab_size})
 
 
 def write_ids_of_unit(job: Job, rank: int) -> None:

@@ -18,9 +18,10 @@ Each distinct word of the unit is encoded once; numpy does the rest.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -38,29 +39,15 @@ ENTRIES_AT_ONCE = 4_000_000  # some 50 bytes each while a range of hashes is mer
 LENGTH_EDGES = np.unique(np.round(2 ** (np.arange(4 * 26 + 1) / 4)).astype(np.int64))
 
 
-class MergedCounts(NamedTuple):
-    """What :func:`merge_counts` found."""
-
-    summary: dict[str, float]
-    """For the manifest."""
-
-    frequent: list[tuple[str, int]]
-    """The most frequent kept words with their counts, most frequent first, ties by word."""
-
-
 def smallest_kept_count(types_with_count: Mapping[int, int], coverage: float) -> int:
     """The largest count such that the words that occur as often or more are this share of all running words.
 
     Args:
         types_with_count: the number of distinct words with each count.
     """
-    total = sum(count * types for count, types in types_with_count.items())
-    kept = 0
-    for count in sorted(types_with_count, reverse=True):
-        kept += count * types_with_count[count]
-        if kept >= coverage * total:
-            return count
-    raise AssertionError("all words together are a share of 1")
+    counts = sorted(types_with_count, reverse=True)
+    kept = list(accumulate(count * types_with_count[count] for count in counts))
+    return next(count for count, words in zip(counts, kept, strict=True) if words >= coverage * kept[-1])
 
 
 def word_hashes(words: Sequence[str]) -> np.ndarray:
@@ -88,7 +75,7 @@ def merge_counts(
     always_kept: Sequence[str] = (),
     most_frequent: int = MOST_WORDS_FOR_BPE,
     entries_at_once: int = ENTRIES_AT_ONCE,
-) -> MergedCounts:
+) -> tuple[dict[str, float], list[tuple[str, int]]]:
     """Merges what :func:`count_words` wrote for each unit, and writes the hashes of the kept words.
 
     Args:
@@ -97,6 +84,10 @@ def merge_counts(
         always_kept: words that are never too rare.
         most_frequent: how many words to return at most; those of one count are returned together or not at all.
         entries_at_once: entries of all units (one for each word of each unit) that are in memory at once.
+
+    Returns:
+        a summary for the manifest, and the most frequent kept words with their counts, most frequent first, ties by
+        word.
 
     Raises:
         UserError: there is no word; the disk is full.
@@ -114,7 +105,10 @@ def merge_counts(
             raise UserError("the training documents hold no word; give more documents, or hold fewer of them out")
         min_count = smallest_kept_count(types_with_count, coverage)
         kept_types, kept_tokens = _write_kept(ranges, min_count, spared, unfinished)
-        min_frequent = max(min_count, _smallest_count_of(types_with_count, most_frequent))
+        highest_first = sorted(types_with_count, reverse=True)
+        reached = zip(highest_first, accumulate(types_with_count[count] for count in highest_first), strict=True)
+        few = [count for count, words in reached if words <= most_frequent]  # counts that no more words reach
+        min_frequent = max(min_count, min(few, default=highest_first[0] + 1))
         hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)
     frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
     types = types_with_count.total()
@@ -126,7 +120,7 @@ def merge_counts(
         "dropped_types_share": 1 - kept_types / types,
         "dropped_tokens_share": 1 - kept_tokens / tokens,
     }
-    return MergedCounts(summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0])))
+    return summary, sorted(frequent, key=lambda pair: (-pair[1], pair[0]))
 
 
 def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np.ndarray]:
@@ -169,17 +163,6 @@ def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file
         np.ascontiguousarray(hashes).tofile(file)
         tokens += int(counts.sum())
     return types, tokens
-
-
-def _smallest_count_of(types_with_count: dict[int, int], most: int) -> int:
-    """The smallest count that no more than ``most`` words reach."""
-    smallest, words = max(types_with_count) + 1, 0
-    for count in sorted(types_with_count, reverse=True):
-        words += types_with_count[count]
-        if words > most:
-            break
-        smallest = count
-    return smallest
 
 
 def _find_words(wanted: np.ndarray, folders: Sequence[Path]) -> list[str]:
@@ -293,16 +276,17 @@ def _write_part(selected: SelectedWords, pieces: WordPieces, tokenizer: TextToke
     sentences = selected.document_sentences.astype(np.int64)
     starts = np.cumsum(sentences) - sentences
     words = np.add.reduceat(selected.sentence_lengths, starts, dtype=np.int64) if len(starts) else starts
+    lengths = {
+        "words per sentence": selected.sentence_lengths,
+        "words per document": words,
+        "sentences per document": sentences,
+    }
     return {
         "documents": len(sentences),
         "sentences": len(selected.sentence_lengths),
         "tokens": int(unigrams.sum()),
         "unknown": int(unigrams[tokenizer.special.unk]),
-        "lengths": {
-            "words per sentence": length_histogram(selected.sentence_lengths),
-            "words per document": length_histogram(words),
-            "sentences per document": length_histogram(sentences),
-        },
+        "lengths": {name: length_histogram(of_all) for name, of_all in lengths.items()},
     }
 
 

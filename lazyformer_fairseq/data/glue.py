@@ -220,11 +220,11 @@ ODDITIES = {
 
 def describe_oddities(file: Union[str, Path], lines: Mapping[str, list[int]]) -> list[str]:
     """:meth:`SplitFile.oddities` of the lines of each kind, as a manifest has them."""
-    found = [(what, lines[name]) for name, what in ODDITIES.items() if lines.get(name)]
     return [
         f"{file}: {len(numbers):,} row{'s' * (len(numbers) != 1)} {what} (line {', '.join(map(str, numbers[:5]))}"
         f"{', ...' * (len(numbers) > 5)})"
-        for what, numbers in found
+        for name, what in ODDITIES.items()
+        if (numbers := lines.get(name))
     ]
 
 
@@ -248,11 +248,11 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     if first is None:
         raise UserError(f"{path}: is empty; download the task's data again")
     if layout.has_header:
-        columns, width = _find_columns(path, layout, header=first[1]), len(first[1])
+        texts, label, width = *_find_columns(path, layout, header=first[1]), len(first[1])
     else:
-        columns, width = [*layout.texts, layout.label], 1 + max(*layout.texts, layout.label)
+        texts, label, width = layout.texts, layout.label, 1 + max(*layout.texts, layout.label)
         rows = itertools.chain([first], rows)
-    file = _read_rows(task, path, rows, columns, width)
+    file = _read_rows(task, path, rows, list(texts), label, width)
     if not file.examples:
         raise UserError(f"{path}: has no row of data; download the task's data again")
     return file
@@ -277,23 +277,27 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); is {path.parent} the task's folder?") from None
 
 
-def _find_columns(path: Path, layout: Split, header: list[str]) -> list[Optional[int]]:
-    """Numbers of the text columns and, last, of the label's (None where there is none)."""
-    wanted = [*layout.texts] if layout.label is None else [*layout.texts, layout.label]
-    missing = [name for name in wanted if name not in header]
-    if missing:
+def _find_columns(path: Path, layout: Split, header: list[str]) -> tuple[list[int], Optional[int]]:
+    """Numbers of the text columns, and of the label's (None where there is none)."""
+    wanted = [*layout.texts, *filter(None, [layout.label])]
+    if missing := [name for name in wanted if name not in header]:
+        lacking, found = (", ".join(map(repr, names)) for names in (missing, header))
         raise UserError(
-            f"{path}, line 1: the header lacks {_list(missing)}; found {_list(header)}. "
-            "Is it the official file of this split, header and all?"
+            f"{path}, line 1: the header lacks {lacking}; found {found}. Is it the official file of this split, "
+            "header and all?"
         )
-    columns = [header.index(name) for name in wanted]
-    return columns if layout.label is not None else [*columns, None]
+    columns = list(map(header.index, wanted))
+    return columns[: len(layout.texts)], columns[-1] if layout.label else None
 
 
 def _read_rows(
-    task: TaskDescription, path: Path, rows: Iterator[tuple[int, list[str]]], columns: list[Optional[int]], width: int
+    task: TaskDescription,
+    path: Path,
+    rows: Iterator[tuple[int, list[str]]],
+    text_columns: list[int],
+    label_column: Optional[int],
+    width: int,
 ) -> SplitFile:
-    *text_columns, label_column = columns
     file = SplitFile(path, [], [])
     for number, fields in rows:
         if len(fields) > width and (mended := _mend(fields, width, text_columns)):
@@ -328,7 +332,3 @@ def _mend(fields: list[str], width: int, text_columns: list[int]) -> Optional[li
         return None
     start, end = text_columns[0], text_columns[0] + 1 + len(fields) - width  # no other column holds words
     return [*fields[:start], " ".join(fields[start:end]), *fields[end:]]
-
-
-def _list(columns: list[Column]) -> str:
-    return ", ".join(repr(column) for column in columns)

@@ -152,12 +152,9 @@ class MappedInputs(Sequence):
     """
 
     def __init__(self, items: MappedItems, longest: Optional[int], eos: int):
-        self._items = items
-        self._longest = longest
-        self._eos = eos
-        self.sizes = items.sizes.astype(np.int64)
-        if longest is not None:
-            self.sizes = np.minimum(self.sizes, longest)
+        self._items, self._longest, self._eos = items, longest, eos
+        sizes = items.sizes.astype(np.int64)
+        self.sizes = sizes if longest is None else np.minimum(sizes, longest)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -213,10 +210,9 @@ class PreparedTask(PreparedFolder):
                 f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
-        gone = [path for path in (self.folder / f"{split}.bin", self.folder / f"{split}.idx") if not path.is_file()]
-        if gone:
-            raise self._damaged(split, f"{gone[0].name} is gone")
         try:
+            if gone := [end for end in ("bin", "idx") if not (self.folder / f"{split}.{end}").is_file()]:
+                raise FileNotFoundError(f"{split}.{gone[0]} is gone")
             check_items(self.folder / split, vocab_size=None, eos=None)
             items = MappedItems(self.folder / split)
             targets = None

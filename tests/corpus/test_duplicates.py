@@ -107,13 +107,6 @@ def test_share(valid_share, columns):
     assert abs(found.sum() - 100_000 * valid_share) < 4 * (100_000 * valid_share * (1 - valid_share)) ** 0.5
 
 
-def test_limits_and_seeds():
-    assert not is_held_out(COUNTING, 0, 1).any()
-    assert is_held_out(COUNTING, 1, 1).all()
-    both = is_held_out(COUNTING, 0.5, 1) & is_held_out(COUNTING, 0.5, 2)
-    assert abs(both.mean() - 0.25) < 0.01
-
-
 @given(st.lists(st.lists(st.tuples(U64, U64), max_size=5), max_size=3), st.sampled_from([0.0, 1e-9, 0.3, 1.0]))
 def test_one_document_is_held_out_where_the_rule_holds_out_none(units, valid_share):
     draws = [draw(np.array(unit, dtype=np.uint64).reshape(-1, 2), 1) for unit in units]
@@ -170,12 +163,3 @@ def test_the_first_similar_document_stays_though_both_resemble_a_later_one():
     bands = np.array([[1, 5], [2, 6], [1, 6]], dtype=np.uint64)
     (found,) = find_duplicates([fingerprints], [bands])
     assert found.tolist() == [KEEP, KEEP, NEAR_DUPLICATE]
-
-
-@pytest.mark.slow
-def test_a_million_documents_as_by_numpy_unique():
-    generator = np.random.default_rng(1)
-    hashes = generator.integers(0, 2**64, (1_000_000, 2), dtype=np.uint64)[generator.integers(0, 900_000, 1_000_000)]
-    found = np.concatenate(find_duplicates(np.array_split(hashes, 7), documents_at_once=100_000))
-    _, first = np.unique(hashes, axis=0, return_index=True)
-    assert np.flatnonzero(found == KEEP).tolist() == sorted(first.tolist())

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from lazyformer_fairseq.corpus.steps import Document, TaskNotes
 from lazyformer_fairseq.corpus.words import NormaliseWords, StoreWords, WordStore, with_plain_symbols
 from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, TextNormaliser, TextSettings
-from lazyformer_fairseq.storage.atomic import atomic_file
 
 
 def words_of(text: str, settings: TextSettings = TextSettings(), format: str = "text") -> str:  # noqa: B008 (frozen)
@@ -82,10 +81,6 @@ def texts_of(store):
     return ["\n".join(next(sentences) for _ in range(length)) for length in store.document_sentences]
 
 
-def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 @settings(max_examples=15)
 @given(st.lists(TEXT, max_size=6))
 def test_documents_come_back(tmp_path_factory, texts):
@@ -121,17 +116,6 @@ def test_select(tmp_path_factory, texts):
     assert selected.document_sentences.tolist() == [len(doc) for doc in kept]
 
 
-def test_bytes_depend_on_the_documents_alone(tmp_path):
-    documents = [document(f"word{n % 7} stands\nnear {n}", n) for n in range(50)]
-    (tmp_path / "again" / "00000").mkdir(parents=True)
-    (tmp_path / "again" / "00000" / "words.npy").write_bytes(b"of a run that was stopped")
-    (tmp_path / "again" / ".00000.0011aabb.unfinished").mkdir()
-    write(tmp_path / "once", documents)
-    write(tmp_path / "again", documents)
-    assert contents(tmp_path / "once" / "00000") == contents(tmp_path / "again" / "00000")
-    assert [file.name for file in (tmp_path / "again").iterdir()] == ["00000"]
-
-
 def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):
     notes = TaskNotes()
     notes.add_example("a step", "before", "after")
@@ -142,20 +126,3 @@ def test_a_document_without_text_is_dropped_for_a_reason(tmp_path):
     assert stored == json.loads(json.dumps(vars(step.notes)))
     assert stored["examples"]["a step"] == [["before", "after"]]
     assert stored["dropped"] == {"no sentence": ["d:4"]}
-
-
-def test_a_failure_leaves_nothing(tmp_path):
-    def documents():
-        yield document("a b")
-        raise OSError("the file ends early")
-
-    with pytest.raises(OSError, match="ends early"):
-        write(tmp_path, documents())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_named(tmp_path):
-    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "words.npy"), open("/dev/full", "wb") as full:
-        np.zeros(100_000).tofile(full)
-    assert caught.value.filename == str(tmp_path / "words.npy")
-    assert caught.value.strerror == "No space left on device"

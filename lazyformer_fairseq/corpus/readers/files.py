@@ -183,7 +183,6 @@ class Format:
         starts_document: whether one starts with a line: (line, whether the one before it is blank or there is none).
         parse: (text, metadata) of the documents in a block; BadInput names the line of what is wrong.
         read_whole: in place of these two, where the file at a path is one document: its text.
-        extension: of the parts into which a compressed file is cut.
     """
 
     document: str
@@ -192,7 +191,6 @@ class Format:
     starts_document: Optional[StartsDocument] = None
     parse: Optional[Callable[[Block, Piece, Watch], Iterator[tuple[str, dict]]]] = None
     read_whole: Optional[Callable[[str, Watch], str]] = None
-    extension: str = "txt"
 
 
 def read_blocks(piece: Piece, starts_document: StartsDocument) -> Iterator[Block]:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 import orjson
 
-from lazyformer_fairseq.corpus.readers.book import BOOK, join_hard_wrapped
 from lazyformer_fairseq.corpus.readers.files import (
+    BOM,
     BadInput,
     Block,
     Format,
@@ -26,6 +26,7 @@ from lazyformer_fairseq.corpus.readers.files import (
     Watch,
     compression,
     decode,
+    open_decompressed,
     place,
     read_blocks,
 )
@@ -166,6 +167,51 @@ def parse_paragraph(block: Block, piece: Piece, watch: Watch) -> Parsed:
         yield text, {}
 
 
+# Books break "well-known" after its hyphen, never inside "known": the hyphen is the word's own and stays.
+HYPHEN_AT_LINE_END = re.compile(r"-(?<=[^\W\d_]-)[^\S\n]*\n\s*(?=[a-zß-öø-ÿ])")
+BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+
+
+def join_hard_wrapped(text: str) -> str:
+    """One paragraph from lines that were broken to fit a page."""
+    return " ".join(HYPHEN_AT_LINE_END.sub("-", text).split())
+
+
+def blocks_to_paragraphs(text: str) -> str:
+    """One paragraph a line, from hard-wrapped paragraphs that blank lines divide."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join(filter(None, map(join_hard_wrapped, BLANK_LINES.split(text))))
+
+
+# Until about 2004 the header ended with "The Small Print".
+GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG\b.*|\*END\*? ?THE SMALL PRINT.*")
+GUTENBERG_END = re.compile(
+    r"^(?:\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG\b|End of (?:the |this )?Project Gutenberg\b)", re.MULTILINE
+)
+GUTENBERG_CREDITS = re.compile(r"\A(?:(?:Produced|E-?text prepared|Transcribed|Prepared) by .*\n)", re.I)
+
+
+def read_book(path: str, watch: Watch) -> str:
+    """The whole file, one paragraph a line. BadInput for damaged compressed data."""
+    with open_decompressed(path) as file:
+        content = file.read()
+    return without_gutenberg_notices(blocks_to_paragraphs(decode(content.removeprefix(BOM), watch)))
+
+
+def without_gutenberg_notices(text: str) -> str:
+    """The book itself, from a text with one paragraph a line."""
+    end = GUTENBERG_END.search(text)
+    text = text[: end.start()] if end else text
+    start = GUTENBERG_START.search(text)
+    text = text[start.end() :].lstrip("\n") if start else text
+    return GUTENBERG_CREDITS.sub("", text).rstrip("\n")
+
+
+def is_gutenberg(content: bytes, file: Path) -> bool:
+    """Whether Project Gutenberg's header is there."""
+    return GUTENBERG_START.search(content.decode(errors="replace")) is not None
+
+
 # In the order in which a file is tried; all that none of the others recognises is plain text.
 FORMATS: dict[str, Format] = {
     "wikiextractor": Format(
@@ -181,7 +227,6 @@ FORMATS: dict[str, Format] = {
         recognises=is_dump,
         starts_document=lambda line, after_blank: b"<page>" in line,
         parse=parse_pages,
-        extension="xml",
     ),
     "jsonl": Format(
         document="a line",
@@ -189,7 +234,6 @@ FORMATS: dict[str, Format] = {
         recognises=is_json_lines,
         starts_document=lambda line, after_blank: not line.isspace(),
         parse=parse_line,
-        extension="jsonl",
     ),
     "wikitext": Format(
         document="an article",
@@ -199,7 +243,8 @@ FORMATS: dict[str, Format] = {
         starts_document=lambda line, after_blank: after_blank and TITLE_LINE.match(line) is not None,
         parse=parse_article,
     ),
-    "book": BOOK,
+    # Plain-text books without Gutenberg's header are known by ``book:PATH`` alone; their names are those of texts.
+    "book": Format(document="a file", names="(?!)", recognises=is_gutenberg, read_whole=read_book),
     "text": Format(
         document="what stands between blank lines (books: say book:PATH)",
         names=r".*\.txt",

@@ -36,7 +36,7 @@ ABOUT_THE_FILES = re.compile(r"(?:readme|licen[cs]e|copying|notice|changelog)\b"
 
 BINARY = {
     "a PDF": (b"%PDF",),
-    "a zip archive": (b"PK",),
+    "a zip archive or an epub": (b"PK",),
     "a 7z archive": (b"7z\xbc\xaf",),
     "a rar archive": (b"Rar!",),
     "an xz file": (b"\xfd7zXZ",),
@@ -122,7 +122,7 @@ def _text_files(folder: Path, bad_files: str, left_out: list[str]) -> list[Path]
         else:
             found.append(file)
     if not found:
-        raise UserError(f"{folder}: holds no .txt, .tokens, .epub, .xml, .jsonl, .json or wiki_00 file")
+        raise UserError(f"{folder}: holds no .txt, .tokens, .xml, .jsonl, .json or wiki_00 file")
     return found
 
 
@@ -163,9 +163,6 @@ def _format(file: Path, wanted: Optional[str]) -> str:
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file}: is empty")
-    is_zip_of_book = content.startswith(b"PK") and (b"epub" in head[:100] or ".epub" in file.name)
-    if is_zip_of_book and wanted in (None, "book"):
-        return "book"
     for what, starts in BINARY.items():
         if head.startswith(starts):
             raise UserError(f"{file}: is no text, it looks like {what}; convert it, or leave it out")
@@ -233,13 +230,14 @@ def cut_file(file: InputFile, folder: Path, part_bytes: int, bad_files: Literal[
 
 
 def _write_parts(file: InputFile, folder: Path, part_bytes: int) -> None:
-    format, part, left, number = FORMATS[file.format], None, 0, 0
+    starts_document = FORMATS[file.format].starts_document
+    part, left, number = None, 0, 0
     try:
-        for block in read_blocks(Piece(file.path, file.format), format.starts_document):
+        for block in read_blocks(Piece(file.path, file.format), starts_document):
             if left <= 0:
                 if part:
                     part.close()
-                path = folder / f"part-{number:05}.{format.extension}.zst"
+                path = folder / f"part-{number:05}.zst"
                 part = zstandard.open(path, "wb", cctx=zstandard.ZstdCompressor(level=1))
                 left, number = part_bytes, number + 1
             part.write(block.content)

@@ -5,14 +5,11 @@ alone. A block is what the model reads, ``<s> s1 </s> s2 </s> </s> s3 </s>``: th
 documents, so never at a block's start or end.
 """
 
-import fcntl
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -48,27 +45,23 @@ class Blocks:
 def kept_blocks(prefix: Union[str, Path], item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
     """:func:`pack_full_sentences` for PREFIX.bin; of a large one mapped from a file beside it, which is made once.
 
-    All processes share the file's memory. It is named after the sizes, so other data never reads it; processes that
-    start together wait for the first. Where the folder cannot be written, each packs for itself.
+    All processes share the file's memory. It is named after the sizes, so other data never reads it. Where the folder
+    cannot be written, each packs for itself.
     """
-    index = Path(f"{prefix}.idx")
-    if len(item_sizes) < WORTH_KEEPING or not index.is_file():
+    if len(item_sizes) < WORTH_KEEPING or not Path(f"{prefix}.idx").is_file():
         return pack_full_sentences(item_sizes, tokens_per_sample)
     digest = hashlib.sha256(np.ascontiguousarray(item_sizes)).hexdigest()[:16]
     path = Path(f"{prefix}.blocks{tokens_per_sample}-{digest}.npy")
     if (kept := _mapped(path, len(item_sizes), tokens_per_sample)) is not None:
         return kept
-    with _alone(index):
-        if (kept := _mapped(path, len(item_sizes), tokens_per_sample)) is not None:
-            return kept
-        blocks = pack_full_sentences(item_sizes, tokens_per_sample)
-        try:
-            remove_leftovers(path.parent, path.name)
-            with atomic_file(path, durable=False) as file:
-                np.save(file, np.stack(astuple(blocks)))
-        except OSError as error:
-            logger.info("%s: cannot be written (%s), so each process packs for itself", path, error.strerror)
-            return blocks
+    blocks = pack_full_sentences(item_sizes, tokens_per_sample)
+    try:
+        remove_leftovers(path.parent, path.name)
+        with atomic_file(path, durable=False) as file:
+            np.save(file, np.stack(astuple(blocks)))
+    except OSError as error:
+        logger.info("%s: cannot be written (%s), so each process packs for itself", path, error.strerror)
+        return blocks
     return _mapped(path, len(item_sizes), tokens_per_sample) or blocks
 
 
@@ -89,15 +82,6 @@ def _mapped(path: Path, items: int, tokens_per_sample: int) -> Optional[Blocks]:
             return blocks
     logger.warning("%s: damaged, is written anew", path)
     return None
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process at a time; all at once on a file system without locks."""
-    with file.open("rb") as stream:
-        with suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Blocks:
@@ -148,8 +132,7 @@ def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     ).astype(np.int32)
 
 
-@dataclass(frozen=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """The pieces to pack: items, over-long ones cut. `sizes` counts the ``</s>`` that is added after a cut piece."""
 
     item: np.ndarray

@@ -218,28 +218,21 @@ class SentencePairsDataset(MaskedBlocksDataset):
         """Those of the epoch."""
         return draw_pairs(self.documents, self.room, np.random.default_rng((self.seed, self.epoch)))
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Tokens a pair in this epoch, all counted."""
         return self.pairs.sizes + (2 + self.separators)
 
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def size(self, index: int) -> int:
-        return int(self.pairs.sizes[index]) + 2 + self.separators
-
-    num_tokens = size
-
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
-            self.__dict__.pop("pairs", None)
+            for drawn in ("pairs", "sizes"):
+                self.__dict__.pop(drawn, None)
         super().set_epoch(epoch)
 
     def block(self, index: int) -> np.ndarray:
         """Pair `index` as ids (T,), before masking."""
         first, second = (self._text(texts, index) for texts in (self.pairs.first, self.pairs.second))
-        block = np.full(self.size(index), self.eos)
+        block = np.full(self.sizes[index], self.eos)
         block[0] = self.bos
         block[1 : 1 + len(first)] = first
         block[-1 - len(second) : -1] = second

@@ -22,34 +22,29 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_IDS = 1 << 24  # more is damage: of the largest vocabularies there are, it is sixty times
-NORMALISERS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+Types = Mapping[str, tuple[type, ...]]  # of the fields of an object
+SWITCH, PERHAPS_TEXT = (bool,), (str, type(None))
+NORMALISERS: Mapping[str, Types] = {
     "BertNormalizer": {
-        "clean_text": (bool,),
-        "handle_chinese_chars": (bool,),
+        **dict.fromkeys(("clean_text", "handle_chinese_chars", "lowercase"), SWITCH),
         "strip_accents": (bool, type(None)),
-        "lowercase": (bool,),
     },
     **{name: {} for name in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")},
 }
-DIVISIONS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+DIVISIONS: Mapping[str, Types] = {
     "BertPreTokenizer": {},
-    "ByteLevel": {"add_prefix_space": (bool,), "trim_offsets": (bool,), "use_regex": (bool,)},
+    "ByteLevel": dict.fromkeys(("add_prefix_space", "trim_offsets", "use_regex"), SWITCH),
 }
-MODELS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+MODELS: Mapping[str, Types] = {
     "WordPiece": {
-        "unk_token": (str,),
-        "continuing_subword_prefix": (str,),
+        **dict.fromkeys(("unk_token", "continuing_subword_prefix"), (str,)),
         "max_input_chars_per_word": (int,),
         "vocab": (dict,),
     },
     "BPE": {
+        **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix"), PERHAPS_TEXT),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), SWITCH),
         "dropout": (float, int, type(None)),
-        "unk_token": (str, type(None)),
-        "continuing_subword_prefix": (str, type(None)),
-        "end_of_word_suffix": (str, type(None)),
-        "fuse_unk": (bool,),
-        "byte_fallback": (bool,),
-        "ignore_merges": (bool,),
         "vocab": (dict,),
         "merges": (list,),
     },
@@ -59,10 +54,10 @@ DECODERS = {
     "WordPiece": {"type": "WordPiece", "prefix": "##", "cleanup": True},
     "BPE": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
 }
-ADDED_TOKEN: Mapping[str, tuple[type, ...]] = {
+ADDED_TOKEN: Types = {
     "id": (int,),
     "content": (str,),
-    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), (bool,)),
+    **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), SWITCH),
 }
 ACCEPTED = "this program takes WordPiece (BERT) and byte-level BPE (RoBERTa)"
 
@@ -79,9 +74,14 @@ def check_recipe(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "WordPiece":  # files of old leave them out
         defaults = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
         model = {**defaults, **model}
-        _check_word_piece(model)
-    else:
-        _check_bpe(model)
+        if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
+            raise UserError(
+                f"its model is no WordPiece of BERT's, whose pieces inside a word begin with ##; {ACCEPTED}"
+            )
+    elif model.get("dropout"):
+        raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
+    elif model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise UserError(f"its model marks the inside or the ends of words; {ACCEPTED}")
     normaliser, division = values.get("normalizer"), values.get("pre_tokenizer")
     if normaliser is not None:
         normaliser = _checked(normaliser, "normalizer", NORMALISERS)
@@ -174,9 +174,7 @@ def _kind_of_model(model: Any) -> str:
     return kind
 
 
-def _checked(
-    values: Any, what: str, known: Mapping[str, Mapping[str, tuple[type, ...]]], kind: Optional[str] = None
-) -> dict[str, Any]:
+def _checked(values: Any, what: str, known: Mapping[str, Types], kind: Optional[str] = None) -> dict[str, Any]:
     """An object of a known type with known fields alone."""
     kind = values.get("type", kind) if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in known:
@@ -209,18 +207,6 @@ def _check_vocabulary(vocabulary: Mapping[str, Any]) -> None:
             raise UserError(f"the symbol {symbol[:40]!r} has the id {str(index)[:40]}")
         if "\n" in symbol or "\r" in symbol or any("\ud800" <= character <= "\udfff" for character in symbol):
             raise UserError(f"the symbol {symbol[:40]!r} holds a line break or half a character, which dict.txt cannot")
-
-
-def _check_bpe(model: Mapping[str, Any]) -> None:
-    if model.get("dropout"):
-        raise UserError(f"its model cuts words at random (dropout {model['dropout']}); set dropout to null")
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        raise UserError(f"its model marks the inside or the ends of words; {ACCEPTED}")
-
-
-def _check_word_piece(model: Mapping[str, Any]) -> None:
-    if model["continuing_subword_prefix"] != "##" or model["max_input_chars_per_word"] < 1:
-        raise UserError(f"its model is no WordPiece of BERT's, whose pieces inside a word begin with ##; {ACCEPTED}")
 
 
 UNKNOWN_OF_CORPUS = "<unk>"  # by which WikiText has replaced its rare words

@@ -92,7 +92,8 @@ class LibraryTokenizer(TextTokenizer):
                 "this model's tokenizer?"
             )
         self.special = SpecialIds(**{role: ids[symbol] for role, symbol in self._names.items()})
-        self.symbols = symbols_of_rows(ids, description["rows"])
+        symbol_of = {index: symbol for symbol, index in ids.items()}
+        self.symbols = [symbol_of.get(row, f"<row {row}>") for row in range(description["rows"])]
         silent = tuple(self._names[role] for role in ("bos", "pad", "eos"))
         self._library = build_library(recipe, silent)
         self._model = self._library.model
@@ -196,56 +197,50 @@ class LibraryTokenizer(TextTokenizer):
             token_types: the model takes token types, 1 for the second text of a pair.
         """
         folder = Path(folder)
+
+        def template(pattern: str) -> list[dict[str, Any]]:
+            """Of a pattern of texts, A and B, and special symbols: a symbol behind B is of B's type."""
+            parts, kind = [], 0
+            for name in pattern.split():
+                kind = self.second_type if name == "B" else kind
+                what = "Sequence" if name in "AB" else "SpecialToken"
+                parts.append({what: {"id": {"bos": bos, "eos": eos}.get(name, name), "type_id": kind}})
+            return parts
+
         bos, eos = self._names["bos"], self._names["eos"]
-        second = self.second_type
-        template = {
+        around = {
             "type": "TemplateProcessing",
-            "single": [_symbol(bos), _text("A"), _symbol(eos)],
-            "pair": [
-                *[_symbol(bos), _text("A"), _symbol(eos), *[_symbol(eos)] * (self.separators - 1)],
-                *[_text("B", second), _symbol(eos, second)],
-            ],
+            "single": template("bos A eos"),
+            "pair": template(f"bos A {'eos ' * self.separators}B eos"),
             "special_tokens": {
                 name: {"id": name, "ids": [index], "tokens": [name]}
                 for name, index in ((bos, self.special.bos), (eos, self.special.eos))
             },
         }
-        whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": template}
+        whole = {**self._recipe, "truncation": None, "padding": None, "post_processor": around}
         if trimming := trimming_of(self._recipe):
-            whole["post_processor"] = {"type": "Sequence", "processors": [trimming, template]}
+            whole["post_processor"] = {"type": "Sequence", "processors": [trimming, around]}
         (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False) + "\n", encoding="utf-8")
-        inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
-        roles = {"cls_token": "bos", "sep_token": "eos", "pad_token": "pad", "unk_token": "unk", "mask_token": "mask"}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            **{name: self._names[role] for name, role in roles.items()},
-            "model_input_names": inputs,
+            **{NAMES_OF_ROLES[role]: self._names[role] for role in ("bos", "eos", "pad", "unk", "mask")},
+            "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
             "clean_up_tokenization_spaces": False,
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def symbols_of_rows(ids: Mapping[str, int], rows: int) -> list[str]:
-    """The symbol of every row of an embedding; ``<row N>`` where the vocabulary has none."""
-    symbols = [f"<row {row}>" for row in range(rows)]
-    for symbol, index in ids.items():
-        symbols[index] = symbol
-    return symbols
-
-
 def check_description(path: Path) -> dict[str, Any]:
     """The checked contents of tokenizer.json; UserError for anything else."""
     description = read_description(path, FORMAT_VERSION)
-    special, digests = description.get("special"), description.get("sha256")
+    kinds = {"special": dict, "sha256": dict, "rows": int, "separators": int, "second_type": int}
     is_whole = (
         description.get("kind") == KIND
-        and isinstance(special, dict)
-        and set(special) == set(ROLES)
+        and all(type(description.get(name)) is kind for name, kind in kinds.items())
+        and set(special := description["special"]) == set(ROLES)
         and all(isinstance(symbol, str) for symbol in special.values())
         and len(set(special.values())) == len(ROLES)
-        and isinstance(digests, dict)
-        and all(type(description.get(name)) is int for name in ("rows", "separators", "second_type"))
         and description["separators"] in (1, 2)
         and description["second_type"] in (0, 1)
     )
@@ -254,21 +249,9 @@ def check_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _symbol(name: str, token_type: int = 0) -> dict[str, Any]:
-    return {"SpecialToken": {"id": name, "type_id": token_type}}
-
-
-def _text(which: str, token_type: int = 0) -> dict[str, Any]:
-    return {"Sequence": {"id": which, "type_id": token_type}}
-
-
-NAMES_OF_ROLES = {
-    "bos": "cls_token",
-    "pad": "pad_token",
-    "eos": "sep_token",
-    "unk": "unk_token",
-    "mask": "mask_token",
-}
+NAMES_OF_ROLES = dict(
+    bos="cls_token", pad="pad_token", eos="sep_token", unk="unk_token", mask="mask_token"
+)  # in the files of a model
 USUAL_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
 OPTIONS_OF_BERT = {  # of tokenizer_config.json -> of the library's normaliser
     "do_lower_case": ("lowercase", (bool,)),
@@ -308,8 +291,9 @@ def adopt_tokenizer(source: Union[str, Path], out: Union[str, Path], rows: Optio
         recipe = _with_added(recipe, special, options)
         separators, second_type = _joining(recipe, values.get("post_processor"), special, ids)
         described = {"separators": separators, "second_type": second_type}
-        config = _optional_json(source / "config.json")
-        rows = rows if rows is not None else _rows(config, ids)
+        if rows is None:
+            size = _optional_json(source / "config.json").get("vocab_size")
+            rows = size if type(size) is int else 1 + max(ids.values())
         tokenizer = LibraryTokenizer.write(recipe, {"special": special, "rows": rows, **described}, out)
     except UserError as error:
         raise UserError(str(error) if str(source) in str(error) else f"{path}: {error}") from None
@@ -449,11 +433,6 @@ def _joining(
             "<s> a </s></s> b </s>"
         )
     return len(around[1]) - 2, min(pair.type_ids[-1], 1)
-
-
-def _rows(config: Mapping[str, Any], ids: Mapping[str, int]) -> int:
-    size = config.get("vocab_size")
-    return size if type(size) is int else 1 + max(ids.values())
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

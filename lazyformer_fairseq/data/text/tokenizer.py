@@ -35,11 +35,14 @@ from lazyformer_fairseq.data.text.normalisation import (
     FIRST_SYMBOLS,
     MASK,
     UNKNOWN,
+    Span,
     TextNormaliser,
     TextSettings,
+    cover,
+    places_of,
+    spans_of_parts,
     symbol_pattern,
 )
-from lazyformer_fairseq.data.text.places import Span, cover, places_of, spans_of_parts
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 

@@ -5,8 +5,6 @@ The step that reads a unit's documents.
 
 import bz2
 import gzip
-import io
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -219,67 +217,6 @@ def test_gutenberg_notices_are_cut_off(tmp_path):
     assert texts(path, "book") == ["Text without notices."]
 
 
-def epub(pages: dict[str, str], spine: list[str]) -> bytes:
-    """The bytes of an epub; ids are file names, `nav.xhtml` is its navigation."""
-    properties = {"nav.xhtml": 'properties="nav"'}
-    items = "".join(
-        f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml" {properties.get(name, "")}/>'
-        for name in pages
-    )
-    references = "".join(f'<itemref idref="{name}"/>' for name in spine)
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("mimetype", "application/epub+zip")
-        archive.writestr(
-            "META-INF/container.xml",
-            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile'
-            ' full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
-        )
-        archive.writestr(
-            "OEBPS/book.opf",
-            f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{references}</spine></package>',
-        )
-        for name, page in pages.items():
-            archive.writestr(f"OEBPS/text/{name}", page)
-    return content.getvalue()
-
-
-PAGE = (
-    '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml">'
-    "<head><title>T</title></head><body>{}</body></html>"
-)
-
-
-def test_epub(tmp_path):
-    pages = {
-        "nav.xhtml": PAGE.format("<p>Contents</p>"),
-        "z.xhtml": PAGE.format(
-            "<h1>One</h1><div>It <i>was</i>\n a<br/>dark é<!-- not this -->\n\n night.<p>Then<b>ce</b></p> on</div>"
-        ),
-        "a.xhtml": PAGE.format("<p>Caf&eacute;&nbsp;<p>unclosed <script>x</script>end"),
-        "unused.xhtml": PAGE.format("<p>Not in the spine.</p>"),
-    }
-    path = tmp_path / "book.epub"
-    path.write_bytes(epub(pages, ["nav.xhtml", "z.xhtml", "a.xhtml"]))
-    assert texts(path, "book") == ["One\nIt was a dark é night.\nThence\non\nCafé\nunclosed end"]
-
-
-def test_bad_epubs(tmp_path):
-    good = epub({"a.xhtml": PAGE.format("<p>Text.</p>" * 500)}, ["a.xhtml"])
-    other_zip = io.BytesIO()
-    with zipfile.ZipFile(other_zip, "w") as archive:
-        archive.writestr("a.txt", "words")
-    no_text = epub({"a.xhtml": PAGE.format("<img src='scan.png'/>")}, ["a.xhtml"])
-    for content, message in [
-        (good[:-200], "the epub is damaged"),
-        (other_zip.getvalue(), "no epub, or a damaged one"),
-        (no_text, "the epub holds no text"),
-    ]:
-        (tmp_path / "bad.epub").write_bytes(content)
-        with pytest.raises(BadInput, match=rf"bad\.epub: {message}"):
-            texts(tmp_path / "bad.epub", "book")
-
-
 def test_compression_is_told_by_the_first_bytes(tmp_path):
     for suffix, compress in COMPRESS.items():
         (tmp_path / "file").write_bytes(compress(b"BZh is how bz2 files begin"))
@@ -302,18 +239,6 @@ def test_real_files_hold_the_documents_that_are_known(real_data, pattern, format
     paths = sorted(real_data.glob(pattern))
     assert len(paths) == files
     assert sum(len(texts(path, format)) for path in paths) == documents
-
-
-def test_real_texts_begin_as_they_should(real_data):
-    first = texts(real_data / "lm/wikitext-2/wiki.valid.tokens", "wikitext")[0]
-    assert first.startswith("Homarus gammarus , known as the European lobster")
-    assert "\n= " not in first
-    alice = texts(real_data / "raw/gutenberg/carroll-alice.txt", "book")[0].split("\n")
-    assert alice[2].startswith("Alice was beginning to get very tired of sitting by her sister on the bank, and of")
-    ball = texts(real_data / "raw/gutenberg/chesterton-ball.txt", "book")[0]
-    assert "Project Gutenberg" not in ball
-    anarchism = texts(real_data / "raw/wikiextractor_json/AA/wiki_00", "jsonl")[0]
-    assert anarchism.startswith("Anarchism is a political philosophy")
 
 
 @pytest.fixture

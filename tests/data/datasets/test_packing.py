@@ -140,15 +140,6 @@ def test_no_token_is_lost_and_no_block_too_long(sizes, tokens_per_sample):
         assert blocks.sizes[number] == 1 + len(block) + is_cut, "<s>, and </s> behind a cut sentence"
 
 
-def test_boundaries_stand_between_documents_alone():
-    #        s1 s2 | s3 | | s4  in blocks of 9: <s> s1 s2 | s3, then s4
-    sizes = [1, 3, 2, 1, 2, 1, 1, 5, 1]
-    assert packed_blocks(sizes, 9) == [
-        [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (3, 0), (4, 0), (4, 1)],
-        [(7, 0), (7, 1), (7, 2), (7, 3), (7, 4)],
-    ]
-
-
 def test_a_block_without_room_is_refused():
     with pytest.raises(UserError, match="tokens_per_sample is 2"):
         pack_full_sentences(np.array([3]), 2)

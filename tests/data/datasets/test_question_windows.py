@@ -23,7 +23,7 @@ from lazyformer_fairseq.data.datasets.question_windows import (
     tokens_of,
     without_spaces,
 )
-from lazyformer_fairseq.data.squad import SquadFile, read_squad
+from lazyformer_fairseq.data.squad import read_squad
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
@@ -73,21 +73,6 @@ def test_long_contexts_and_questions(tokenizer, file):
             assert found == list(wanted) if is_whole else windows.targets[row].tolist() == [0, 0]
         assert shown.keys() == set(range(len(ids)))
         assert windows.targets[rows].any()
-
-
-def test_separators_of_other_models(tokenizer, file, monkeypatch):
-    monkeypatch.setattr(tokenizer, "separators", 1)
-    windows = make_windows(tokenizer, file)
-    assert windows.inputs[0].tolist() == tokenizer.build_input(QUESTIONS[0][0], CONTEXT)
-
-
-def test_contexts_without_tokens_or_answers(tokenizer, tmp_path):
-    path = write_squad(
-        tmp_path / "x.json", {"paragraphs": [{"context": "\x01", "qas": [{"id": "1", "question": "?"}]}]}
-    )
-    windows = make_windows(tokenizer, read_squad(path, needs_answers=False))
-    assert windows.targets is None
-    assert windows.count.tolist() == [0]
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
@@ -235,43 +220,6 @@ def test_a_context_without_a_token_has_no_answer(kind, tmp_path):
     collector = SpanCollector(windows, file.contexts)
     collector.add(np.arange(1), *np.zeros((2, 1, int(windows.sizes[0])), np.float32))
     assert [answer.text for answer in collector.answers()[0]] == (["\x00"] if kind == "byte-level BPE" else [])
-
-
-def test_an_answer_inside_a_piece_is_lost_and_told(tmp_path):
-    context = "Anna has fourteen cats."
-    tokenizer = train("ours", (context,) * 5, tmp_path, 40)
-    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("How many?", "four")]))))
-    found = answer_by_heart(file, make_windows(tokenizer, file))
-    assert (found.share, found.causes) == (0.0, {"begins or ends inside a piece": 1})
-    assert found.lost[0].found == "fourteen"
-    file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("Who?", context)]))))
-    found = answer_by_heart(file, make_windows(tokenizer, file), longest=2)
-    assert found.causes == {"longer than 2 tokens": 1}
-
-
-@pytest.fixture(scope="module")
-def sample(real_data) -> SquadFile:
-    """Every tenth paragraph of 44 articles."""
-    file = read_squad(real_data / "squad" / "train-v1.1.part.json")
-    return SquadFile(file.path, file.paragraphs[::10])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_real_answers_come_back(kind, sample, tmp_path):
-    tokenizer = train(kind, tuple(sample.contexts[::2]), tmp_path, 2000)
-    found = answer_by_heart(sample, make_windows(tokenizer, sample), longest=384)
-    assert found.share > 0.99, found.causes
-    assert found.causes.keys() <= {"begins or ends inside a piece"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_real_answers_come_back(kind, real_data, tmp_path):
-    file = read_squad(real_data / "squad" / "train-v1.1.part.json")
-    tokenizer = train(kind, tuple(file.contexts[::3]), tmp_path, 8000)
-    windows = make_windows(tokenizer, file)
-    assert answer_by_heart(file, windows, longest=384).share > 0.99
-    assert answer_by_heart(file, windows).share > 0.98
 
 
 @pytest.fixture

@@ -1,21 +1,15 @@
 """"""
 
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.build import build_corpus
-from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets import sentence_pairs
 from lazyformer_fairseq.data.datasets.masked_blocks import Masking
 from lazyformer_fairseq.data.datasets.sentence_pairs import Documents, Pairs, SentencePairsDataset, draw_pairs
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 # Documents as sizes of their sentences, without </s>.
 documents = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=8)
@@ -121,12 +115,6 @@ def test_other_documents_are_drawn_alike_and_from_any_sentence_on():
     assert len(set(zip(own.tolist(), other.tolist(), strict=True))) == 5 * 4
 
 
-def test_the_same_draws_come_from_the_same_seed():
-    one, same, other = (draw([[4, 5, 6, 7]] * 30, 12, seed) for seed in (1, 1, 2))
-    assert all((a == b).all() for a, b in zip(one.first, same.first, strict=True))
-    assert one.is_random.tolist() != other.is_random.tolist()
-
-
 @pytest.mark.parametrize(
     ("sizes", "starts", "ends"),
     [
@@ -199,13 +187,6 @@ def test_epochs_have_pairs_of_their_own_which_come_again():
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_a_copy_for_a_worker_reads_the_same():
-    dataset = dataset_of(numbered([[3] * 12] * 8))
-    dataset.set_epoch(3)
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert [copy.block(n).tolist() for n in range(len(copy))] == [dataset.block(n).tolist() for n in range(len(copy))]
-
-
 @pytest.mark.parametrize("separators", [1, 2])
 def test_batches_say_what_follows_and_of_which_text_a_token_is(separators):
     dataset = dataset_of(numbered([[3] * 12] * 8), separators=separators, has_token_types=True)
@@ -234,55 +215,3 @@ def test_batches_say_what_follows_and_of_which_text_a_token_is(separators):
 def test_what_makes_no_pairs_is_a_user_error(documents, length, words):
     with pytest.raises(UserError, match=words):
         dataset_of(documents, length)
-
-
-@pytest.fixture(scope="module")
-def real_corpus(real_data, tmp_path_factory) -> Path:
-    """Articles of Wikipedia through the whole of `lazyformer corpus`."""
-    folder = tmp_path_factory.mktemp("pairs")
-    source = next((real_data / "raw" / "wikiextractor_graykode" / "AA").glob("wiki_*"))
-    text = source.read_text()[:400_000]
-    (folder / "wiki_00").write_text(text[: text.rindex("</doc>") + 7])
-    build_corpus(
-        [str(folder / "wiki_00")], folder / "data", CorpusSettings(vocab_size=2_000, valid_share=0.01, shards=1)
-    )
-    return folder / "data" / "shard0" / "train"
-
-
-@pytest.mark.slow
-def test_real_text_keeps_its_order_and_its_documents(real_corpus):
-    items = MappedItems(real_corpus)
-    dataset = SentencePairsDataset(items, items.sizes, 128, BOS, EOS, MASKING, separators=1)
-    documents, current = [], []
-    for item in [*items, [EOS]]:  # read without the code under test
-        if len(item) > 1:
-            current.append(list(map(int, item[:-1])))
-        elif current:
-            documents.append(current)
-            current = []
-    assert len(documents) > 8
-    flat = [(number, tuple(sentence)) for number, document in enumerate(documents) for sentence in document]
-    for epoch in (1, 2):
-        dataset.set_epoch(epoch)
-        pairs = dataset.pairs
-        item_of = np.flatnonzero(np.asarray(items.sizes) > 1)  # the item of each sentence of `flat`
-        number_of = {int(item): number for number, item in enumerate(item_of)}
-        used = []
-        for index in range(len(pairs)):
-            first, a_end = number_of[int(pairs.first.first[index])], int(pairs.first.end[index])
-            second, b_end = number_of[int(pairs.second.first[index])], int(pairs.second.end[index])
-            a, b = list(range(first, 1 + number_of[a_end - 1])), list(range(second, 1 + number_of[b_end - 1]))
-            (document,), (other,) = {flat[number][0] for number in a}, {flat[number][0] for number in b}
-            if pairs.is_random[index]:
-                assert document != other
-            else:
-                assert document == other and b[0] == a[-1] + 1
-            used += a if pairs.is_random[index] else a + b
-            words = [[word for number in run for word in flat[number][1]] for run in (a, b)]
-            block = dataset.block(index).tolist()
-            border = block.index(EOS)
-            for run, part in zip(words, (block[1:border], block[border + 1 : -1]), strict=True):
-                assert any(run[start : start + len(part)] == part for start in range(len(run) - len(part) + 1))
-                assert part == run or len(block) == 128  # cut only where there is no room
-        assert used == list(range(len(flat)))  # no sentence is lost, none comes twice, all in their order
-        assert 0.45 < pairs.is_random.mean() < 0.65

@@ -123,11 +123,6 @@ def test_sizes_must_be_positive(rows, tgt_len):
         streams(100, rows, tgt_len)
 
 
-def test_a_worker_has_as_many_segments_as_an_index_reaches():
-    with pytest.raises(IndexError):
-        streams(100, 2, 10)[5]
-
-
 @pytest.fixture
 def written(tmp_path):
     def write(*items: list[int], dtype=np.uint16):

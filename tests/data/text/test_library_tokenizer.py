@@ -1,9 +1,7 @@
 """Tokenizers that came with another model: compared with transformers' own, and with the library on whole texts."""
 
-import itertools
 import json
 import pickle
-import random
 import shutil
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from fairseq.data import Dictionary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from other_tokenizers import (
-    BERT_SYMBOLS,
     byte_level_parts,
     word_piece_vocabulary,
     write_bert_files,
@@ -128,13 +125,6 @@ def test_decoding_gives_text(pairs, kind):
     assert ours.decode(ours.build_input(text)) == text
 
 
-def test_offsets_of_words(pairs):
-    text = "Anna's  garden"
-    for kind, words in (("bert", ["Anna", "'", "s", "garden"]), ("roberta", ["Anna", "'", "s", "garden"])):
-        _, offsets = pairs[kind][0].encode_with_offsets(text)
-        assert "".join(text[start:end] for start, end in offsets) == "".join(words)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_read_what_is_written_for_them(pairs, kind, tmp_path):
     ours, theirs = pairs[kind]
@@ -234,30 +224,6 @@ def test_a_pair_is_cut_at_the_longer_text(first, second, longest, separators):
     assert cut_input(ids, longest, eos).tolist() == [bos, *kept[0], *[eos] * separators, *kept[1], eos]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_100_000_lines_of_real_text(real_data, tmp_path, kind):
-    """Wikipedia, novels and GLUE: none of the lines has other ids, encoded whole or by its distinct words."""
-    files = [path for ending in ("tokens", "txt", "tsv") for path in sorted(real_data.rglob(f"*.{ending}"))]
-    lines = [line[:2000] for path in files for line in path.read_text(errors="replace").split("\n") if line.strip()]
-    lines = random.Random(1).sample(lines, 100_000)
-    if kind == "bert":
-        theirs = transformers.BertTokenizerFast(vocab=word_piece_vocabulary(True, 30_522, tuple(lines[:20_000])))
-    else:
-        vocabulary, merges = byte_level_parts(50_264, tuple(lines[:20_000]))
-        theirs = transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = adopt_tokenizer(tmp_path / "theirs", tmp_path / "ours")
-    words = [ours.normalise(line, keep_unknown=kind == "roberta").split(" ") for line in lines]
-    distinct = list({word for of_line in words for word in of_line})
-    ids, lengths = ours.encode_words(distinct)
-    ids_of = dict(zip(distinct, np.split(ids, np.cumsum(lengths)[:-1]), strict=True))
-    for line, of_line in zip(lines, words, strict=True):
-        wanted = theirs.backend_tokenizer.encode(line, add_special_tokens=False).ids
-        assert ours.encode(line) == wanted, line
-        assert [index for word in of_line for index in ids_of[word].tolist()] == wanted, line
-
-
 def test_damaged_folders_are_refused(pairs, tmp_path):
     def changed(name: str, old: bytes, new: bytes) -> Path:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
@@ -302,16 +268,3 @@ def test_words_of_inputs_are_counted(pairs, kind, words):
     ours, _ = pairs[kind]
     ids = np.concatenate([ours.build_input(text) for text in ("Anna sees Ben.", "The old garden.")])
     assert ours.starts_of_words(ids).sum() == words
-
-
-def test_every_symbol_of_a_bert_may_stand_anywhere(tmp_path):
-    """The order of the special symbols decides nothing."""
-    vocabulary = word_piece_vocabulary()
-    for number, order in enumerate(itertools.islice(itertools.permutations(BERT_SYMBOLS), 0, 5000, 1250)):
-        ids = {**vocabulary, **dict(zip(order, range(len(order)), strict=True))}
-        source = tmp_path / f"{number}"
-        source.mkdir()
-        (source / "vocab.txt").write_text("".join(f"{piece}\n" for piece in sorted(ids, key=ids.get)))
-        ours = adopt_tokenizer(source, tmp_path / f"ours {number}")
-        assert [ours.symbols[index] for index in ours.special] == ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
-        assert ours.dictionary.pad() == ids["[PAD]"]

@@ -1,16 +1,13 @@
 """Each piece of a raw text knows where in the text it stands, through Moses' rules and the model's own."""
 
-import random
-
 import pytest
 import sentencepiece
 from helpers import train_tokenizer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from odd_texts import lines_of, texts
+from odd_texts import texts
 
-from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.text.places import places_of
+from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings, places_of
 from lazyformer_fairseq.data.text.tokenizer import UNK, Tokenizer
 
 SENTENCES = [
@@ -106,13 +103,3 @@ def test_a_model_with_a_normalisation_of_its_own(tmp_path, kind, byte_fallback):
     }
     of_unknown = [span for span, index in zip(spans, ids, strict=True) if text[slice(*span)] == "三"]
     assert len(of_unknown) == (3 if byte_fallback else 1)
-
-
-@pytest.mark.slow
-def test_real_text(real_data, tmp_path):
-    """Of 20,000 lines and fields of all corpora."""
-    lines = random.Random(1).sample([field for line in lines_of(real_data) for field in line.split("\t")], 20_000)
-    tokenizer = train_tokenizer(tmp_path / "tokenizer", lines, 8000, TextSettings())
-    pieces = [piece for line in lines for piece in spelt(tokenizer, line)]
-    wrong = [(name, there) for name, there in pieces if tokenizer.normalise(there).replace(" ", "") != name]
-    assert len(wrong) < 1e-3 * len(pieces)

@@ -101,11 +101,6 @@ def test_words_encoded_at_once(tokenizer, words, times):
     assert lengths.tolist() == [len(word_ids) for word_ids in one_by_one]
 
 
-@given(st.lists(st.one_of(st.sampled_from(SYMBOLS), st.sampled_from(["house", "king", "5"]))).map(" ".join))
-def test_normalise_is_idempotent_on_symbols(tokenizer, text):
-    assert tokenizer.normalise(text) == text
-
-
 def test_sentences_are_the_same_words_alone_and_together():
     normalise = TextNormaliser(TextSettings())
     first, second = "Mr. Smith died in No. 5.", "The king left."
@@ -156,27 +151,6 @@ def test_vocabulary_too_small(tmp_path, vocab_size):
 def test_empty_text(tmp_path, sentences):
     with pytest.raises(UserError, match="no text"):
         train(tmp_path / "t", sentences)
-
-
-@pytest.mark.parametrize("failure", [OSError("disk"), KeyboardInterrupt()])
-def test_interrupted_training_leaves_nothing(tmp_path, failure):
-    def sentences():
-        yield "the house"
-        raise failure
-
-    with pytest.raises(type(failure)):
-        train(tmp_path / "t", sentences())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_interrupted_save_leaves_nothing(tokenizer, tmp_path, monkeypatch):
-    def interrupt(*names):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lazyformer_fairseq.data.text.interface.shutil.copyfile", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        tokenizer.save(tmp_path / "copy")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_of_another_is_overwritten(tokenizer, tmp_path):

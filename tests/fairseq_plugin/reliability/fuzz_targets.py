@@ -11,7 +11,6 @@ import io
 import json
 import shutil
 import tarfile
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -312,19 +311,8 @@ def _document_targets(folder: Path) -> dict[str, Target]:
         )
         for format, seed in DOCUMENTS.items()
     }
-    targets["epub"] = _file_target(folder / "book.epub", lambda path: read(path, "book"), (_epub(),), 1_500)
     targets["archive"] = _file_target(folder / "model.tar", lambda path: check_archive(str(path)), (_archive(),), 1_000)
     return targets
-
-
-def _epub() -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:  # so that a changed byte changes what is read
-        archive.writestr("mimetype", "application/epub+zip")
-        archive.writestr("META-INF/container.xml", '<c><rootfile full-path="a.opf"/></c>')
-        archive.writestr("a.opf", '<p><item id="a" href="a.html"/><itemref idref="a"/></p>')
-        archive.writestr("a.html", '<?xml version="1.0" encoding="utf-8"?><html><p>A&nbsp;page.</p></html>')
-    return content.getvalue()
 
 
 def _archive() -> bytes:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import tarfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ import zstandard
 from fairseq import file_utils, hub_utils
 from fairseq_plugin.reliability.untrusted_pickles import UNTRUSTED
 
-from lazyformer_fairseq.corpus.readers import book, files
+from lazyformer_fairseq.corpus.readers import files
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece
 from lazyformer_fairseq.corpus.readers.formats import read_piece
 from lazyformer_fairseq.corpus.readers.inputs import find_inputs
@@ -164,71 +163,6 @@ def test_a_damaged_archive(content, tmp_path):
     (tmp_path / "model.tar.gz").write_bytes(content)
     with pytest.raises(UserError, match="no archive of a model, or a damaged one"):
         check_archive(str(tmp_path / "model.tar.gz"))
-
-
-PACKAGE = '<package><manifest><item id="a" href="{href}"/></manifest><spine>{spine}</spine></package>'
-PAGE = "<html><body><p>A page.</p></body></html>"
-REFERENCE = '<itemref idref="a"/>'
-
-
-def write_epub(path: Path, members: dict[str, str | bytes], href: str = "page.xhtml", spine: str = REFERENCE) -> Path:
-    container = '<container><rootfiles><rootfile full-path="OPS/book.opf"/></rootfiles></container>'
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("mimetype", "application/epub+zip")
-        archive.writestr("META-INF/container.xml", container)
-        archive.writestr("OPS/book.opf", PACKAGE.format(href=href, spine=spine))
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
-
-
-def read_book(path: Path) -> str:
-    (document,) = read_piece(Piece(str(path), "book"))
-    return document.text
-
-
-@pytest.mark.parametrize("href", ["../../secret.xhtml", "SECRET", "file://SECRET", "..%2F..%2Fsecret.xhtml"])
-def test_an_epub_that_names_files_outside(href, tmp_path):
-    secret = tmp_path / "secret.xhtml"
-    secret.write_text(PAGE.replace("A page", "My secret"))
-    inside = tmp_path / "a" / "b"
-    inside.mkdir(parents=True)
-    path = write_epub(inside / "book.epub", {}, href.replace("SECRET", str(secret)))
-    with pytest.raises(BadInput, match="no epub, or a damaged one"):
-        read_book(path)
-
-
-def test_an_epub_of_members_with_path_tricks_writes_nothing(tmp_path):
-    names = ["../outside.xhtml", "/outside.xhtml", "..\\outside.xhtml", "OPS/page.xhtml"]
-    path = write_epub(tmp_path / "book.epub", dict.fromkeys(names, PAGE))
-    link = zipfile.ZipInfo("OPS/link.xhtml")
-    link.external_attr = 0o120777 << 16  # a symbolic link, as Unix writes it
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(link, "/etc/passwd")
-    before = sorted(tmp_path.rglob("*"))
-    assert read_book(path) == "A page."
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_an_epub_with_entities_follows_none(tmp_path):
-    secret = tmp_path / "secret.txt"
-    secret.write_text("My secret.")
-    bomb = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
-    page = (
-        f'<!DOCTYPE html [<!ENTITY e0 "ha"><!ENTITY file SYSTEM "file://{secret}">{bomb}]>'
-        "<html><body><p>A page.</p><p>&file; &e9;</p></body></html>"
-    )
-    text = read_book(write_epub(tmp_path / "book.epub", {"OPS/page.xhtml": page}))
-    assert "A page." in text and "My secret" not in text and "haha" not in text
-
-
-def test_an_epub_that_is_a_bomb(tmp_path, monkeypatch):
-    monkeypatch.setattr(book, "BEYOND_BYTES", 1 << 20)
-    large = write_epub(tmp_path / "large.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 24)})
-    again = write_epub(tmp_path / "again.epub", {"OPS/page.xhtml": PAGE + " " * (1 << 19)}, spine=REFERENCE * 9)
-    for path in (large, again):
-        with pytest.raises(BadInput, match="unpacks to more than 200 times its size"):
-            read_book(path)
 
 
 PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "zst": zstandard.compress}

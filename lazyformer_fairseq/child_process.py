@@ -1,20 +1,17 @@
 """How processes that work for another one end, and hear of signals."""
 
 import ctypes
-import itertools
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Sequence
 from multiprocessing import connection
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-LOOK_EVERY = 1.0  # second
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -37,36 +34,20 @@ class Ended(NamedTuple):
     was_stopped: bool
 
 
-def _nothing() -> Generator:
-    yield from itertools.repeat(None)
-
-
-def run_to_its_end(command: Sequence[str], output: Any = None, watch: Callable[[], Generator] = _nothing) -> Ended:
+def run_to_its_end(command: Sequence[str]) -> Ended:
     """Runs a command, to which it hands Ctrl-C, SIGTERM and SIGUSR1 on: a training then saves and ends.
 
     Where this process is killed, the command gets SIGTERM (on Linux; elsewhere it goes on by itself).
-
-    Args:
-        output: file for what it prints; None for this process's own.
-        watch: makes what is asked for its next value every second, as long as the command runs.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     with (
         _Signals() as signals,
         subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output and subprocess.STDOUT,
-            process_group=0,
-            preexec_fn=libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)),
+            command, process_group=0, preexec_fn=libc and (lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
         ) as process,
-        closing(watch()) as watching,
     ):
         signals.hand_on_to(process)
-        while process.poll() is None:
-            next(watching)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_EVERY)
+        process.wait()
     return Ended(process.returncode, bool(signals.heard))
 
 

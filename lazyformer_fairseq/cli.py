@@ -18,7 +18,7 @@ from lazyformer_fairseq.experiments.search.commands import search
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin import registration, replacements
 from lazyformer_fairseq.fairseq_plugin.replacements import Stage
-from lazyformer_fairseq.finetuning.commands import evaluate, finetune, glue, predict, squad
+from lazyformer_fairseq.finetuning.commands import evaluate, finetune, predict
 from lazyformer_fairseq.huggingface.commands import import_model
 from lazyformer_fairseq.language_modeling.commands import lm
 from lazyformer_fairseq.measure.bench.commands import bench
@@ -49,7 +49,6 @@ for command in (
     curves,
     evaluate,
     finetune,
-    glue,
     import_model,
     lm,
     pattern,
@@ -59,7 +58,6 @@ for command in (
     pretrain_phases,
     reproduce,
     search,
-    squad,
     diagnostics,
     demo,
 ):

@@ -17,12 +17,40 @@ ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose
 FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
 EVALUATION = Gone("went; `lazyformer lm evaluate` measures a trained model with lengths of its own")
 
+SIZES = Gone("went: fairseq-train --task squad has --doc-stride and --max-question-tokens; leave it out")
+
 # Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
 # Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
 # none, or the same. Where today's begin with a command's name, they go to the front.
 OLD_NAMES: dict[str, str] = {
     "tasks": "diagnostics",
     "finetune-squad": "finetune --task squad",
+    **{
+        f"{task}{old}": now.replace("TASK", task)
+        for task in ("glue", "squad")
+        for old, now in {
+            "": "finetune --task TASK",
+            " prepare": "finetune --task TASK",
+            " run": "finetune --task TASK",
+            " report": "evaluate",
+            " predict": "predict",
+            " predict --output": "{}",
+            " predict --run": "{}",
+            " predict --checkpoint": "{}",
+            " predict --to": "--output {}",
+        }.items()
+    },
+    "predict --file": "--data {}",
+    "predict --max-length": Gone("went; a model answers with inputs of the length that it was trained on"),
+    "finetune --prepared": "--data {}",
+    "finetune --task-epochs": "--epochs",
+    "finetune --from-mnli": Gone("went; fine-tune on MNLI first, and give the folder of its best run as CHECKPOINT"),
+    "finetune --pooler-dropout": Gone("is --glue-head dense:0.1 now"),
+    **{
+        f"{command} --{size}": SIZES
+        for command in ("finetune", "predict")
+        for size in ("stride", "max-question-length")
+    },
     "glue report --squad": Gone("went; give the folder of SQuAD to `lazyformer evaluate`"),
     "glue report --latency": Gone("went; `lazyformer bench` has the latencies"),
     "continue --replace-progressively": REPLACED,
@@ -30,6 +58,8 @@ OLD_NAMES: dict[str, str] = {
     "continue --replace-start": REPLACED,
     "continue --replace-order": REPLACED,
     "import --heads": MATCHED,
+    "import --report": Gone("went; --text alone asks for the losses"),
+    "import --no-report": Gone("went; leave --text out"),
     "search compress --heads": MATCHED,
     "search --from": "compress {}",
     "search --latency-budget": "--budgets {}",

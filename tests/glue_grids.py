@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Optional
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -18,9 +17,8 @@ def glue_grid(
     prepared: Mapping[str, PreparedTask],
     tasks: Sequence[str],
     epochs: int = 1,
-    from_mnli: bool = False,
-    head: str = "dense",
-    head_dropout: Optional[float] = None,
+    head: Optional[str] = None,
+    batch_size: int = 32,
     **more: Any,
 ) -> Grid:
     """A grid of the model ``m`` on prepared tasks."""
@@ -30,7 +28,8 @@ def glue_grid(
         models=load_start_models({"m": checkpoint}, next(iter(prepared.values())).tokenizer_folder),
         tasks={name: prepared[name] for name in tasks},
         epochs=dict.fromkeys(tasks, epochs),
-        starts=GLUE.starts(SimpleNamespace(from_mnli=from_mnli), tasks),
-        own=head_settings(head, head_dropout),
+        own=head_settings(head),
+        batch_size=batch_size,
+        warmup_ratio=0.06,
         **more,
     )

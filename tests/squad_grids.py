@@ -6,7 +6,7 @@ from helpers import ROOT
 from toy_squad import article, write_squad
 
 START = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"  # it has 64 positions
-SIZES = ("--max-length", "64", "--stride", "16", "--max-question-length", "16")
+SIZES = ("--max-length", "64")
 NAMES = ("Anna", "Otto", "Maria", "Peter", "Clara", "Emil")
 THINGS = ("garden", "river", "house", "tower", "bridge")
 

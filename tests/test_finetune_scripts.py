@@ -17,8 +17,7 @@ from lazyformer_fairseq.finetuning.settings import GridSettings
 @pytest.mark.parametrize(
     ("words", "task"),
     [
-        ("finetune|m=model.pt|my data|out", "glue"),
-        ("finetune-squad|m=model.pt|my data|out", "squad"),
+        ("finetune-squad|m=model.pt|--data|my data|--output|out", "squad"),
         ("finetune|m=model.pt|--data|my data|--output|out", "glue"),
         ("glue|run|--checkpoint|m=model.pt|--data|my data|--output|out", "glue"),
         ("squad|run|--checkpoint|m=model.pt|--data|my data|--output|out", "squad"),
@@ -49,6 +48,9 @@ def test_the_script_is_the_command(script, usage):
     done = subprocess.run([*script, "--help"], capture_output=True, text=True, env=path)
     assert done.returncode == 0 and usage in done.stdout
     done = subprocess.run(
-        [*script, "model.pt", "data", "out", "--seeds", "1"], capture_output=True, text=True, env=path
+        [*script, "model.pt", "--data", "data", "--output", "out", "--seeds", "1"],
+        capture_output=True,
+        text=True,
+        env=path,
     )
     assert done.returncode == 1 and "no such" in done.stderr

@@ -41,6 +41,10 @@ def test_old_words_become_todays(old, now):
     ("old", "now"),
     [
         ("finetune-squad a b c", "finetune --task squad a b c"),
+        ("glue run --checkpoint a=b --task-epochs RTE=3", "finetune --task glue --checkpoint a=b --epochs RTE=3"),
+        ("squad prepare --data d --prepared e", "finetune --task squad --data d --data e"),
+        ("glue predict --output grid --to=new --tasks CoLA", "predict grid --output new --tasks CoLA"),
+        ("squad predict --checkpoint a.pt --to b --file c", "predict a.pt --output b --data c"),
         ("search data --from=x out", "search compress x data out"),
         ("compare a b --rates 1e-3 --shares=1,0.7", "compare a b --lr 1e-3 --time-fractions 1,0.7"),
         ("demo --minutes 2", "demo --budget 2min"),

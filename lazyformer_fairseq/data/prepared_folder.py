@@ -173,7 +173,7 @@ class PreparedTask(PreparedFolder):
 
     FORMAT, FORMAT_VERSION = "lazyformer glue task", 1
     SETTINGS = ("format_version", "task", "max_length", "tokenizer", "files")
-    CONTENT, COMMAND = "a GLUE task", "lazyformer glue prepare"
+    CONTENT, COMMAND = "a GLUE task", "lazyformer finetune"
     TABLE: ClassVar[Mapping[str, TaskDescription]] = TASKS
 
     @classmethod

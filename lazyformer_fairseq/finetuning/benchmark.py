@@ -6,9 +6,9 @@ rest (start models, rates and seeds, processes or a cluster, resuming, medians a
 """
 
 import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -38,26 +38,12 @@ class TableRow(NamedTuple):
     incomplete: frozenset[str] = frozenset()
 
 
-@dataclass
-class Prediction:
-    """What was written of one model: name of a file -> its number of answers, and remarks for the user."""
-
-    folder: Path
-    rows: dict[str, int] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """What the command prints."""
-        return [*(f"{self.folder / name}: {rows:,} rows" for name, rows in self.rows.items()), *self.remarks]
-
-
 class Benchmark(ABC):
     """The tasks that one grid may hold.
 
     Attributes:
         name: for messages: GLUE, SQuAD.
         key: on the command line, and of the report's files.
-        command: that runs a grid.
         tasks: by name.
         protocols: by name; the first is the default.
         options: fields of the settings that not all benchmarks take, and this one does.
@@ -82,10 +68,6 @@ class Benchmark(ABC):
     scores: ClassVar[tuple[Score, ...]]
     average: ClassVar[bool] = False
     baseline_name: ClassVar[str]
-
-    @property
-    def command(self) -> str:
-        return f"lazyformer {self.key} run"
 
     @property
     def usual(self) -> TuningProtocol:
@@ -120,10 +102,6 @@ class Benchmark(ABC):
 
     def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedFolder]) -> dict[str, Any]:
         """Settings that decide results and that only runs of this benchmark have, as JSON."""
-        return {}
-
-    def starts(self, given: GridSettings, names: Sequence[str]) -> Mapping[str, str]:
-        """Task -> the task that its model is fine-tuned on first; UserError where that one is not in the grid."""
         return {}
 
     @abstractmethod
@@ -161,8 +139,12 @@ class Benchmark(ABC):
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> Prediction:
-        """Writes what the runs (task -> folder, or checkpoint) predict of unlabelled data into `folder`."""
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
+        """Writes what the runs (task -> folder, or checkpoint) predict of unlabelled data into `folder`.
+
+        Returns:
+            What the command prints, a line of each file, and remarks.
+        """
         raise UserError(f"{self.name} has no data without labels to predict")
 
 
@@ -174,7 +156,7 @@ class TextsBenchmark(Benchmark):
     """
 
     names_task: ClassVar[bool] = True
-    options = frozenset(("max_train_rows", "glue_head", "pooler_dropout"))
+    options = frozenset(("max_train_rows", "glue_head"))
     baseline_name = "majority class or constant"
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedTask]:
@@ -182,8 +164,8 @@ class TextsBenchmark(Benchmark):
         missing = [name for name in names if not PreparedTask.is_at(folder / name)]
         if missing:
             raise UserError(
-                f"{folder}: {', '.join(missing)} not prepared; run `lazyformer {self.key} prepare`, or name the tasks "
-                "you want, as in --tasks CoLA RTE"
+                f"{folder}: {', '.join(missing)} not prepared; give the official files by --data, or name the tasks "
+                "that you want, as in --tasks CoLA RTE"
             )
         found = {name: PreparedTask.load(folder / name) for name in names}
         first = next(iter(found.values()))
@@ -207,14 +189,16 @@ class TextsBenchmark(Benchmark):
         ]
 
     def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedTask]) -> dict[str, Any]:
-        return head_settings(given.glue_head, given.pooler_dropout)
+        return head_settings(given.glue_head)
 
 
-def head_settings(kind: str, dropout: Optional[float]) -> dict[str, Any]:
-    """Kind and dropout of the head, None for a default; a linear one's dropout is 0.1, as published."""
-    if kind == "dense":
-        return {"head": None, "head_dropout": dropout}
-    return {"head": kind, "head_dropout": 0.1 if dropout is None else dropout}
+def head_settings(text: Optional[str]) -> dict[str, Any]:
+    """Kind and dropout of the head from ``KIND[:DROPOUT]``, None for a default; a linear one's is 0.1, as published."""
+    kind, _, dropout = (text or "dense").partition(":")
+    if kind not in ("dense", "linear") or not re.fullmatch(r"(0(\.\d+)?)?", dropout):
+        raise UserError(f"--glue-head {text}: give dense or linear, or a dropout below 1 too, as in dense:0.1")
+    usual = None if kind == "dense" else 0.1
+    return {"head": None if kind == "dense" else kind, "head_dropout": float(dropout) if dropout else usual}
 
 
 def find_benchmark(key: str) -> Benchmark:
@@ -222,9 +206,12 @@ def find_benchmark(key: str) -> Benchmark:
     return importlib.import_module(MODULES[key]).BENCHMARK
 
 
-def benchmark_of_task(name: str) -> Optional[Benchmark]:
-    """The benchmark that has a task of this name."""
-    return next((found for found in map(find_benchmark, MODULES) if name in found.tasks), None)
+def benchmark_of_task(name: object, where: Path) -> Benchmark:
+    """The benchmark that has a task of this name; UserError, which names the file, for none."""
+    for benchmark in map(find_benchmark, MODULES):
+        if name in benchmark.tasks:
+            return benchmark
+    raise UserError(f"{where}: {name!r} is no task of {', '.join(MODULES)}")
 
 
 def benchmark_of_grid(folder: Path) -> Benchmark:
@@ -232,7 +219,4 @@ def benchmark_of_grid(folder: Path) -> Benchmark:
     path = folder / "runs" / GRID_FILE
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
-    tasks = read_json(path).get("tasks") or [""]
-    if (found := benchmark_of_task(str(tasks[0]))) is None:
-        raise UserError(f"{path}: {tasks[0]!r} is no task of {', '.join(MODULES)}")
-    return found
+    return benchmark_of_task(next(iter(read_json(path).get("tasks") or [""])), path)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
@@ -77,19 +77,18 @@ class Workers:
         return len(self._free)
 
     def start(self, runs: Sequence[tuple[Any, ...]]) -> list[Job]:
-        """Starts runs, each with what it is given, such as the checkpoint to start from; no more than are free."""
-        return [self._start(*run) for run in runs]
-
-    def _start(self, run: Any, *given: Any) -> Job:
-        place = self._free.pop(0)
-        arguments = (self._work, (run, *given, self._threads))
-        process = self._context.Process(target=_work, args=arguments, name=run.name)
-        environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
-        with _environment(environment), _interrupts_held_back():
-            process.start()
-        job = Job(process, place)
-        self._jobs.append(job)
-        return job
+        """Starts runs, each with what its function is given beside it; no more than are free."""
+        jobs = []
+        for run, *given in runs:
+            place = self._free.pop(0)
+            arguments = (self._work, (run, *given, self._threads))
+            process = self._context.Process(target=_work, args=arguments, name=run.name)
+            environment = {"OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": place or ""}
+            with _environment(environment), _interrupts_held_back():
+                process.start()
+            jobs.append(Job(process, place))
+        self._jobs += jobs
+        return jobs
 
     def release(self, job: Job) -> None:
         """Gives the place of a job that is over to the next one."""
@@ -179,7 +178,7 @@ class Cluster:
 
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=kind)
-            values = {name: _number(value) for name, value in options.items()}
+            values = {name: int(value) if value.isdigit() else value for name, value in options.items()}
             parallel = {"slurm_array_parallelism": at_once} if kind == "slurm" and at_once else {}
             self._executor.update_parameters(**{**TYPICAL, "cpus_per_task": threads, **parallel, **values})
         except (RuntimeError, NameError, TypeError, ValueError) as error:
@@ -194,11 +193,11 @@ class Cluster:
         """Runs that may be sent now: a cluster has a queue of its own."""
         return 10**6 if self._limit is None else self._limit - len(self._jobs)
 
-    def start(self, runs: Sequence[tuple[Any, Path]]) -> list[ClusterJob]:
+    def start(self, runs: Sequence[tuple[Any]]) -> list[ClusterJob]:
         from lazyformer_fairseq.finetuning.one_run import fine_tune
 
         with self._executor.batch():
-            sent = [self._executor.submit(fine_tune, run, start, self._threads) for run, start in runs]
+            sent = [self._executor.submit(fine_tune, run, self._threads) for (run,) in runs]
         jobs = [ClusterJob(job) for job in sent]
         self._jobs += jobs
         return jobs
@@ -212,11 +211,7 @@ class Cluster:
             job.job.cancel()
 
 
-def _number(value: str):
-    return int(value) if value.isdigit() else value
-
-
-def choose_executor(given: GridSettings, name: str) -> Union[Workers, Cluster]:
+def choose_executor(given: GridSettings, name: str) -> Workers | Cluster:
     """Where runs go, from the command's options; UserError where these do not fit together.
 
     Args:

@@ -230,20 +230,17 @@ def _of_all_rows(function: Callable[[np.ndarray], float], meters: MetersDict) ->
     return function(np.concatenate(meters["_rows"].rows))
 
 
-def check_start(cfg: FineTuningConfig, what: str) -> None:
-    """Raises a UserError where the data folder or the checkpoint to start from is not there.
+def check_options(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:
+    """Raises a UserError for paths that are not there, and options that would keep the worst checkpoint or fail late.
 
     Args:
         what: the data's name, for messages.
+        metrics: names, beside the loss.
     """
     if not Path(cfg.data).is_dir():
         raise UserError(f"{cfg.data}: no such folder; give the one with {what}'s official files")
     if cfg.finetune_from_model and not Path(cfg.finetune_from_model).is_file():
         raise UserError(f"--finetune-from-model {cfg.finetune_from_model}: no such file; give a checkpoint, *.pt")
-
-
-def check_best_metric(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) -> None:
-    """Raises a UserError for options that would fail at the first validation, or keep the worst checkpoint."""
     metric = cfg.best_checkpoint_metric
     if metric not in ("loss", *metrics):
         raise UserError(f"--best-checkpoint-metric {metric}: {what} has loss, {', '.join(metrics)}")
@@ -253,9 +250,6 @@ def check_best_metric(cfg: FineTuningConfig, what: str, metrics: Sequence[str]) 
             f"--best-checkpoint-metric {metric} would keep the worst checkpoint as the best; {change} "
             "--maximize-best-checkpoint-metric"
         )
-
-
-def warn_without_start(cfg: FineTuningConfig) -> None:
     if not cfg.finetune_from_model:
         logger.warning("no --finetune-from-model: a run that is not resumed starts from random weights")
 
@@ -270,7 +264,14 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         UserError: none is there, or data was prepared with another than the one given.
     """
     if prepared is not None:
-        return _tokenizer_of_prepared(cfg, prepared)
+        given = Path(cfg.tokenizer_folder or prepared)
+        load_tokenizer(given)  # raises what is wrong with it
+        if (given / SETTINGS_FILE).read_bytes() != (prepared / SETTINGS_FILE).read_bytes():
+            raise UserError(
+                f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with "
+                "this one, or leave the option out"
+            )
+        return prepared
     if cfg.tokenizer_folder:
         return Path(cfg.tokenizer_folder)
     neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
@@ -279,14 +280,3 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         if folder.is_dir():
             return folder
     raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")
-
-
-def _tokenizer_of_prepared(cfg: FineTuningConfig, folder: Path) -> Path:
-    given = Path(cfg.tokenizer_folder or folder)
-    load_tokenizer(given)  # raises what is wrong with it
-    if (given / SETTINGS_FILE).read_bytes() != (folder / SETTINGS_FILE).read_bytes():
-        raise UserError(
-            f"--tokenizer-folder {given}: {cfg.data} was prepared with another tokenizer; prepare the data with this "
-            "one, or leave the option out"
-        )
-    return folder

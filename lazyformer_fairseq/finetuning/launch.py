@@ -2,13 +2,13 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Optional
 
 import click
 
+from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
@@ -16,9 +16,9 @@ from lazyformer_fairseq.finetuning.checkpoints import StartModel, load_start_mod
 from lazyformer_fairseq.finetuning.executors import Cluster, Workers, choose_executor, choose_precision
 from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.queue import RunQueue
-from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, Preparation, Sizes
+from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, Preparation
 
-PREPARING = tuple(one.name for one in fields(Sizes))  # options that mean something where data is prepared
+PREPARING = ("max_length", "dev_articles", "skip_mistakes")  # options that mean something where data is prepared
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:
@@ -28,19 +28,25 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
             data, options that do not fit together.
     """
-    _refuse_options_of_others(benchmark, given)
+    is_official = given.data is not None and not _is_prepared(benchmark, given.data)
+    _refuse_options_of_others(benchmark, given, is_official)
     if given.protocol and given.protocol not in benchmark.protocols:
         raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
     protocol = benchmark.protocols[given.protocol] if given.protocol else benchmark.usual
     names = benchmark.choose_tasks(given.tasks or protocol.tasks)
-    starts = benchmark.starts(given, names)
-    epochs = choose_epochs(benchmark, names, given.epochs or protocol.epochs, given.task_epochs)
+    epochs = choose_epochs(benchmark, names, protocol.epochs, given.epochs)
     checkpoints = name_checkpoints(given.checkpoints)
     executor = choose_executor(given, f"lazyformer-{benchmark.key}")
-    if given.data:
-        models = _prepare(benchmark, given, names, checkpoints)
-    prepared = benchmark.load(given.prepared or given.output / benchmark.prepared_in, names)
-    if not given.data:
+    folder = given.output / benchmark.prepared_in
+    if is_official:  # the models first, which takes less time
+        tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
+        models = load_start_models(checkpoints, tokenizer)
+        wanted = _preparation(given, tokenizer, names)
+        if (longest := benchmark.longest_input(wanted)) is not None:
+            refuse_short_models(models, longest)
+        click.echo(benchmark.prepare(wanted))
+    prepared = benchmark.load(folder if is_official else given.data or folder, names)
+    if not is_official:
         models = load_start_models(checkpoints, next(iter(prepared.values())).tokenizer_folder)
     if not benchmark.cuts_inputs:
         refuse_short_models(models, max(folder.longest for folder in prepared.values()))
@@ -56,7 +62,6 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         max_train_rows=given.max_train_rows,
         batch_size=given.batch_size or protocol.batch_size,
         warmup_ratio=protocol.warmup if given.warmup_ratio is None else given.warmup_ratio,
-        starts=starts,
         own=benchmark.own_settings(given, prepared),
     )
     for run in grid.runs:
@@ -64,44 +69,42 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
     return grid, executor
 
 
-def _refuse_options_of_others(benchmark: Benchmark, given: GridSettings) -> None:
+def prepare_alone(benchmark: Benchmark, given: GridSettings) -> str:
+    """Prepares official files, of GLUE those of all tasks that are there where none is named. Returns an overview."""
+    return benchmark.prepare(_preparation(given, find_tokenizer_folder(given.tokenizer), given.tasks))
+
+
+def _preparation(given: GridSettings, tokenizer: Path, names: Sequence[str]) -> Preparation:
+    own = {name: getattr(given, name) for name in PREPARING}
+    return Preparation(data=given.data, tokenizer=tokenizer, output=given.output, tasks=tuple(names), **own)
+
+
+def _is_prepared(benchmark: Benchmark, data: Path) -> bool:
+    return any(map(PreparedFolder.is_at, (data, *(data / name for name in benchmark.tasks))))
+
+
+def _refuse_options_of_others(benchmark: Benchmark, given: GridSettings, is_official: bool) -> None:
     for name, nothing in SPECIAL_OPTIONS.items():
         option = f"--{name.replace('_', '-')}"
         if getattr(given, name) != nothing:
             if name not in benchmark.options:
                 raise UserError(f"{option}: means nothing for {benchmark.name}")
-            if name in PREPARING and not given.data:
-                raise UserError(f"{option}: means something with --data alone")
+            if name in PREPARING and not is_official:
+                raise UserError(f"{option}: means something where --data has official files, alone")
 
 
-def choose_epochs(benchmark: Benchmark, names: Sequence[str], of_all: int, of_some: Sequence[str]) -> dict[str, int]:
-    """Task -> epochs, from ``--epochs`` and ``--task-epochs TASK=N``."""
-    epochs = dict.fromkeys(names, of_all)
-    for text in of_some:
-        name, _, number = text.partition("=")
+def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
+    """Task -> epochs, from ``N`` of all and ``TASK=N`` of some."""
+    epochs = dict.fromkeys(names, usual)
+    for text in sorted(given, key=lambda text: "=" in text):
+        name, found, number = text.rpartition("=")
         if not number.isdigit() or int(number) < 1:
-            raise UserError(f"--task-epochs {text}: give TASK=N, as in {names[0]}=3")
-        (name,) = benchmark.choose_tasks([name])
-        if name not in epochs:
-            raise UserError(f"--task-epochs {text}: the task is not among --tasks")
-        epochs[name] = int(number)
+            raise UserError(f"--epochs {text}: give N or TASK=N, as in {names[0]}=3")
+        chosen = benchmark.choose_tasks([name]) if found else names
+        if not epochs.keys() >= set(chosen):
+            raise UserError(f"--epochs {text}: the task is not among --tasks")
+        epochs |= dict.fromkeys(chosen, int(number))
     return epochs
-
-
-def _prepare(
-    benchmark: Benchmark, given: GridSettings, names: Sequence[str], checkpoints: Mapping[str, Path]
-) -> list[StartModel]:
-    """Reads the models first, which takes less time; then prepares the data, or finds it prepared."""
-    if given.prepared:
-        raise UserError("--data and --prepared: give one of them")
-    tokenizer = find_tokenizer_folder(given.tokenizer or next(iter(checkpoints.values())).parent)
-    models = load_start_models(checkpoints, tokenizer)
-    sizes = {name: getattr(given, name) for name in PREPARING}
-    wanted = Preparation(data=given.data, tokenizer=tokenizer, output=given.output, tasks=tuple(names), **sizes)
-    if (longest := benchmark.longest_input(wanted)) is not None:
-        refuse_short_models(models, longest)
-    click.echo(benchmark.prepare(wanted))
-    return models
 
 
 def refuse_short_models(models: Sequence[StartModel], longest: int) -> None:
@@ -110,8 +113,7 @@ def refuse_short_models(models: Sequence[StartModel], longest: int) -> None:
         if model.max_positions < longest:
             raise UserError(
                 f"{model.checkpoint}: has {model.max_positions} positions, but inputs have up to {longest} tokens; "
-                f"prepare them with --max-length {model.max_positions} (and a --stride below that), in a folder of "
-                "their own"
+                f"prepare them with --max-length {model.max_positions}, in a folder of their own"
             )
 
 
@@ -139,7 +141,6 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
     if queue.results:
         from lazyformer_fairseq.finetuning.report import write_report  # loads matplotlib
 
-        click.echo(
-            f"\n{write_report(grid.output, grid.output / 'report', benchmark)}\nwritten to {grid.output / 'report'}"
-        )
+        output = grid.output / "report"
+        click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
     sys.exit(1 if queue.failed else 0)

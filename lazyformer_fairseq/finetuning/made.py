@@ -5,7 +5,6 @@ generators and of nothing that is made of them, so whole numbers are made of the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -202,7 +201,7 @@ def report_of(manifest: Mapping[str, Any]) -> str:
 
 
 class MadeBenchmark(TextsBenchmark):
-    """A task whose data are made, not official: a grid takes the folder that was made by --prepared.
+    """A task whose data are made, not official: a grid takes the folder that was made by --data.
 
     Models are those whose dictionary is the data's, as after self-pretraining on its inputs.
     """
@@ -212,16 +211,12 @@ class MadeBenchmark(TextsBenchmark):
     def __init_subclass__(cls, **more: Any):
         super().__init_subclass__(**more)
         cls.tasks = {cls.name: DIAGNOSTICS[cls.name]}
-        cls.protocols = {LAZYFORMER: replace(PROTOCOLS[LAZYFORMER], tasks=(cls.name,))}
+        cls.protocols = {LAZYFORMER: PROTOCOLS[LAZYFORMER]._replace(tasks=(cls.name,))}
         cls.scores = (Score("accuracy", cls.name, "valid", "accuracy", "accuracy"),)
-
-    @property
-    def command(self) -> str:
-        return f"lazyformer finetune --task {self.key}"
 
     def prepare(self, wanted: Preparation) -> str:
         raise UserError(
-            f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder by --prepared"
+            f"--data: {self.name} is made by `lazyformer diagnostics {self.key}`; give its folder by --data"
         )
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedDiagnostic]:

@@ -31,11 +31,11 @@ from lazyformer_fairseq.storage.run_lock import file_lock
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
-    """Fine-tunes from the weights in `start`, and writes the run's folder: train.log, checkpoint_best.pt, result.json.
+def fine_tune(run: Run, threads: int = 1) -> None:
+    """Fine-tunes, and writes the run's folder: train.log, checkpoint_best.pt, result.json.
 
     A killed run resumes where its last epoch was saved; otherwise its files are removed. A second process in the
     folder waits until the first is gone, and does nothing if the run is finished by then.
@@ -53,13 +53,13 @@ def fine_tune(run: Run, start: Path, threads: int = 1) -> None:
         if run.result() is None:
             _clear_unless_resumable(run)
             write_json(run.folder / SETTINGS, run.settings)
-            write_json(run.folder / RESULT, _train(run, start))
+            write_json(run.folder / RESULT, _train(run))
 
 
-def _train(run: Run, start: Path) -> dict[str, Any]:
+def _train(run: Run) -> dict[str, Any]:
     """Trains. Returns the content of result.json."""
     began = time.perf_counter()
-    arguments = run.command(start, cpu=not torch.cuda.is_available())
+    arguments = run.command(cpu=not torch.cuda.is_available())
     print(f"{ATTEMPT}{shlex.join(arguments)}\n{datetime.now().isoformat(timespec='seconds')}", flush=True)
     parser = options.get_training_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
@@ -71,26 +71,22 @@ def _train(run: Run, start: Path) -> dict[str, Any]:
     if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
         checkpoint_files.save(best, run.folder / BEST)
     (run.folder / LAST).unlink(missing_ok=True)
+    in_file, _ = run.data.size_of("train")
     return {
         "format_version": 1,
-        "model": run.model.name,
+        **{name: run.settings[name] for name in ("model", "task", "lr", "seed", "epochs", "max_train_rows")},
         "checkpoint": str(run.model.checkpoint),
         "updates": run.model.updates,
-        "task": run.task.name,
-        "lr": run.lr,
-        "seed": run.seed,
-        "epochs": run.epochs,
         "best_epoch": int(best["extra_state"]["train_iterator"]["epoch"]) - 1,
         "selected_by": run.task.selecting_metric,
         **found,
         "train_rows": run.train_rows,
-        "rows_in_file": run.rows_in_file,
-        "max_train_rows": run.max_train_rows,
+        "rows_in_file": in_file,
         "seconds": time.perf_counter() - began,
         "train_seconds": train_seconds,
         "tokens_per_second": float(tokens) / max(train_seconds, 1e-9),
         **run.recorded,
-        "start": str(start),
+        "start": str(run.model.checkpoint),
         "parameters": run.model.parameters,
         "settings": run.settings,
         "threads": torch.get_num_threads(),
@@ -110,7 +106,7 @@ def evaluate(run: Run, cfg: DictConfig, best: dict[str, Any]) -> dict[str, Any]:
     model = task.build_model(cfg.model)
     model.load_state_dict(best["model"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = model.to(device=device, dtype=_DTYPES[run.precision]).eval()
+    model = model.to(device=device, dtype=DTYPES[run.grid.precision]).eval()
     criterion = task.build_criterion(cfg.criterion).eval()
     task.load_dataset("train")
     found: dict[str, Any] = {"metrics": {}, "baseline": {}}
@@ -141,14 +137,16 @@ def _clear_unless_resumable(run: Run) -> None:
 
 @contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Appends to the file all that this process logs or prints meanwhile, exceptions too."""
+    """Appends to the file all that this process logs or prints meanwhile, exceptions and code outside Python too."""
     root = logging.getLogger()
-    before = root.handlers, root.level
-    with path.open("a", buffering=1, encoding="utf-8") as file, _descriptors_to(file.fileno()):
+    before, kept = (root.handlers, root.level), (os.dup(1), os.dup(2))
+    with path.open("a", buffering=1, encoding="utf-8") as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
         root.handlers = [handler]
         root.setLevel(logging.INFO)
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
         try:
             with redirect_stdout(file), redirect_stderr(file):
                 try:
@@ -158,17 +156,6 @@ def output_to(path: Path) -> Iterator[None]:
                     raise
         finally:
             root.handlers, root.level = before
-
-
-@contextmanager
-def _descriptors_to(target: int) -> Iterator[None]:
-    """Redirects what code outside Python prints."""
-    kept = os.dup(1), os.dup(2)
-    for number in (1, 2):
-        os.dup2(target, number)
-    try:
-        yield
-    finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+            for number, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)

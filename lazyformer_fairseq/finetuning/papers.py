@@ -1,15 +1,12 @@
 """Fine-tuning on GLUE in two papers: the settings that grids default to, and the numbers that stand beside ours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.data.glue import TASKS
 
 
-@dataclass(frozen=True)
-class TuningProtocol:
+class TuningProtocol(NamedTuple):
     """Settings of fine-tuning where the user says nothing.
 
     Attributes:
@@ -43,24 +40,21 @@ class Score(NamedTuple):
     column: str
 
 
-def _score(name: str, task: str, split: str = "valid") -> Score:
-    """Of the metric that selects a task's checkpoints."""
-    return Score(name, task, split, TASKS[task].selecting_metric, name)
-
-
-_SCORES = (
-    _score("MNLI-m", "MNLI"),
-    _score("MNLI-mm", "MNLI", "valid1"),
-    _score("QNLI", "QNLI"),
-    _score("QQP", "QQP"),
-    _score("SST", "SST-2"),
-    _score("CoLA", "CoLA"),
-    _score("MRPC", "MRPC"),
-    _score("RTE", "RTE"),
-    _score("STS", "STS-B"),
-)
-SCORES: Mapping[str, Score] = {score.name: score for score in _SCORES}
-PAPER_TASKS = tuple(dict.fromkeys(score.task for score in _SCORES))
+SCORES: Mapping[str, Score] = {  # by name, each of the metric that selects its task's checkpoints
+    name: Score(name, task, split, TASKS[task].selecting_metric, name)
+    for name, task, split in (
+        ("MNLI-m", "MNLI", "valid"),
+        ("MNLI-mm", "MNLI", "valid1"),
+        ("QNLI", "QNLI", "valid"),
+        ("QQP", "QQP", "valid"),
+        ("SST", "SST-2", "valid"),
+        ("CoLA", "CoLA", "valid"),
+        ("MRPC", "MRPC", "valid"),
+        ("RTE", "RTE", "valid"),
+        ("STS", "STS-B", "valid"),
+    )
+}
+PAPER_TASKS = tuple(dict.fromkeys(score.task for score in SCORES.values()))
 
 # Columns as LazyFormer's Table 1 prints them: the two numbers of MNLI share one.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -80,36 +74,26 @@ PROTOCOLS: Mapping[str, TuningProtocol] = {
 }
 
 
-@dataclass(frozen=True)
-class PaperRow:
-    """A model of a paper: updates of pre-training, its numbers in percent, and the average where one is printed."""
+class PaperRow(NamedTuple):
+    """A model of a paper: updates of pre-training, and its numbers in percent."""
 
     model: str
     updates: Optional[int]
     scores: Mapping[str, float]
-    printed_average: Optional[float] = None
 
 
-def _row(model: str, updates: int, numbers: str, printed_average: float) -> PaperRow:
-    return PaperRow(model, updates, dict(zip(SCORES, map(float, numbers.split()), strict=True)), printed_average)
-
-
-PAPER_ROWS = (  # LazyFormer's Table 1
-    _row("BERT", 1_000_000, "85.72 85.67 92.07 91.21 92.78 58.80 88.73 67.51 89.23", 83.52),
-    _row("M2x6-S", 1_000_000, "85.69 85.46 91.14 91.13 92.66 57.86 87.25 72.20 89.79", 83.69),
-    _row("M2x6-SD", 1_000_000, "85.34 85.50 91.65 91.22 93.23 57.85 86.76 70.40 89.69", 83.52),
-    _row("M2x6", 1_000_000, "86.34 86.31 91.82 91.38 93.00 60.77 87.75 73.65 90.00", 84.56),
-    _row("M2x6 mid", 500_000, "85.81 85.58 91.62 91.31 92.66 58.81 87.75 71.48 88.90", 83.77),
+PAPER_ROWS = tuple(  # LazyFormer's Table 1
+    PaperRow(model, updates, dict(zip(SCORES, map(float, numbers.split()), strict=True)))
+    for model, updates, numbers in (
+        ("BERT", 1_000_000, "85.72 85.67 92.07 91.21 92.78 58.80 88.73 67.51 89.23"),
+        ("M2x6-S", 1_000_000, "85.69 85.46 91.14 91.13 92.66 57.86 87.25 72.20 89.79"),
+        ("M2x6-SD", 1_000_000, "85.34 85.50 91.65 91.22 93.23 57.85 86.76 70.40 89.69"),
+        ("M2x6", 1_000_000, "86.34 86.31 91.82 91.38 93.00 60.77 87.75 73.65 90.00"),
+        ("M2x6 mid", 500_000, "85.81 85.58 91.62 91.31 92.66 58.81 87.75 71.48 88.90"),
+    )
 )
 PAR_ROWS = (  # PAR's Table 4 (arXiv 2009.04534); DistilBERT's are of its own paper
     PaperRow("DistilBERT", None, {"SST": 91.3, "MRPC": 87.5}),
     PaperRow("BERT Base", None, {"SST": 91.5, "MRPC": 88.7}),
     PaperRow("PAR BERT Base", None, {"SST": 91.6, "MRPC": 89.2}),
 )
-
-
-def average(scores: Mapping[str, float]) -> Optional[float]:
-    """The mean of the paper's nine numbers, MNLI-m and -mm counted apart; None where one of the nine is missing."""
-    if not SCORES.keys() <= scores.keys():
-        return None
-    return fmean(scores[name] for name in SCORES)

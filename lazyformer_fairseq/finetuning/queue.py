@@ -1,4 +1,4 @@
-"""The queue: does every run of a grid once, in any order that its needs allow, whatever dies in between.
+"""The queue: does every run of a grid once, whatever dies in between.
 
 A run is finished when its result.json is there. That file is written last and whole, so the queue needs no memory of
 its own: restarted, it takes what is not finished.
@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from tqdm import tqdm
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.executors import Cluster, ClusterJob, Job, Workers
 from lazyformer_fairseq.finetuning.grid import Grid, Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, FAILED, LOG
@@ -41,14 +40,14 @@ class RunQueue:
         failed: runs that failed for good, and why.
     """
 
-    def __init__(self, grid: Grid, executor: Union[Workers, Cluster], keep: str = "best"):
+    def __init__(self, grid: Grid, executor: Workers | Cluster, keep: str = "best"):
         self.grid = grid
         self.executor = executor
         self.keep = keep
         self.results: dict[Path, dict[str, Any]] = {}
         self.failed: dict[Run, str] = {}
         self._attempts: Counter[Path] = Counter()
-        self._jobs: dict[Union[Job, ClusterJob], Run] = {}
+        self._jobs: dict[Job | ClusterJob, Run] = {}
         self._waiting: list[Run] = []
 
     def run(self) -> None:
@@ -84,43 +83,19 @@ class RunQueue:
 
     def _look_at_folders(self) -> None:
         for run in sorted(self.grid.runs, key=lambda run: -run.work):  # leaves no long run for the end
-            result = run.result()
-            if result is None:
+            if (result := run.result()) is None:
                 self._waiting.append(run)
+                (run.folder / FAILED).unlink(missing_ok=True)
             else:
                 self.results[run.folder] = result
-        for run in self._waiting:
-            before = self.grid.runs_before(run)
-            if before and all(other.folder in self.results for other in before):
-                best = self._best(before)
-                if best is not None and not (best.folder / BEST).is_file():
-                    raise UserError(
-                        f"{best.folder / BEST}: is gone, but {run.task.name} is to start from it; remove "
-                        f"{best.folder} to train it again, and keep it with --keep-checkpoints best"
-                    )
-            (run.folder / FAILED).unlink(missing_ok=True)
 
     def _start_ready(self) -> None:
-        ready = []
-        for run in list(self._waiting):
-            if len(ready) >= self.executor.free:
-                break
-            before = self.grid.runs_before(run)
-            if any(other in self._waiting or other in self._jobs.values() for other in before):
-                continue
-            self._waiting.remove(run)
-            if not before:
-                ready.append((run, run.model.checkpoint))
-            elif (best := self._best(before)) is not None:
-                ready.append((run, best.folder / BEST))
-            else:
-                self._give_up(run, f"no {run.started_from} run that it could start from has ended well")
-        if ready:
-            for (run, _), job in zip(ready, self.executor.start(ready), strict=True):
-                self._attempts[run.folder] += 1
-                self._jobs[job] = run
+        ready, self._waiting = self._waiting[: self.executor.free], self._waiting[self.executor.free :]
+        for run, job in zip(ready, self.executor.start([(run,) for run in ready]) if ready else (), strict=True):
+            self._attempts[run.folder] += 1
+            self._jobs[job] = run
 
-    def _finish(self, job: Union[Job, ClusterJob]) -> None:
+    def _finish(self, job: Job | ClusterJob) -> None:
         run = self._jobs.pop(job)
         failure = job.failure()
         self.executor.release(job)
@@ -128,36 +103,32 @@ class RunQueue:
         if result is not None:
             self.results[run.folder] = result
             tqdm.write(f"[{len(self.results)}/{len(self.grid.runs)}] {run.name}: {summary(run, result)}")
-            self._remove_checkpoints(self.grid.rivals(run))
+            self._remove_checkpoints(run.rivals)
             return
-        message = f"{failure or 'ended without a result'}: {last_line(run.folder / LOG)}"
+        log = run.folder / LOG
+        message = f"{failure or 'ended without a result'}: {last_line(log)}"
         if self._attempts[run.folder] < ATTEMPTS:
             tqdm.write(f"{run.name}: failed, is tried once more ({message})")
             self._waiting.append(run)
-        else:
-            self._give_up(run, message)
-
-    def _give_up(self, run: Run, message: str) -> None:
+            return
         self.failed[run] = message
-        log = run.folder / LOG
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_json(run.folder / FAILED, {"attempts": self._attempts[run.folder], "message": message, "log": str(log)})
+        write_json(run.folder / FAILED, {"attempts": ATTEMPTS, "message": message, "log": str(log)})
         tqdm.write(f"{run.name}: FAILED ({message}); see {log}")
 
     def _best(self, runs: Sequence[Run]) -> Optional[Run]:
-        """The first finished run with the highest selecting metric; skips those whose metric is not a number."""
-        scores = {run: selecting_score(self.results[run.folder]) for run in runs if run.folder in self.results}
+        """The first finished run with the highest selecting metric, on the first development file; nan is none."""
+        scores = {}
+        for run in runs:
+            if result := self.results.get(run.folder):
+                scores[run] = next(iter(result["metrics"].values()))[result["selected_by"]]
         return max((run for run in scores if not math.isnan(scores[run])), key=scores.__getitem__, default=None)
 
     def _remove_checkpoints(self, runs: Sequence[Run]) -> None:
-        """Removes those of finished runs, except the ones to keep or to start from."""
-        if self.keep == "all":
-            return
-        unfinished = [*self._waiting, *self._jobs.values(), *self.failed]
-        starts = {(run.model.name, run.started_from) for run in unfinished}
-        for run in runs:
-            keep_best = self.keep == "best" or (run.model.name, run.task.name) in starts
-            if run.folder in self.results and not (keep_best and self._best(self.grid.rivals(run)) is run):
+        """Removes those of finished runs, except the ones to keep."""
+        for run in runs if self.keep != "all" else ():
+            is_kept = self.keep == "best" and self._best(run.rivals) is run
+            if run.folder in self.results and not is_kept:
                 (run.folder / BEST).unlink(missing_ok=True)
                 shutil.rmtree(run.folder / "tokenizer", ignore_errors=True)
 
@@ -176,17 +147,11 @@ _BAR = "{desc} {percentage:3.0f}% |{bar:20}| {elapsed} since the start, {remaini
 def summary(run: Run, result: dict[str, Any]) -> str:
     """A finished run in words."""
     metric = result["selected_by"]
-    (file, scores), *others = result["metrics"].items()
-    values = "/".join(f"{values[metric]:.4f}" for values in (scores, *(other for _, other in others)))
+    baseline = next(iter(result["baseline"].values()))[metric]
     return (
-        f"{metric} {values} at epoch {result['best_epoch']} of {run.epochs} "
-        f"(baseline {result['baseline'][file][metric]:.4f}), {result['seconds']:.0f} s"
+        f"{metric} {'/'.join(f'{values[metric]:.4f}' for values in result['metrics'].values())} at epoch "
+        f"{result['best_epoch']} of {run.epochs} (baseline {baseline:.4f}), {result['seconds']:.0f} s"
     )
-
-
-def selecting_score(result: dict[str, Any]) -> float:
-    """The score that selects among runs: the first development file's metric."""
-    return next(iter(result["metrics"].values()))[result["selected_by"]]
 
 
 def epochs_done(log: Path) -> float:

@@ -28,29 +28,26 @@ INCOMPLETE = "*"
 AVERAGE = "Avg."
 
 
-def write_report(folder: Path, output: Path, benchmark: Optional[Benchmark] = None) -> str:
+def write_report(folder: Path, output: Path) -> str:
     """Writes the report of the grid in `folder` into `output`. Returns what a screen shows of it.
-
-    Args:
-        benchmark: whose grid it must be; None for the one that it is of.
 
     Raises:
         UserError: a file of the folder is wrong, or no run has ended well.
     """
-    benchmark = benchmark or benchmark_of_grid(folder)
+    benchmark = benchmark_of_grid(folder)
     results = read_results(folder, benchmark)
     if not results.runs:
         raise UserError(
             f"{folder / 'runs'}: no run has ended well yet, {len(results.failures)} failed; see the logs in "
-            f"it, or run `{benchmark.command}` again"
+            f"it, or run `lazyformer finetune` again"
         )
     output.mkdir(parents=True, exist_ok=True)
     rows = table_rows(results, benchmark)
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
     first = Table(title, [cells(row, benchmark) for row in rows])
-    others = [_partial_average(rows, benchmark), _score_table(results, benchmark), *_extra_and_gaps(results)]
+    others = [_score_table(results, benchmark), *_extra_and_gaps(results)]
     pictures = draw(results, benchmark, output)
-    blocks = [first, Notes(notes(results, benchmark)), *(table for table in others if table and table.rows), *pictures]
+    blocks = [first, Notes(notes(results, benchmark)), *(table for table in others if table.rows), *pictures]
     write_csv([_six_digits(_as_csv(row, benchmark)) for row in rows], output / f"{benchmark.key}.csv")
     write_csv(list(map(_six_digits, _scores_as_csv(results))), output / f"{benchmark.key}_scores.csv")
     return write_page(blocks, output, benchmark.key, with_latex=True)
@@ -69,9 +66,7 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
     if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
         said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
     said += benchmark.deviations(results)
-    if results.outside_grid:
-        said.append(f"Runs in the folder that are not of this grid, and left out: {results.outside_grid}.")
-    return said + [f"Failed: {failure.folder}: {failure.message}" for failure in results.failures.values()]
+    return said + [f"Failed: {failure}" for failure in results.failures.values()]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -128,18 +123,6 @@ def _as_csv(row: TableRow, benchmark: Benchmark) -> dict[str, Any]:
     average = {AVERAGE: average_of(row, benchmark)} if benchmark.average else {}
     known = {"model": row.name, "source": row.source, "updates": row.updates}
     return {**known, **scores, **average, "incomplete": " ".join(sorted(row.incomplete))}
-
-
-def _partial_average(rows: Sequence[TableRow], benchmark: Benchmark) -> Optional[Table]:
-    """Where some model lacks one of the numbers: the mean of those that all models have."""
-    ours = [complete_scores(row, benchmark) for row in rows if row.source == "ours"]
-    shared = [score.name for score in benchmark.scores if all(score.name in scores for scores in ours)]
-    if not benchmark.average or len(shared) < 2 or len(shared) == len(benchmark.scores):
-        return None
-    label = f"mean of {', '.join(shared)}"
-    of_all = [row for row in rows if set(shared) <= row.scores.keys()]
-    means = [{"model": row.name, label: f"{fmean(row.scores[name] for name in shared):.2f}"} for row in of_all]
-    return Table(f"Not the paper's average: {label} alone", means)
 
 
 def _score_table(results: Results, benchmark: Benchmark) -> Table:
@@ -223,7 +206,6 @@ def _six_digits(row: Mapping[str, Any]) -> dict[str, Any]:
 # --- pictures: the spread over seeds, and scores against updates of pre-training --------------------------------------
 
 BASELINE = {"color": "0.45", "linestyle": "--", "linewidth": 1.2}
-FEWEST_FOR_A_BOX = 5  # of fewer seeds the marks say all
 LEAST_HEIGHT = 2.0  # of an axis, in points: what lies within it is noise
 FARTHEST_BASELINE = 6  # below the scores, in multiples of their spread
 METRIC_NAMES = {
@@ -347,22 +329,9 @@ def _name(axis: Axes, title: str, metric: str) -> None:
 
 
 def _draw_model(axis: Axes, place: int, values: np.ndarray, style: Style) -> None:
-    if len(values) >= FEWEST_FOR_A_BOX:
-        axis.boxplot(
-            values,
-            positions=[place],
-            widths=0.6,
-            showfliers=False,  # every seed is drawn below
-            patch_artist=True,
-            boxprops={"facecolor": style["color"], "alpha": 0.25, "edgecolor": style["color"]},
-            medianprops={"color": style["color"], "linewidth": 2},
-            whiskerprops={"color": style["color"]},
-            capprops={"color": style["color"]},
-        )
-    else:
-        axis.hlines(np.median(values), place - 0.3, place + 0.3, color=style["color"], linewidth=2)
-    beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else [0.0]
-    axis.plot(place + np.asarray(beside), values, **{**style, "linestyle": "", "markersize": 4, "alpha": 0.8})
+    axis.hlines(np.median(values), place - 0.3, place + 0.3, color=style["color"], linewidth=2)
+    beside = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
+    axis.plot(place + beside, values, **{**style, "linestyle": "", "markersize": 4, "alpha": 0.8})
 
 
 def _draw_series(

@@ -8,9 +8,9 @@ Scores follow LazyFormer's protocol (appendix A).
 
 import itertools
 import math
-import re
+import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Protocol
@@ -21,39 +21,33 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.json_files import read_json
 
 CONFIDENCE = 0.95
+FORMAT_VERSION = 1
 GRID_FILE = "grid.json"
 RESULT, FAILED, SETTINGS = "result.json", "failed.json", "settings.json"  # of a run
 LOG, BEST, LAST = "train.log", "checkpoint_best.pt", "checkpoint_last.pt"
 ATTEMPT = "=== fairseq-train "  # each attempt begins with such a line in the log
 
 
-class SplitFile(Protocol):
-    """A split's file, by its name in the task's folder."""
-
-    file: str
-
-
 class ScoredTask(Protocol):
     """A task whose runs are compared.
 
     Attributes:
-        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> file.
+        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> what has its `file`, by name.
         metrics: names; fractions in results.
         selecting_metric: of `metrics`, the one that chooses checkpoint and rate.
     """
 
     name: str
-    splits: Mapping[str, SplitFile]
+    splits: Mapping[str, Any]
     metrics: tuple[str, ...]
     selecting_metric: str
 
 
 class TaskFamily(Protocol):
-    """The tasks that a grid may have: their name in messages, each by name, and the command that runs them."""
+    """What reading results needs of a benchmark: its name in messages, and its tasks by name."""
 
     name: str
     tasks: Mapping[str, ScoredTask]
-    command: str
 
 
 def split_file(task: ScoredTask, split: str) -> str:
@@ -78,6 +72,11 @@ class RunKey(NamedTuple):
     rate: float
     seed: int
 
+    @property
+    def folder(self) -> Path:
+        """In that of all runs."""
+        return Path(self.model, self.task, f"lr{self.rate:g}_seed{self.seed}")
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -94,7 +93,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended well.
+    """A run that ended well, as its result.json has it; what has a default may be missing there.
 
     Attributes:
         updates: of its checkpoint's pre-training, where known.
@@ -108,47 +107,44 @@ class Run:
         started_from: task whose fine-tuned checkpoint it started from, where it was not the pre-trained one.
     """
 
-    key: RunKey
     folder: Path
+    model: str
     checkpoint: str
-    updates: Optional[int]
+    task: str
+    lr: float
+    seed: int
     epochs: float
-    metrics: Mapping[str, Mapping[str, float]]
-    baseline: Mapping[str, Mapping[str, float]]
+    metrics: dict
+    baseline: dict
     train_rows: int
-    rows_in_file: Optional[int]
     seconds: float
-    started_from: Optional[str]
-    head: Optional[str]
-    head_dropout: Optional[float]
-    baselines: Optional[Mapping[str, Mapping[str, Mapping[str, float]]]] = None
+    updates: Optional[int] = None
+    rows_in_file: Optional[int] = None
+    started_from: Optional[str] = None
+    head: Optional[str] = None
+    head_dropout: Optional[float] = None
+    baselines: Optional[dict] = None
     batch_size: Optional[int] = None
     warmup_ratio: Optional[float] = None
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that has no result, and why."""
-
-    folder: Path
-    message: str
+    @property
+    def key(self) -> RunKey:
+        return RunKey(self.model, self.task, float(self.lr), self.seed)
 
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results: the grid, runs that ended well, those that failed, the number of runs outside the grid."""
+    """A folder's results: the grid, runs that ended well, and why others failed."""
 
-    folder: Path
-    family: TaskFamily
+    benchmark: TaskFamily
     grid: Grid
     runs: Mapping[RunKey, Run]
-    failures: Mapping[RunKey, Failure]
-    outside_grid: int
+    failures: Mapping[RunKey, str]
 
     def of(self, model: str, task: str) -> "TaskResults":
         keys = self.grid.keys_of(model, task)
         return TaskResults(
-            self.family.tasks[task],
+            self.benchmark.tasks[task],
             asked=keys,
             runs=[self.runs[key] for key in keys if key in self.runs],
             failed=[key for key in keys if key in self.failures],
@@ -166,9 +162,8 @@ class Results:
 
     def baseline(self, task: str, split: str, metric: str) -> Optional[float]:
         """The baseline of a task's development set, in percent; None where no run of the task has ended well."""
-        file = split_file(self.family.tasks[task], split)
-        runs = (run for key, run in self.runs.items() if key.task == task)
-        return next((100 * run.baseline[file][metric] for run in runs), None)
+        file = split_file(self.benchmark.tasks[task], split)
+        return next((100 * run.baseline[file][metric] for run in self.runs.values() if run.task == task), None)
 
 
 @dataclass(frozen=True)
@@ -195,11 +190,8 @@ class TaskResults:
     @cached_property
     def rate(self) -> Optional[float]:
         """The chosen learning rate; the first of equally good ones; None where no run has ended well."""
-        rates = dict.fromkeys(run.key.rate for run in self.runs)
-        return max(rates, key=self._median_at, default=None)
-
-    def _median_at(self, rate: float) -> float:
-        return float(np.median(self._values("valid", self.task.selecting_metric, rate)))
+        rates, metric = dict.fromkeys(run.key.rate for run in self.runs), self.task.selecting_metric
+        return max(rates, key=lambda rate: np.median(self._values("valid", metric, rate)), default=None)
 
     @property
     def best(self) -> list[Run]:
@@ -253,97 +245,70 @@ def mean_bounds(values: np.ndarray) -> Optional[tuple[float, float]]:
     return float(low), float(high)
 
 
-FORMAT_VERSION = 1
-_NUMBER = (int, float)
-_OPTIONAL = type(None)
-_RESULT_FIELDS = {
-    "model": (str,),
-    "checkpoint": (str,),
-    "updates": (int, _OPTIONAL),
-    "task": (str,),
-    "lr": _NUMBER,
-    "seed": (int,),
-    "epochs": _NUMBER,
-    "metrics": (dict,),
-    "baseline": (dict,),
-    "train_rows": (int,),
-    "rows_in_file": (int, _OPTIONAL),
-    "seconds": _NUMBER,
-    "started_from": (str, _OPTIONAL),
-    "head": (str, _OPTIONAL),
-    "head_dropout": (*_NUMBER, _OPTIONAL),
-    "baselines": (dict, _OPTIONAL),
-    "batch_size": (int, _OPTIONAL),
-    "warmup_ratio": (*_NUMBER, _OPTIONAL),
-}
-_KEY_FIELDS = ("model", "task", "lr", "seed")
-_GRID_FIELDS = {"models": (dict,), "tasks": (list,), "lrs": (list,), "seeds": (list,)}
-_FAILED_FIELDS = {"message": (str,)}
-_RUN_FOLDER = re.compile(r"lr(?P<rate>.+)_seed(?P<seed>\d+)")
-
-
-def read_results(folder: Path, family: TaskFamily) -> Results:
-    """Reads and checks ``folder``/runs.
+def read_results(folder: Path, benchmark: TaskFamily) -> Results:
+    """Reads and checks the runs of the grid in ``folder``/runs.
 
     Args:
-        family: the tasks that the grid may have.
+        benchmark: whose tasks the grid may have.
 
     Raises:
-        UserError: no grid; a file that is no JSON, of another format version, or lacks a field; a run that is there
-            twice; two runs of a task whose development sets differ.
+        UserError: no grid; a file that is no JSON, of another format version, or lacks a field; two runs of a task
+            whose development sets differ.
     """
-    runs_folder = folder / "runs"
-    grid = read_grid(runs_folder / GRID_FILE, family)
+    grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
     runs: dict[RunKey, Run] = {}
-    failures: dict[RunKey, Failure] = {}
-    for path in sorted(runs_folder.glob("*/*/*/failed.json")):
-        key = _key_of_folder(path.parent)
-        if key is not None and not (path.parent / "result.json").exists():
-            failures[key] = Failure(path.parent, _read_json(path, _FAILED_FIELDS)["message"])
-    for path in sorted(runs_folder.glob("*/*/*/result.json")):
-        run = read_run(path, family)
-        if run.key in runs:
-            raise UserError(f"{path}: is the same run as {runs[run.key].folder}; remove one of them")
-        runs[run.key] = run
-    for key in [key for key, run in runs.items() if _not_a_number(run, family)]:
-        run = runs.pop(key)
-        failures[key] = Failure(run.folder, f"{_not_a_number(run, family)} is not a number")
-    asked = {key for model in grid.models for task in grid.tasks for key in grid.keys_of(model, task)}
-    outside_grid = len((runs.keys() | failures.keys()) - asked)
-    runs = {key: run for key, run in runs.items() if key in asked}
-    failures = {key: failure for key, failure in failures.items() if key in asked}
-    _check_same_development_sets(runs, family)
-    return Results(folder, family, grid, runs, failures, outside_grid)
+    failures: dict[RunKey, str] = {}
+    for key in (key for model in grid.models for task in grid.tasks for key in grid.keys_of(model, task)):
+        place = folder / "runs" / key.folder
+        if (place / RESULT).exists():
+            run = read_run(place / RESULT, benchmark)
+            if run.key != key:
+                raise UserError(f"{place / RESULT}: is the result of {run.key.folder}; move it there, or remove it")
+            wrong = [at for at in measured(benchmark.tasks[key.task]) if not math.isfinite(run.metrics[at[0]][at[1]])]
+            if wrong:
+                failures[key] = f"{place}: {wrong[0][1]} of {wrong[0][0]} is not a number"
+            else:
+                runs[key] = run
+        elif (place / FAILED).exists():
+            failures[key] = (
+                f"{place}: {_checked(place / FAILED, read_json(place / FAILED), {'message': str})['message']}"
+            )
+    _check_same_development_sets(runs, benchmark)
+    return Results(benchmark, grid, runs, failures)
 
 
-def read_grid(path: Path, family: TaskFamily) -> Grid:
+def read_grid(path: Path, benchmark: TaskFamily) -> Grid:
     """Raises a UserError where the file is missing, no JSON, or lacks a field."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give the folder that `{family.command}` wrote")
-    content = _read_json(path, _GRID_FIELDS)
+        raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
+    content = read_json(path)
     _check_version(path, content.get("format_version", FORMAT_VERSION))
-    for name, kinds in (("tasks", (str,)), ("lrs", _NUMBER), ("seeds", (int,))):
+    _checked(path, content, {"models": dict, "tasks": list, "lrs": list, "seeds": list})
+    for name, kind in (("tasks", str), ("lrs", float), ("seeds", int)):
         for value in content[name]:
-            _check_kind(path, name, value, kinds)
+            _check_kind(path, name, value, kind)
     return Grid(
         content["models"],
-        tuple(_check_task(path, name, family) for name in content["tasks"]),
+        tuple(_check_task(path, name, benchmark) for name in content["tasks"]),
         tuple(float(rate) for rate in content["lrs"]),
         tuple(content["seeds"]),
     )
 
 
-def read_run(path: Path, family: TaskFamily) -> Run:
+_HINTS = {field.name: typing.get_type_hints(Run)[field.name] for field in fields(Run) if field.name != "folder"}
+
+
+def read_run(path: Path, benchmark: TaskFamily) -> Run:
     """Raises a UserError where a result.json is of another format version, lacks a field or metric, names no task."""
-    _check_version(path, _read_json(path, {}).get("format_version"))
-    content = _read_json(path, _RESULT_FIELDS)
-    task = family.tasks[_check_task(path, content["task"], family)]
+    content = read_json(path)
+    _check_version(path, content.get("format_version"))
+    content = _checked(path, content, _HINTS)
+    task = benchmark.tasks[_check_task(path, content["task"], benchmark)]
     for field in ("metrics", "baseline"):
         for split, metric in measured(task):
-            _check_kind(path, f"{field}.{split}", content[field].get(split), (dict,))
-            _check_kind(path, f"{field}.{split}.{metric}", content[field][split].get(metric), _NUMBER)
-    key = RunKey(content["model"], task.name, float(content["lr"]), content["seed"])
-    return Run(key, path.parent, **{name: content[name] for name in _RESULT_FIELDS if name not in _KEY_FIELDS})
+            _check_kind(path, f"{field}.{split}", content[field].get(split), dict)
+            _check_kind(path, f"{field}.{split}.{metric}", content[field][split].get(metric), float)
+    return Run(path.parent, **{name: content[name] for name in _HINTS})
 
 
 def _check_version(path: Path, version: Any) -> None:
@@ -351,57 +316,44 @@ def _check_version(path: Path, version: Any) -> None:
         raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
 
 
-def _read_json(path: Path, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
-    """A JSON object that holds `fields`, each of one of its kinds."""
-    content = read_json(path)
-    for name, kinds in fields.items():
-        if name not in content and _OPTIONAL not in kinds:
+def _checked(path: Path, content: dict[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a file, each field of the kind in `hints`; an optional one that is missing is None."""
+    for name, hint in hints.items():
+        if name not in content and not typing.get_args(hint):
             raise UserError(f"{path}: has no field {name!r}; remove it and run the grid again")
-        _check_kind(path, name, content.setdefault(name, None), kinds)
+        _check_kind(path, name, content.setdefault(name, None), hint)
     return content
 
 
-def _check_kind(path: Path, name: str, value: Any, kinds: tuple[type, ...]) -> None:
+def _check_kind(path: Path, name: str, value: Any, hint: Any) -> None:
+    kinds = typing.get_args(hint) or (hint,)
+    kinds = (int, *kinds) if float in kinds else kinds
     if not isinstance(value, kinds) or isinstance(value, bool):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UserError(f"{path}: field {name!r} is {value!r}, must be {wanted}; remove it and run the grid again")
 
 
-def _check_task(path: Path, name: str, family: TaskFamily) -> str:
-    if name not in family.tasks:
-        raise UserError(f"{path}: {name!r} is no {family.name} task; known are {', '.join(family.tasks)}")
+def _check_task(path: Path, name: str, benchmark: TaskFamily) -> str:
+    if name not in benchmark.tasks:
+        raise UserError(f"{path}: {name!r} is no {benchmark.name} task; known are {', '.join(benchmark.tasks)}")
     return name
 
 
-def _key_of_folder(folder: Path) -> Optional[RunKey]:
-    """The run that a folder is named after; None for any other name."""
-    found = _RUN_FOLDER.fullmatch(folder.name)
-    try:
-        return found and RunKey(folder.parents[1].name, folder.parent.name, float(found["rate"]), int(found["seed"]))
-    except ValueError:
-        return None
-
-
-def _not_a_number(run: Run, family: TaskFamily) -> Optional[str]:
-    """The first metric of a run that is infinite or not a number, by split and name."""
-    for split, metric in measured(family.tasks[run.key.task]):
-        if not math.isfinite(run.metrics[split][metric]):
-            return f"{metric} of {split}"
-    return None
-
-
-def _check_same_development_sets(runs: Mapping[RunKey, Run], family: TaskFamily) -> None:
+def _check_same_development_sets(runs: Mapping[RunKey, Run], benchmark: TaskFamily) -> None:
+    """By the marks of answers that need no model, which depend on the set alone."""
     first: dict[str, Run] = {}
     for run in runs.values():
-        other = first.setdefault(run.key.task, run)
-        for split, metric in measured(family.tasks[run.key.task]):
-            ours, theirs = run.baseline[split][metric], other.baseline[split][metric]
-            if not math.isclose(ours, theirs, abs_tol=1e-9):
-                raise UserError(
-                    f"{run.folder}: its {run.key.task} {split} set is another than that of {other.folder}: the "
-                    f"baseline's {metric} is {ours}, not {theirs}. Scores on different rows do not compare: run both "
-                    "on the same prepared data"
-                )
+        other = first.setdefault(run.task, run)
+        theirs = other.baselines or {"": other.baseline}
+        for name, marks in (run.baselines or {"": run.baseline}).items():
+            for split, metric in measured(benchmark.tasks[run.task]) if name in theirs else ():
+                here, there = marks[split][metric], theirs[name][split][metric]
+                if not math.isclose(here, there, abs_tol=1e-9):
+                    raise UserError(
+                        f"{run.folder}: its {run.task} {split} set is another than that of {other.folder}: the "
+                        f"baseline's {metric} is {here}, not {there}. Scores on different rows do not compare: run "
+                        "both on the same prepared data"
+                    )
 
 
 def listed(values: Iterable[Any]) -> str:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from tabulate import tabulate
@@ -50,7 +50,7 @@ class PreparedSquad(PreparedFolder):
 
     FORMAT, FORMAT_VERSION = "lazyformer squad", 1
     SETTINGS = ("format_version", *SIZES, "skip_mistakes", "tokenizer", "files")
-    CONTENT, COMMAND = "prepared SQuAD", "lazyformer squad prepare"
+    CONTENT, COMMAND = "prepared SQuAD", "lazyformer finetune --task squad"
 
     @staticmethod
     def is_whole(manifest: dict[str, Any]) -> bool:
@@ -155,13 +155,10 @@ def _write(
     }
 
 
-def window_settings(wanted: Preparation) -> WindowSettings:
-    """Lengths of windows, strides and questions: what is given, else the usual."""
-    return WindowSettings(
-        wanted.max_length or USUAL.longest,
-        wanted.stride or USUAL.stride,
-        wanted.max_question_length or USUAL.longest_question,
-    )
+def window_settings(longest: Optional[int]) -> WindowSettings:
+    """Lengths of windows, strides and questions: BERT's; of short windows the stride is a half, questions a quarter."""
+    longest = longest or USUAL.longest
+    return WindowSettings(longest, min(USUAL.stride, longest // 2), min(USUAL.longest_question, longest // 4))
 
 
 def prepare(wanted: Preparation) -> PreparedSquad:
@@ -181,7 +178,7 @@ def prepare(wanted: Preparation) -> PreparedSquad:
         )
     files = {split: folder / name for split, name in SPLITS.items()}
     output = wanted.output / PREPARED_IN
-    return prepare_squad(files, wanted.tokenizer, output, window_settings(wanted), wanted.skip_mistakes)
+    return prepare_squad(files, wanted.tokenizer, output, window_settings(wanted.max_length), wanted.skip_mistakes)
 
 
 def overview(prepared: PreparedSquad) -> str:

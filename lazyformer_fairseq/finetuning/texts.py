@@ -47,14 +47,14 @@ from lazyformer_fairseq.finetuning.fairseq_task import (
     FineTuningConfig,
     FineTuningCriterion,
     FineTuningTask,
-    check_best_metric,
-    check_start,
+    check_options,
     find_tokenizer,
     log_loss,
     log_metrics,
-    warn_without_start,
 )
 from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+
+logger = logging.getLogger(__name__)
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
@@ -87,61 +87,39 @@ MARKED_AT_ONCE = 32  # texts; the last digits of scores depend on it
 BASELINE = "majority class or constant"
 
 
-@dataclass(frozen=True)
-class EncodedSplit:
-    """Inputs of the model (int32 arrays), and counts taken before any was cut.
-
-    Attributes:
-        truncated: inputs that had to be cut.
-        tokens: of all inputs, ``<s>`` and ``</s>`` included.
-        unknown_tokens: those that are ``<unk>``.
-        words: as the tokenizer divides the text, special tokens included.
-        unknown_words: those of which at least one piece is ``<unk>``.
-    """
-
-    inputs: list[np.ndarray]
-    truncated: int
-    tokens: int
-    unknown_tokens: int
-    words: int
-    unknown_words: int
-
-    @property
-    def unknown_share(self) -> float:
-        """Share of the tokens."""
-        return self.unknown_tokens / max(self.tokens, 1)
-
-    @property
-    def unknown_word_share(self) -> float:
-        return self.unknown_words / max(self.words, 1)
-
-
 def encode_split(
     tokenizer: TextTokenizer, split: SplitFile, max_length: Optional[int], processes: int = 1
-) -> EncodedSplit:
+) -> tuple[list[np.ndarray], dict[str, float]]:
     """Encodes the examples of a file in their order as the tokenizer builds inputs.
 
     Args:
         max_length: of an input, all ids counted; longer ones are cut, the longer text first; None cuts none.
         processes: how many encode side by side; the result does not depend on it.
+
+    Returns:
+        Inputs of the model (int32 each), and what was counted: inputs that had to be cut, and before that tokens,
+        ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
     """
     texts = [example.texts for example in split.examples]
-    progress = tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False)
     whole = []
-    with progress:
+    with tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False) as bar:
         for ids in _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS)):
             whole.append(ids)
-            progress.update()
-    words, unknown_words, unknown_tokens = _count(tokenizer, whole)
+            bar.update()
+    ids = np.concatenate(whole)
+    is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
+    words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
+    counts = {
+        "truncated": sum(max_length is not None and len(each) > max_length for each in whole),
+        "tokens": len(ids),
+        "unknown_tokens": unknown,
+        "unknown_token_share": unknown / max(len(ids), 1),
+        "words": words,
+        "unknown_words": unknown_words,
+        "unknown_word_share": unknown_words / max(words, 1),
+    }
     eos = tokenizer.special.eos
-    return EncodedSplit(
-        whole if max_length is None else [cut_input(ids, max_length, eos) for ids in whole],
-        sum(max_length is not None and len(ids) > max_length for ids in whole),
-        sum(map(len, whole)),
-        unknown_tokens,
-        words,
-        unknown_words,
-    )
+    return whole if max_length is None else [cut_input(each, max_length, eos) for each in whole], counts
 
 
 _tokenizer: Optional[TextTokenizer] = None  # of a worker
@@ -164,16 +142,6 @@ def _encoded(tokenizer: TextTokenizer, texts: list[tuple[str, ...]], processes: 
 def _encode(texts: tuple[str, ...]) -> np.ndarray:
     return np.array(_tokenizer.build_input(*texts), dtype=np.int32)
 
-
-def _count(tokenizer: TextTokenizer, inputs: list[np.ndarray]) -> tuple[int, int, int]:
-    """Words, words with an unknown piece, unknown tokens."""
-    ids = np.concatenate(inputs)
-    unknown = ids == tokenizer.special.unk
-    word = np.cumsum(tokenizer.starts_of_words(ids))
-    return int(word[-1]), len(np.unique(word[unknown])), int(unknown.sum())
-
-
-logger = logging.getLogger(__name__)
 
 TASKS_TO_TRAIN = [name for name, task in TASKS.items() if "train" in task.splits]
 
@@ -220,8 +188,7 @@ class GlueTask(FineTuningTask):
         """
         description = describe_task(cfg)
         if not kwargs.get("from_checkpoint"):
-            check_options(cfg, description)
-            warn_without_start(cfg)
+            check_task(cfg, description)
         prepared = load_prepared(cfg.data).tokenizer_folder if PreparedTask.is_at(cfg.data) else None
         task = cls(cfg, description, find_tokenizer(cfg, prepared))
         logger.info(
@@ -261,16 +228,12 @@ class GlueTask(FineTuningTask):
         file = read_split(self.description, self.cfg.data, split)
         for oddity in file.oddities():
             logger.warning("%s", oddity)
-        encoded = encode_split(self.tokenizer, file, self.longest)
+        inputs, counts = encode_split(self.tokenizer, file, self.longest)
         logger.info(
             "%s: %d examples, %d cut to %s tokens, %.2f%% of tokens unknown",
-            file.path,
-            len(file.examples),
-            encoded.truncated,
-            self.longest,
-            100 * encoded.unknown_share,
+            *(file.path, len(inputs), counts["truncated"], self.longest, 100 * counts["unknown_token_share"]),
         )
-        return EncodedExamples(encoded.inputs, targets_of(self.description, file.examples))
+        return EncodedExamples(inputs, targets_of(self.description, file.examples))
 
     @torch.no_grad()
     def marks(self, model: torch.nn.Module, criterion: "GlueCriterion", split: str) -> dict[str, float]:
@@ -285,14 +248,10 @@ class GlueTask(FineTuningTask):
 
     def baselines(self, split: str) -> dict[str, dict[str, float]]:
         """The best answer of a model that has seen the training labels but no text."""
-        targets = self.dataset(split).targets.numpy()
-        guesses = np.full(len(targets), constant_answer(self.description, self.dataset("train").targets.numpy()))
+        seen, targets = (self.dataset(name).targets.numpy() for name in ("train", split))
+        constant = seen.mean() if self.description.is_regression else np.bincount(seen).argmax()
+        guesses = np.full(len(targets), constant)
         return {BASELINE: {name: METRICS[name](guesses, targets) for name in self.description.metrics}}
-
-
-def constant_answer(task: TaskDescription, targets: np.ndarray) -> float:
-    """The majority class, or the mean score, of training labels (N,)."""
-    return float(targets.mean()) if task.is_regression else int(np.bincount(targets).argmax())
 
 
 def describe_task(cfg: GlueConfig) -> TaskDescription:
@@ -311,12 +270,11 @@ def describe_task(cfg: GlueConfig) -> TaskDescription:
         raise UserError(f"{error}; give one of them by --glue-task") from None
 
 
-def check_options(cfg: GlueConfig, description: TaskDescription) -> None:
+def check_task(cfg: GlueConfig, description: TaskDescription) -> None:
     """Raises a UserError for options that would fail late, or select the worst checkpoint."""
-    check_start(cfg, description.name)
+    check_options(cfg, description.name, description.metrics)
     if PreparedTask.is_at(cfg.data) and load_prepared(cfg.data).task is not description:
         raise UserError(f"{cfg.data}: holds {load_prepared(cfg.data).task.name}, not {description.name}")
-    check_best_metric(cfg, description.name, description.metrics)
     for split in cfg.valid_subset.split(","):
         if split in description.splits and description.splits[split].label is None:
             raise UserError(f"--valid-subset {cfg.valid_subset}: {description.name}'s split {split} has no labels")

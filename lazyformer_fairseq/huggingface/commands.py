@@ -5,8 +5,9 @@ from typing import Optional
 
 import click
 
+from lazyformer_fairseq.options import takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.warm_start.options import WarmOptions, warm_start_options
+from lazyformer_fairseq.warm_start.options import WarmOptions
 
 
 @click.command("import")
@@ -26,14 +27,14 @@ from lazyformer_fairseq.warm_start.options import WarmOptions, warm_start_option
     "classifier; squad for one that finds answers]",
 )
 @click.option("--checkpoint-file", help="Of a folder of this package's checkpoints: its name there.")
-@warm_start_options
+@takes(WarmOptions, into="warm")
 def import_model(
     bert: Path,
     out: Path,
     token_types: str,
     head_name: Optional[str],
     checkpoint_file: Optional[str],
-    warm: Optional[WarmOptions],
+    warm: WarmOptions,
 ) -> None:
     """Turn a BERT, RoBERTa or DistilBERT of the Hub into a checkpoint of this package, of the same or another pattern.
 
@@ -46,8 +47,9 @@ def import_model(
     --finetune-from-model OUT/model.safetensors starts from it.
     """
     refuse_filled_folder(out)
+    warm.refuse_misfits()
     from lazyformer_fairseq.huggingface.importing import import_to
 
-    for note in import_to(bert, out, token_types, head_name, checkpoint_file, warm):
+    for note in import_to(bert, out, token_types, head_name, checkpoint_file, warm if warm.changes else None):
         click.echo(note)
     click.echo(f"written: {out}")

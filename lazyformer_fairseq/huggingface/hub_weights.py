@@ -110,7 +110,7 @@ class Conversion:
         if self.classes:
             found.append(f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}")
         if self.has_spans:
-            found.append(f"its {SPANS} is the span head {self.head_name!r}: lazyformer squad predict asks it")
+            found.append(f"its {SPANS} is the span head {self.head_name!r}: lazyformer predict asks it")
         if self.has_next_sentence:
             found.append(f"its {FOLLOWS} is the head {NEXT_SENTENCE!r}, on the pooler: --next-sentence goes on with it")
         if self.has_pooler:

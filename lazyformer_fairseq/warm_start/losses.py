@@ -89,8 +89,7 @@ def global_positions(encoder: Encoder, tokens_BT: Tensor) -> Optional[Tensor]:
     return first
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A sublayer that changes its kind or settings, goes or comes.
 
     Attributes:
@@ -146,15 +145,10 @@ class Merged:
         """The pattern with these changes alone, and the old sublayer of each of its sublayers."""
         done = {(change.old, change.new) for change in made}
         texts, origins = [], []
-        for place in self.places:
-            old, new = place
-            sublayer = (
-                (None if new is None else self.new_plan[new])
-                if place in done
-                else (None if old is None else self.old_plan[old])
-            )
-            if sublayer is not None:
-                texts.append(sublayer.text)
+        for old, new in self.places:
+            plan, place = (self.new_plan, new) if (old, new) in done else (self.old_plan, old)
+            if place is not None:
+                texts.append(plan[place].text)
                 origins.append(NONE if old is None else str(old))
         return "".join(texts), origins
 

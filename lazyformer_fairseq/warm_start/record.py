@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.atomic import write_text
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import write_json
 
 RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
 FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
@@ -19,38 +18,20 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     write_text(folder / PAGE_FILE, page(record))
 
 
-def read_record(folder: Path) -> dict[str, Any]:
-    """Raises a UserError where the folder holds none, or one of another format or version."""
-    path = folder / RECORD_FILE
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; give a folder that `lazyformer import --sublayer-pattern` wrote")
-    record = read_json(path, "write the folder again with `lazyformer import`")
-    if record.get("format") != FORMAT or record.get("format_version") != FORMAT_VERSION:
-        raise UserError(
-            f"{path}: not the record of a warm start of version {FORMAT_VERSION}; write the folder again with "
-            "`lazyformer import`"
-        )
-    return record
-
-
 def page(record: Mapping[str, Any]) -> str:
     """What became what, and what it cost, in Markdown."""
     name = f" of {record['source']}" if record["source"] else ""
+    changed = record["changed_options"].items()
     rows = [_row(index, sublayer) for index, sublayer in enumerate(record["sublayers"])]
     parts = [
         f"# Warm start{name}",
         f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
-        _options(record),
+        "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed),
         markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
-        _left_out(record),
+        f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}." if record["left_out"] else "",
         _losses(record["losses"]) if record["losses"] else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _options(record: Mapping[str, Any]) -> str:
-    changed = record["changed_options"].items()
-    return "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed)
 
 
 def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
@@ -62,11 +43,6 @@ def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
         "borrowed": ", ".join(sublayer["borrowed"]),
         "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
     }
-
-
-def _left_out(record: Mapping[str, Any]) -> str:
-    gone = ", ".join(map(str, record["left_out"]))
-    return f"Left out: the old sublayers {gone}." if gone else ""
 
 
 def _losses(losses: Mapping[str, Any]) -> str:

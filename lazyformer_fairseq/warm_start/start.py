@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from fairseq.data import Dictionary
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PER_POSITION
@@ -22,8 +22,7 @@ from lazyformer_fairseq.warm_start.record import FORMAT, FORMAT_VERSION
 from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
 
 SUBLAYERS = "encoder.sentence_encoder.sublayers."
-# What a warm start may change; the old weights fit no other width, number of heads or place of LayerNorm.
-CHANGEABLE = ("sublayer_pattern", "encoder_ffn_embed_dim", "max_positions")
+RESIZED = ("encoder_ffn_embed_dim", "max_positions")
 Plan = Sequence[PlannedSublayer]
 Alignment = tuple[Optional[int], ...]
 
@@ -74,17 +73,17 @@ def start_from(
     """A new encoder with the weights of an old one.
 
     Args:
-        changes: options that change, of CHANGEABLE.
+        changes: of `sublayer_pattern`, `encoder_ffn_embed_dim` and `max_positions`; the old weights fit no other
+            width, number of heads or place of LayerNorm.
         from_sublayers: for each new sublayer the old one whose weights it takes, or "-"; by default as :func:`align`
             finds.
         seed: of what starts fresh.
 
     Raises:
-        UserError: an option that may not change, a pattern that cannot be built, a new sublayer that can neither take
-            weights nor start without changing what the model computes, fewer positions or narrower feed-forwards.
+        UserError: a pattern that cannot be built, a new sublayer that can neither take weights nor start without
+            changing what the model computes, fewer positions or narrower feed-forwards.
     """
     before = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), old.cfg)
-    _refuse_other_changes(before, changes)
     cfg = OmegaConf.merge(before, dict(changes))
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
     if from_sublayers is None:
@@ -103,26 +102,16 @@ def start_from(
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "source": "",
-        "old_pattern": _written_out(old.plan),
-        "new_pattern": _written_out(new_plan),
+        "old_pattern": "".join(planned.text for planned in old.plan),
+        "new_pattern": "".join(planned.text for planned in new_plan),
         "changed_options": {
-            name: [before[name], cfg[name]] for name in CHANGEABLE[1:] if before[name] != cfg[name]
+            name: [before[name], cfg[name]] for name in RESIZED if before[name] != cfg[name]
         },
         "sublayers": _describe(old.plan, new_plan, alignment, taken),
         "left_out": left_out(old.plan, alignment),
         "losses": None,
     }  # fmt: skip
     return WarmStart(Trained(cfg, weights, old.dictionary), record)
-
-
-def _refuse_other_changes(cfg: LazyFormerConfig, changes: Mapping[str, Any]) -> None:
-    for name, value in changes.items():
-        if name not in CHANGEABLE and cfg[name] != value:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} {value}: the old model has {cfg[name]}, and its weights fit no other; a warm start changes "
-                f"{', '.join('--' + each.replace('_', '-') for each in CHANGEABLE)}"
-            )
 
 
 def _fresh(cfg: LazyFormerConfig, dictionary: Dictionary, seed: int) -> LazyFormerModel:
@@ -134,19 +123,25 @@ def _fresh(cfg: LazyFormerConfig, dictionary: Dictionary, seed: int) -> LazyForm
             raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
 
 
-def _take(
-    index: int,
-    origin: Optional[int],
-    old: Trained,
-    model: LazyFormerModel,
-    planned: PlannedSublayer,
-) -> Taken:
+def _take(index: int, origin: Optional[int], old: Trained, model: LazyFormerModel, planned: PlannedSublayer) -> Taken:
+    """The weights of a new sublayer. One without an old one adds nothing to the residual connection until it learns:
+    its last linear map is zero.
+    """
     sublayer = model.encoder.sentence_encoder.sublayers[index]
     if planned.kind.is_identity:
         return Taken({})
     if origin is not None:
         return take(planned, sublayer, _old(origin, old))
-    return _without_effect(index, planned, sublayer)
+    if (last := _last_map(type(sublayer.inner))) is None:
+        raise UserError(
+            f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
+            f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
+        )
+    fresh = {name: weight.clone() for name, weight in sublayer.state_dict().items()}
+    for name in fresh:
+        if name.startswith(f"{INNER}{last}"):
+            fresh[name].zero_()
+    return Taken(fresh, new=sorted(fresh))
 
 
 def _old(index: int, old: Trained) -> Old:
@@ -165,21 +160,6 @@ def can_start_fresh(planned: PlannedSublayer) -> bool:
 def _last_map(module: type) -> Optional[str]:
     last = {AttentionSublayer: "out_proj.", FeedForward: "fc2.", Convolution: "out_proj."}
     return next((name for base, name in last.items() if issubclass(module, base)), None)
-
-
-def _without_effect(index: int, planned: PlannedSublayer, sublayer: nn.Module) -> Taken:
-    """A new sublayer that adds nothing to the residual connection until it learns: its last linear map is zero."""
-    name = _last_map(type(sublayer.inner))
-    if name is None:
-        raise UserError(
-            f"new sublayer {index} ({planned.text}) has no old one to start from, and cannot start without changing "
-            f"what the model computes: give an old {planned.kind.letter} by --from-sublayers, or leave it out"
-        )
-    fresh = {name: weight.clone() for name, weight in sublayer.state_dict().items()}
-    for each in fresh:
-        if each.startswith(f"{INNER}{name}"):
-            fresh[each].zero_()
-    return Taken(fresh, new=sorted(fresh))
 
 
 def _around(old: Trained, cfg: LazyFormerConfig) -> dict[str, Tensor]:
@@ -220,10 +200,6 @@ def _describe(
         }
         for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
     ]
-
-
-def _written_out(sublayers: Sequence[PlannedSublayer]) -> str:
-    return "".join(planned.text for planned in sublayers)
 
 
 class _Value(NamedTuple):

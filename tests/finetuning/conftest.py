@@ -9,7 +9,6 @@ from fairseq_cli.train import main as train
 from helpers import write_toy_glue
 from squad_grids import write_articles
 
-from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
 
@@ -30,9 +29,10 @@ def toy_squad(tmp_path_factory) -> Path:
 def prepared(toy_glue, data_folder, tmp_path_factory) -> dict[str, PreparedTask]:
     """Task -> its prepared data; all lie in one folder ``tasks``."""
     wanted = Preparation(
-        data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path_factory.mktemp("prepared"), max_length=64
-    )
-    return dict(zip(TOY_TASKS, prepare_tasks(wanted, [TASKS[name] for name in TOY_TASKS]), strict=True))
+        data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path_factory.mktemp("prepared"), max_length=64,
+        tasks=TOY_TASKS,
+    )  # fmt: skip
+    return dict(zip(TOY_TASKS, prepare_tasks(wanted), strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -23,13 +23,13 @@ def repeats(monkeypatch, tmp_path):
 
 def test_it_is_fine_tuned_and_reported(repeats, tmp_path):
     settings = GridSettings(
-        checkpoints=(f"m={START}",), output=tmp_path / "out", prepared=tmp_path / "repeats", gpus="none",
-        lrs=(1e-3,), seeds=(1,), epochs=1,
+        checkpoints=(f"m={START}",), output=tmp_path / "out", data=tmp_path / "repeats", gpus="none",
+        lrs=(1e-3,), seeds=(1,), epochs=("1",),
     )  # fmt: skip
     grid, _ = grid_and_executor(repeats, settings)
     grid.write()
     (run,) = grid.runs
-    fine_tune(run, run.model.checkpoint)
+    fine_tune(run)
     assert set(run.result()["metrics"]["valid"]) == {"accuracy"}
     assert benchmark_of_grid(tmp_path / "out") is repeats
     page = write_report(tmp_path / "out", tmp_path / "report")

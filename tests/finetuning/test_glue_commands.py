@@ -1,4 +1,4 @@
-"""``lazyformer glue prepare`` and ``run`` as a user gives them, kills among it."""
+"""``lazyformer finetune`` as a user gives them, kills among it."""
 
 import fcntl
 import json
@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 from helpers import ROOT
 
+from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.commands import glue
 
 
 def invoke(*arguments) -> str:
     """What a command prints; an error of the user's is raised."""
-    result = CliRunner().invoke(glue, list(map(str, arguments)), catch_exceptions=False)
+    result = CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -26,14 +26,14 @@ def invoke(*arguments) -> str:
 @pytest.fixture
 def options(toy_glue, start_checkpoint, tmp_path) -> list:
     return [
-        *("run", "--checkpoint", f"m={start_checkpoint}", "--data", toy_glue, "--output", tmp_path / "out"),
+        *("finetune", f"m={start_checkpoint}", "--data", toy_glue, "--output", tmp_path / "out"),
         *("--tasks", "CoLA", "--lrs", "1e-3", "--epochs", "8", "--workers", "1"),
         *("--keep-checkpoints", "all"),
     ]
 
 
 def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
-    arguments = ["prepare", "--data", toy_glue, "--tokenizer", data_folder, "--output", tmp_path / "out"]
+    arguments = ["glue", "prepare", "--data", toy_glue, "--tokenizer", data_folder, "--output", tmp_path / "out"]
     output = invoke(*arguments, "--tasks", "RTE", "STS-B", "--workers", "1")
     assert [path.name for path in sorted((tmp_path / "out" / "tasks").iterdir())] == ["RTE", "STS-B"]
     assert "dev.tsv" in output
@@ -45,14 +45,13 @@ def test_prepare_tells_what_it_read(toy_glue, data_folder, tmp_path):
     [
         (["--tasks", "AX"], "AX has no training data"),
         (["--checkpoint", "x=nowhere.pt"], "nowhere.pt: no such file or folder"),
-        (["--from-mnli"], "MNLI is not among --tasks"),
+        (["--from-mnli"], "--from-mnli: went; fine-tune on MNLI first"),
         (["--checkpoint", "x=broken.pt"], "broken.pt: truncated, damaged or no checkpoint"),
         (["--tokenizer", "nowhere"], "nowhere: no such file or folder"),
         (["--tokenizer", "."], ".: no tokenizer there"),
         (["--data", "nowhere"], "nowhere: no such file or folder"),
         (["--data", "."], "CoLA: no such folder"),
-        (["--prepared", "."], "--data and --prepared: give one of them"),
-        (["--task-epochs", "RTE=3"], "not among --tasks"),
+        (["--epochs", "RTE=3"], "not among --tasks"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_done(options, tmp_path, monkeypatch, change, words):
@@ -63,14 +62,14 @@ def test_what_cannot_be_run_is_refused_before_anything_is_done(options, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("change", [["--lrs", "2"], ["--seeds", "1", "1"], ["--seeds", "one"], ["--epochs", "0"]])
+@pytest.mark.parametrize("change", [["--lrs", "2"], ["--seeds", "1", "1"], ["--seeds", "one"]])
 def test_numbers_are_checked(options, change):
-    result = CliRunner().invoke(glue, list(map(str, [*options, *change])))
+    result = CliRunner().invoke(main, list(map(str, [*options, *change])))
     assert result.exit_code == 2
 
 
 def start(arguments: list) -> subprocess.Popen:
-    program = "from lazyformer_fairseq.finetuning.commands import glue; glue()"
+    program = "from lazyformer_fairseq.cli import main; main()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -102,12 +101,9 @@ def wait_until_nothing_runs(runs: Path) -> None:
                     time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    "signals",
-    [[signal.SIGKILL], pytest.param([signal.SIGKILL, signal.SIGINT, signal.SIGTERM], marks=pytest.mark.slow)],
-)
-def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path, signals):
-    runs = tmp_path / "out" / "runs"
+@pytest.mark.slow
+def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
+    runs, signals = tmp_path / "out" / "runs", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]
     seeds = range(1, len(signals) + 2)
     options += ["--seeds", *seeds]
     before: dict = {}
@@ -145,7 +141,7 @@ def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lazyformer_fairseq.finetuning.queue.RunQueue.run", interrupted)
-    result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2"])
+    result = CliRunner().invoke(main, [*map(str, options), "--seeds", "1,2"])
     assert result.exit_code == 130
     assert result.output.endswith("stopped: 0 of 2 runs are finished; rerun to resume\n")
 
@@ -153,7 +149,7 @@ def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
 def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     folder = tmp_path / "out" / "runs" / "m" / "CoLA" / "lr0.001_seed1"
     (folder / "checkpoint_best.pt" / "is a folder").mkdir(parents=True)  # no checkpoint can be written
-    result = CliRunner().invoke(glue, [*map(str, options), "--seeds", "1,2", "--epochs", "1"])
+    result = CliRunner().invoke(main, [*map(str, options), "--seeds", "1,2", "--epochs", "1"])
     assert result.exit_code == 1
     assert "CoLA/train.tsv: ends at line 64 and has 64 rows, but the official file has 8,551" in result.output
     assert "1 of 2 runs are finished" in result.output

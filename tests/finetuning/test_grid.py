@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
 from lazyformer_fairseq.finetuning.checkpoints import load_start_models, name_checkpoints
-from lazyformer_fairseq.finetuning.commands import glue
 from lazyformer_fairseq.finetuning.executors import choose_executor
 from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
@@ -51,7 +49,7 @@ def test_the_paper_has_160_runs():
 @pytest.mark.filterwarnings(r"ignore:\s*'\S+' is validated against ConfigStore schema")
 def test_the_command_is_table_5_as_the_yaml_has_it(grid, start_checkpoint):
     run = grid("MNLI", lrs=(4e-5,), max_train_rows=50).runs[0]
-    arguments = run.command(start_checkpoint, cpu=True)
+    arguments = run.command(cpu=True)
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
     with initialize_config_dir(str(ROOT / "configs" / "finetuning"), version_base="1.1"):
         yaml = compose("mnli")
@@ -74,33 +72,33 @@ def test_the_command_is_table_5_as_the_yaml_has_it(grid, start_checkpoint):
     assert cfg.checkpoint.finetune_from_model == str(start_checkpoint)
 
 
-def test_a_head_is_what_was_asked_for(grid, start_checkpoint):
+def test_a_head_is_what_was_asked_for(grid):
     def settings_of(*chosen) -> tuple[str, float]:
-        arguments = grid("CoLA", head=chosen[0], head_dropout=chosen[1]).runs[0].command(start_checkpoint, cpu=True)
+        arguments = grid("CoLA", head=chosen[0]).runs[0].command(cpu=True)
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
         return str(cfg.task.glue_head), cfg.model.pooler_dropout
 
-    assert settings_of("dense", None) == ("dense", 0.0)
-    assert settings_of("dense", 0.1) == ("dense", 0.1)
-    assert settings_of("linear", None) == ("linear", 0.1)
-    assert settings_of("linear", 0.0) == ("linear", 0.0)
+    assert settings_of(None) == settings_of("dense") == ("dense", 0.0)
+    assert settings_of("dense:0.1") == ("dense", 0.1)
+    assert settings_of("linear") == ("linear", 0.1)
+    assert settings_of("linear:0") == ("linear", 0.0)
+    for text in ("lineal", "dense:1.0", "dense:x"):
+        with pytest.raises(UserError, match=f"--glue-head {text}: give dense or linear"):
+            settings_of(text)
 
 
 def test_pars_protocol_is_that_of_its_table_4(start_checkpoint, prepared, tmp_path, monkeypatch):
-    """Of `lazyformer glue run --protocol par`: NVIDIA's run_glue.sh, five runs. Toy tasks stand for SST-2 and MRPC."""
+    """Of `lazyformer finetune --protocol par`: NVIDIA's run_glue.sh, five runs. Toy tasks stand for SST-2 and MRPC."""
 
     def settings_of(*words: str) -> tuple:
-        command = ["--checkpoint", str(start_checkpoint), "--output", str(tmp_path / "out"), "--gpus", "none"]
-        command += ["--prepared", str(prepared["CoLA"].folder.parent), "--tasks", "CoLA", *words]
-        given = glue.commands["run"].make_context("run", command)
+        command = [str(start_checkpoint), "--output", str(tmp_path / "out"), "--gpus", "none"]
+        command += ["--data", str(prepared["CoLA"].folder.parent), "--tasks", "CoLA", *words]
         monkeypatch.setattr(commands, "run_grid", lambda task, settings: seen.append(settings))
         seen: list[GridSettings] = []
-        glue.commands["run"].invoke(given)
+        commands.finetune(command, standalone_mode=False)
         runs = grid_and_executor(GLUE, *seen)[0].runs
         parser = options.get_training_parser()
-        cfg = convert_namespace_to_omegaconf(
-            options.parse_args_and_arch(parser, runs[0].command(start_checkpoint, cpu=True))
-        )
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, runs[0].command(cpu=True)))
         return (
             *(len(runs), cfg.optimization.lr, cfg.optimization.max_epoch),
             *(cfg.dataset.batch_size, cfg.lr_scheduler.warmup_ratio),
@@ -126,8 +124,8 @@ def test_results_of_another_batch_or_warm_up_are_refused(grid):
 
 def test_long_runs_save_what_they_need_to_go_on(grid):
     short, long = (grid("CoLA", epochs=epochs).runs[0] for epochs in (10, 10_000))
-    assert "--no-last-checkpoints" in short.command(short.folder, cpu=True)
-    assert "--no-last-checkpoints" not in long.command(long.folder, cpu=True)
+    assert "--no-last-checkpoints" in short.command(cpu=True)
+    assert "--no-last-checkpoints" not in long.command(cpu=True)
 
 
 def test_what_decides_a_result_must_match_it(grid):
@@ -141,7 +139,7 @@ def test_what_decides_a_result_must_match_it(grid):
     (run.folder / "result.json").write_text(json.dumps({"settings": older}))
     assert run.result() == {"settings": older}
     with pytest.raises(UserError, match="result of another run \\(head is None there, 'linear' here"):
-        grid("CoLA", head="linear", head_dropout=0.1).runs[0].result()
+        grid("CoLA", head="linear:0.1").runs[0].result()
     (run.folder / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         run.result()
@@ -155,15 +153,6 @@ def test_the_grid_on_disk_grows(grid, tmp_path):
     assert (found["lrs"], found["seeds"]) == ([2e-5, 3e-5], [1, 2, 3])
     assert found["epochs"] == {"CoLA": 10, "RTE": 5}
     assert list(found["models"]) == ["m"]
-
-
-def test_from_mnli(grid):
-    one = grid("CoLA", "MNLI", "RTE", lrs=(2e-5,), from_mnli=True)
-    by_task = {run.task.name: run for run in one.runs}
-    assert [run.task.name for run in one.runs_before(by_task["RTE"])] == ["MNLI", "MNLI"]
-    assert one.runs_before(by_task["CoLA"]) == one.runs_before(by_task["MNLI"]) == []
-    with pytest.raises(UserError, match="MNLI is not among --tasks"):
-        GLUE.starts(SimpleNamespace(from_mnli=True), ["RTE"])
 
 
 def test_a_model_is_described(prepared, start_checkpoint):
@@ -213,8 +202,9 @@ def test_tasks_and_epochs():
     for names, words in ((("AX",), "no training data"), (("RTE", "rte"), "twice"), (("RTEE",), "no GLUE task")):
         with pytest.raises(UserError, match=words):
             GLUE.choose_tasks(names)
+    assert choose_epochs(GLUE, tasks, 10, ("MNLI=3", "5")) == {"MNLI": 3, "RTE": 5}
     for text in ("MNLI", "MNLI=0", "CoLA=3"):
-        with pytest.raises(UserError, match="--task-epochs"):
+        with pytest.raises(UserError, match="--epochs"):
             choose_epochs(GLUE, tasks, 10, (text,))
 
 

@@ -2,20 +2,17 @@
 
 import json
 import os
-from pathlib import Path
 
 import fairseq_cli.train
 import pytest
 import torch
 from glue_grids import glue_grid
 
-from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.executors import Cluster, Workers
 from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.one_run import fine_tune
 from lazyformer_fairseq.finetuning.queue import RunQueue, epochs_done
-from lazyformer_fairseq.finetuning.texts import constant_answer
 from lazyformer_fairseq.storage.run_lock import run_lock
 
 
@@ -46,16 +43,16 @@ class FakeExecutor:
     def __init__(self, broken=(), times=99, places=2):
         self.broken, self.times, self.free = set(broken), times, places
         self.scores: dict[str, float] = {}
-        self.started: list[tuple[str, Path]] = []
+        self.started: list[str] = []
 
     def start(self, runs):
         assert len(runs) <= self.free
-        return [self._start(run, start) for run, start in runs]
+        return [self._start(run) for (run,) in runs]
 
-    def _start(self, run, start):
+    def _start(self, run):
         name = f"{run.task.name}/{run.folder.name}"
-        before = [other for other, _ in self.started].count(name)
-        self.started.append((name, start))
+        before = self.started.count(name)
+        self.started.append(name)
         run.folder.mkdir(parents=True, exist_ok=True)
         if name in self.broken and before < self.times:
             (run.folder / "train.log").write_text("ValueError: no luck\n")
@@ -90,20 +87,19 @@ def kept(grid: Grid) -> list[str]:
 def test_every_run_once_and_the_checkpoints_asked_for(grid, keep, expected):
     one, executor = grid("CoLA", "RTE", seeds=(1, 2, 3)), FakeExecutor()
     RunQueue(one, executor, keep).run()
-    assert len({name for name, _ in executor.started}) == len(executor.started) == 6
-    assert {start for _, start in executor.started} == {one.models[0].checkpoint}
+    assert len(set(executor.started)) == len(executor.started) == 6
     assert kept(one) == expected
     again = FakeExecutor()
     queue = RunQueue(grid("CoLA", "RTE", seeds=(1, 2, 3, 4)), again, keep)
     queue.run()
-    assert sorted(name for name, _ in again.started) == ["CoLA/lr0.001_seed4", "RTE/lr0.001_seed4"]
+    assert sorted(again.started) == ["CoLA/lr0.001_seed4", "RTE/lr0.001_seed4"]
     assert len(queue.results) == 8
 
 
 def test_most_work_first(grid):
     executor = FakeExecutor(places=1)
     RunQueue(grid("CoLA", "RTE"), executor).run()
-    assert [name.split("/")[0] for name, _ in executor.started] == ["RTE", "RTE", "CoLA", "CoLA"]
+    assert [name.split("/")[0] for name in executor.started] == ["RTE", "RTE", "CoLA", "CoLA"]
 
 
 def test_a_failed_run_is_tried_twice_and_the_others_go_on(grid, capsys):
@@ -127,40 +123,11 @@ def test_a_failed_run_is_tried_twice_and_the_others_go_on(grid, capsys):
     assert (run.folder / "result.json").exists()
 
 
-def test_rte_starts_from_the_best_mnli_run(grid):
-    one, executor = grid("RTE", "MNLI", from_mnli=True), FakeExecutor(places=9)
-    RunQueue(one, executor, "none").run()
-    assert [name.split("/")[0] for name, _ in executor.started] == ["MNLI", "MNLI", "RTE", "RTE"]
-    best = next(run for run in one.runs if run.task.name == "MNLI" and run.seed == 2)
-    assert {start for name, start in executor.started if "RTE" in name} == {best.folder / "checkpoint_best.pt"}
-    assert kept(one) == []
-    (one.runs[0].folder / "result.json").unlink()
-    with pytest.raises(UserError, match="checkpoint_best.pt: is gone, but RTE is to start from it"):
-        RunQueue(one, FakeExecutor()).run()
-
-
-def test_without_any_mnli_run_those_that_need_it_fail(grid):
-    executor = FakeExecutor(broken=["MNLI/lr0.001_seed1", "MNLI/lr0.001_seed2"])
-    queue = RunQueue(grid("CoLA", "RTE", "MNLI", from_mnli=True), executor)
-    queue.run()
-    assert {run.task.name for run in queue.failed} == {"MNLI", "RTE"}
-    assert len(queue.results) == 2
-
-
 def test_a_score_that_is_no_number_is_never_the_best(grid):
-    one, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1, 2)), FakeExecutor(places=1)
-    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
+    one, executor = grid("CoLA", seeds=(1, 2)), FakeExecutor(places=1)
+    executor.scores["CoLA/lr0.001_seed2"] = float("nan")
     RunQueue(one, executor).run()
-    second = next(run for run in one.runs if run.task.name == "MNLI" and run.seed == 2)
-    assert {start for name, start in executor.started if "RTE" in name} == {second.folder / "checkpoint_best.pt"}
-    assert kept(one) == ["MNLI 2", "RTE 2"]
-
-    other, executor = grid("MNLI", "RTE", from_mnli=True, seeds=(1,), output="other"), FakeExecutor()
-    executor.scores["MNLI/lr0.001_seed1"] = float("nan")
-    queue = RunQueue(other, executor)
-    queue.run()
-    assert list(queue.failed.values()) == ["no MNLI run that it could start from has ended well"]
-    assert queue.run() is None  # a second time too
+    assert kept(one) == ["CoLA 1"]
 
 
 def test_two_queues_on_a_folder_are_refused(grid):
@@ -183,61 +150,34 @@ def test_progress_is_read_from_the_log(tmp_path):
     assert epochs_done(log) == 0
 
 
-def test_a_constant_answer():
-    assert constant_answer(TASKS["RTE"], torch.tensor([0, 1, 1]).numpy()) == 1
-    assert constant_answer(TASKS["STS-B"], torch.tensor([1.0, 2.0]).numpy()) == 1.5
-
-
 def results(grid: Grid) -> list[dict]:
     return [json.loads((run.folder / "result.json").read_text()) for run in grid.runs]
 
 
-def test_equal_seeds_give_equal_results(grid, start_checkpoint):
-    found = []
-    for output, executor in (("one", Workers(2, [])), ("two", Workers(1, []))):
-        one = grid("CoLA", "STS-B", output=output, lrs=(3e-3,), seeds=(1,), epochs=3)
-        queue = RunQueue(one, executor)
-        queue.run()
-        assert not queue.failed, queue.failed
-        found.append(results(one))
-    for first, second in zip(*found, strict=True):
-        assert first["metrics"] == second["metrics"]
-        assert first["best_epoch"] == second["best_epoch"]
-        assert first["baseline"]["dev"][first["selected_by"]] == 0
-        assert first["train_rows"] == 64
-        assert first["updates"] == 1
-        assert 0 < first["train_seconds"] < first["seconds"]
-        assert first["tokens_per_second"] > 0
-    states = [torch.load(run.folder / "checkpoint_best.pt") for run in one.runs]
-    for state, result in zip(states, found[0], strict=True):
-        assert state["extra_state"]["best"] == pytest.approx(result["metrics"]["dev"][result["selected_by"]], abs=1e-6)
-        assert "last_optimizer_state" not in state
-    assert (one.runs[0].folder / "tokenizer").is_dir()
-
-
-def test_mnli_has_both_dev_sets_and_a_broken_start_is_reported(grid, tmp_path):
-    one = grid("MNLI", "RTE", seeds=(1,), from_mnli=True, max_train_rows=32, head="linear", head_dropout=0.1)
-    queue = RunQueue(one, Workers(1, []))
+def test_a_process_gives_what_a_run_in_this_one_gives(grid):
+    """Equal seeds give equal results, and a result has all that was asked for."""
+    given = {"seeds": (1,), "max_train_rows": 32, "head": "linear"}
+    one, here = grid("MNLI", "STS-B", **given), grid("STS-B", output="here", **given)
+    queue = RunQueue(one, Workers(2, []))
     queue.run()
-    mnli, rte = results(one)
+    assert not queue.failed, queue.failed
+    fine_tune(here.runs[0])
+    mnli, sts = results(one)
+    (same,) = results(here)
+    assert (sts["metrics"], sts["best_epoch"]) == (same["metrics"], same["best_epoch"])
     assert set(mnli["metrics"]) == set(mnli["baseline"]) == {"dev_matched", "dev_mismatched"}
-    assert (rte["started_from"], mnli["started_from"]) == ("MNLI", None)
-    assert rte["start"].endswith("MNLI/lr0.001_seed1/checkpoint_best.pt")
-    assert (rte["train_rows"], rte["max_train_rows"]) == (32, 32)
-    assert (rte["head"], rte["head_dropout"]) == ("linear", 0.1)
-    state = torch.load(one.runs[1].folder / "checkpoint_best.pt")
-    assert state["cfg"]["model"]["pooler_dropout"] == 0.1
-    assert [name for name in state["model"] if name.startswith("classification_heads.rte")] == [
-        f"classification_heads.rte.out_proj.{part}" for part in ("weight", "bias")
-    ]
-
-    other = grid("CoLA", output="other", seeds=(1,))
-    object.__setattr__(other.models[0], "checkpoint", tmp_path / "gone.pt")
-    queue = RunQueue(other, Workers(1, []))
-    queue.run()
-    (message,) = queue.failed.values()
-    assert message.startswith("exit code 1: error: --finetune-from-model")
-    assert (other.runs[0].folder / "train.log").read_text().count("=== fairseq-train") == 2
+    assert (mnli["train_rows"], mnli["max_train_rows"], mnli["rows_in_file"], mnli["updates"]) == (32, 32, 64, 1)
+    assert (mnli["started_from"], mnli["head"], mnli["head_dropout"]) == (None, "linear", 0.1)
+    assert sts["baseline"]["dev"][sts["selected_by"]] == 0
+    assert 0 < sts["train_seconds"] < sts["seconds"] and sts["tokens_per_second"] > 0
+    for run, result in zip(one.runs, (mnli, sts), strict=True):
+        state = torch.load(run.folder / "checkpoint_best.pt")
+        first = next(iter(result["metrics"].values()))
+        assert state["extra_state"]["best"] == pytest.approx(first[result["selected_by"]], abs=1e-6)
+        assert "last_optimizer_state" not in state and state["cfg"]["model"]["pooler_dropout"] == 0.1
+        heads = [name for name in state["model"] if name.startswith("classification_heads")]
+        assert heads == [f"classification_heads.{run.task.head_name}.out_proj.{part}" for part in ("weight", "bias")]
+    assert (one.runs[0].folder / "tokenizer").is_dir()
 
 
 def test_a_long_run_goes_on_from_its_last_epoch(grid, monkeypatch, prepared):
@@ -245,7 +185,7 @@ def test_a_long_run_goes_on_from_its_last_epoch(grid, monkeypatch, prepared):
     monkeypatch.setattr("lazyformer_fairseq.finetuning.tasks.glue.Glue.rows_worth_resuming", 1)
     (one,) = grid("CoLA", seeds=(1,), epochs=3).runs
     (whole,) = grid("CoLA", output="whole", seeds=(1,), epochs=3).runs
-    fine_tune(whole, whole.model.checkpoint)
+    fine_tune(whole)
 
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -257,23 +197,24 @@ def test_a_long_run_goes_on_from_its_last_epoch(grid, monkeypatch, prepared):
 
     monkeypatch.setattr(fairseq_cli.train, "validate_and_save", killed_in_the_third_epoch)
     with pytest.raises(KeyboardInterrupt):
-        fine_tune(one, one.model.checkpoint)
+        fine_tune(one)
     monkeypatch.setattr(fairseq_cli.train, "validate_and_save", original)
     assert (one.folder / "checkpoint_last.pt").is_file()
     assert one.result() is None
     before = (one.folder / "checkpoint_last.pt").read_bytes()
-    fine_tune(one, one.model.checkpoint)
+    fine_tune(one)
     assert "epoch 002 | valid" not in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
     assert one.result()["metrics"] == whole.result()["metrics"]
     assert not (one.folder / "checkpoint_last.pt").exists()
 
     (one.folder / "result.json").unlink()
     (one.folder / "checkpoint_last.pt").write_bytes(before[:1000])
-    fine_tune(one, one.model.checkpoint)
+    fine_tune(one)
     assert "epoch 001 | valid" in (one.folder / "train.log").read_text().rpartition("=== fairseq-train")[2]
     assert one.result()["metrics"] == whole.result()["metrics"]
 
 
+@pytest.mark.slow
 def test_submitit(grid, tmp_path):
     pytest.importorskip("submitit")
     one = grid("CoLA", seeds=(1,), max_train_rows=32)

@@ -138,8 +138,7 @@ def test_the_real_file_is_split_by_articles(real_data, tmp_path):
 
 
 def wanted(data: Path, output: Path, **more) -> Preparation:
-    sizes = {"max_length": 64, "stride": 16, "max_question_length": 16}
-    return Preparation(data=data, tokenizer=TOKENIZER, output=output, **{**sizes, **more})
+    return Preparation(**{"data": data, "tokenizer": TOKENIZER, "output": output, "max_length": 64, **more})
 
 
 def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
@@ -151,8 +150,8 @@ def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_p
     before = (tmp_path / "data" / "manifest.json").stat().st_mtime_ns
     assert prepare(wanted(toy_squad, tmp_path)).sha256 == prepared.sha256
     assert (tmp_path / "data" / "manifest.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="was prepared before with other stride"):
-        prepare(wanted(toy_squad, tmp_path, stride=8))
+    with pytest.raises(UserError, match="was prepared before with other max length"):
+        prepare(wanted(toy_squad, tmp_path, max_length=80))
 
 
 def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
@@ -175,7 +174,7 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
         ({"data": "train-v1.1.json"}, "is a file; give the folder of .* --dev-articles 5"),
         ({"data": "."}, "train-v1.1.json: no such file"),
         ({"dev_articles": 9}, "has 8 articles, so that every 9th cannot be held out"),
-        ({"max_length": 12}, "no room for a context"),
+        ({"max_length": 4}, "no room for a context"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(toy_squad, tmp_path, change, words):

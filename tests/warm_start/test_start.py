@@ -185,7 +185,6 @@ def test_weights_of_the_old_model_stay_as_they_are():
     [
         ("sf", {"encoder_ffn_embed_dim": 23}, "--encoder-ffn-embed-dim 23: the old model's is 24, and nothing says"),
         ("sf", {"max_positions": 11}, "--max-positions 11: the old model has 12; give 12 or more"),
-        ("sf", {"encoder_embed_dim": 32}, "--encoder-embed-dim 32: the old model has 16, and its weights fit no other"),
         ("sf", {"sublayer_pattern": "lf"}, "this l has no s below it"),
         ("sf", {"sublayer_pattern": "s[linformer=2]f"}, "give --relative-position-buckets 0"),
         ("s[synthesizer=random]f", {"max_positions": 20}, "it has a part for each position"),

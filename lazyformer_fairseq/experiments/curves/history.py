@@ -6,12 +6,13 @@ name before each message (as in ``train.log`` and in what was sent to a file) or
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 import numpy as np
 
@@ -26,175 +27,57 @@ OF_TASK = {
 }
 FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
 PHASE = re.compile(r"phase(\d+)")  # the folder of each phase of a run of several
+CONFIG = "{'_name': None, 'common': {"
+SECTION = re.compile(r"'(\w+)': \{([^{}]*)")
+SETTING = re.compile(r"'(\w+)': (?:'([^']*)'|([^',{}\[\]]+))")
+LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d+) updates\)")
+SYMBOLS = re.compile(r"dictionary: (\d+) (?:symbols|types)")
+# Numbers within an epoch, at the end of one or of a validation, and either in JSON.
+INNER = re.compile(r"epoch \d+: +\d+ / \d+ (\w+=.*)")
+SUMMARY = re.compile(r"epoch \d+ \| (?:valid on '([^']+)' subset \| )?(loss .*)")
+IN_JSON = re.compile(r"\{\"epoch\": .*\}\s*$")
+SPLIT = re.compile(
+    r"(?:(.+)_)?num_updates"
+)  # in JSON a name begins with the split, or in an epoch's summary with train
 
 Settings = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Start:
-    """A process begins to train. `sections`: its settings as text, by section of the config."""
-
-    sections: Mapping[str, Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """It goes on from a checkpoint of this update."""
-
-    updates: int
-
-
-@dataclass(frozen=True)
-class Symbols:
-    """The size of the dictionary, V."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Training:
-    """Of the updates since the last such line: tokens an update; seconds since the process began to train; the loss.
-
-    The summary of an epoch has no `loss` here: its mean is of all the epoch's updates.
-    """
-
-    updates: int
-    tokens: Optional[float]
-    seconds: Optional[float]
-    loss: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Loss of a split, as the criterion gives it: bits, in ours."""
-
-    updates: int
-    split: str
-    loss: float
-
-
-Event = Union[Start, Loaded, Symbols, Training, Validation]
-
-CONFIG = "{'_name': None, 'common': {"
-LOADED = re.compile(r"Loaded checkpoint .* \(epoch \d+ @ (\d+) updates\)")
-SYMBOLS = re.compile(r"dictionary: (\d+) (?:symbols|types)")
-INNER = re.compile(r"epoch \d+: +\d+ / \d+ (\w+=.*)")
-SUMMARY = re.compile(r"epoch \d+ \| (?:valid on '(?P<split>[^']+)' subset \| )?(?P<numbers>loss .*)")
-IN_JSON = re.compile(r"\{\"epoch\": .*\}\s*$")
-SETTING = re.compile(r"'(\w+)': (?:'([^']*)'|([^',{}\[\]]+))")
-
-
-def events(lines: Iterable[str]) -> Iterator[Event]:
-    """Yields what lines of a log tell, in their order; other lines are passed over."""
-    for line in lines:
-        event = _event(line)
-        if event is not None:
-            yield event
-
-
-def _event(line: str) -> Optional[Event]:
-    if CONFIG in line:
-        return Start(_sections(line[line.index(CONFIG) :]))
-    if found := LOADED.search(line):
-        return Loaded(int(found[1]))
-    if found := SYMBOLS.search(line):
-        return Symbols(int(found[1]))
-    if found := SUMMARY.search(line):
-        pairs = (word.strip().partition(" ")[::2] for word in found["numbers"].split("|"))
-        return _measured(found["split"] or "train", dict(pairs))
-    if found := INNER.search(line):
-        return _measured("", dict(word.strip().partition("=")[::2] for word in found[1].split(",")))
-    if found := IN_JSON.search(line):
-        return _from_json(found[0])
-    return None
-
-
-def _from_json(text: str) -> Optional[Event]:
-    """Names of a validation begin with its split, those of an epoch's summary with ``train_``."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return None
-    [prefix, *_] = [name.removesuffix("num_updates") for name in values if name.endswith("num_updates")] or [None]
-    if prefix is None:
-        return None
-    split = prefix.rstrip("_")
-    numbers = {name.removeprefix(prefix): str(value) for name, value in values.items() if name.startswith(prefix)}
-    return _measured(split, numbers)
-
-
-def _measured(split: str, numbers: Mapping[str, str]) -> Optional[Event]:
-    """Of a validation split, of updates in training (""), or of an epoch's ("train")."""
-    updates = _number(numbers.get("num_updates"))
-    if updates is None or not isfinite(updates):
-        return None
-    loss = _number(numbers.get("loss"))
-    if split in ("", "train"):
-        tokens, seconds = _number(numbers.get("wpb")), _number(numbers.get("wall"))
-        return Training(int(updates), tokens, seconds, None if split else loss)
-    return None if loss is None else Validation(int(updates), split, loss)
-
-
-def _number(text: Optional[str]) -> Optional[float]:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return None
-
-
-def _sections(text: str) -> dict[str, dict[str, str]]:
-    """The config as the log prints it: nearly, but not quite, a Python literal (values of an enum have no quotes)."""
-    found = {}
-    for match in re.finditer(r"'(\w+)': \{", text):
-        end = _closing_brace(text, match.end())
-        found.setdefault(
-            match[1], {name: quoted or bare.strip() for name, quoted, bare in SETTING.findall(text[match.end() : end])}
-        )
-    return found
-
-
-def _closing_brace(text: str, start: int) -> int:
-    depth = 1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if not depth:
-            return place
-    return len(text)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Phase:
     """What the logs of a run tell, or those of one phase of it, whose updates count from zero.
 
+    It replays them: where a process goes back to an update, what came after it is undone.
+
     Attributes:
-        arch: as fairseq-train was given it; empty where the log has no settings.
-        task: fairseq's name.
-        pattern: of the model, empty for models of others.
-        splits: validation split -> updates -> loss.
+        model, task: sections of the settings, values as text; empty where the log has none.
+        symbols: of the dictionary.
+        splits: validation split -> updates -> loss, as the criterion gives it: bits, in ours.
         training: updates -> the mean training loss of the updates since the line before it in the log.
-        points: columns updates, tokens and hours of training, increasing; the first is the start.
-        flops_of_token: None where `why_no_flops` says why.
+        points: rows of updates, tokens and hours of training, increasing; the first is the start.
     """
 
-    arch: str
-    task: str
-    pattern: str
-    splits: Mapping[str, Mapping[int, float]]
-    points: np.ndarray
-    flops_of_token: Optional[float]
+    model: Settings = field(default_factory=dict)
+    task: Settings = field(default_factory=dict)
+    symbols: Optional[int] = None
+    splits: dict[str, dict[int, float]] = field(default_factory=dict)
+    training: dict[int, float] = field(default_factory=dict)
+    points: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0, 0.0]])
+    flops_of_token: Optional[float] = None
     why_no_flops: str = ""
-    training: Mapping[int, float] = field(default_factory=dict)
+    _base_hours: float = 0.0  # at which the process under way began
+    _begins: bool = True  # it has not told an update yet
 
     @property
     def losses(self) -> Mapping[int, float]:
         """Of the split ``valid``, or else the first that was validated."""
-        return self.splits.get("valid") or next(iter(self.splits.values()), {})
+        found = {split: losses for split, losses in self.splits.items() if losses}
+        return found.get("valid") or next(iter(found.values()), {})
 
     @property
     def last_update(self) -> int:
         """The last one of which the log tells anything."""
-        validated = (updates for losses in self.splits.values() for updates in losses)
-        return max(int(self.points[-1][0]), *validated, 0)
+        return max(int(self.points[-1][0]), *(updates for losses in self.splits.values() for updates in losses), 0)
 
     def at(self, axis: str, updates: np.ndarray) -> np.ndarray:
         """As :meth:`History.at`."""
@@ -202,7 +85,88 @@ class Phase:
             return updates
         if axis == "flops":
             return self.at("tokens", updates) * (np.nan if self.flops_of_token is None else self.flops_of_token)
-        return interpolate(self.points, AXES.index(axis), updates)
+        return interpolate(np.array(self.points), AXES.index(axis), updates)
+
+    def hear(self, line: str) -> None:
+        """A line of the log, in its order; one that tells nothing is passed over."""
+        if CONFIG in line:  # a process begins
+            sections: dict[str, Settings] = {}
+            for name, settings in SECTION.findall(line[line.index(CONFIG) :]):
+                found = {key: quoted or bare.strip() for key, quoted, bare in SETTING.findall(settings)}
+                sections.setdefault(name, found)
+            self.model, self.task, self._begins = sections.get("model", {}), sections.get("task", {}), True
+        elif match := LOADED.search(line):
+            self._resume(int(match[1]))
+        elif match := SYMBOLS.search(line):
+            self.symbols = int(match[1])
+        elif match := SUMMARY.search(line):
+            pairs = (word.strip().partition(" ")[::2] for word in match[2].split("|"))
+            self._measured(match[1] or "train", dict(pairs))
+        elif match := INNER.search(line):
+            self._measured("", dict(word.strip().partition("=")[::2] for word in match[1].split(",")))
+        elif match := IN_JSON.search(line):
+            with suppress(ValueError):
+                values = json.loads(match[0])
+                for name in filter(SPLIT.fullmatch, list(values)):
+                    prefix = name.removesuffix("num_updates")
+                    self._measured(prefix[:-1], {key.removeprefix(prefix): value for key, value in values.items()})
+
+    def _measured(self, split: str, numbers: Mapping[str, object]) -> None:
+        """Of a validation split, of updates in training (""), or of an epoch's ("train"), whose loss is of them all."""
+        updates, loss = _number(numbers.get("num_updates")), _number(numbers.get("loss"))
+        if not isfinite(updates):
+            return
+        if split in ("", "train"):
+            self._train(int(updates), _number(numbers.get("wpb")), _number(numbers.get("wall")))
+            if not split and "loss" in numbers:
+                self.training[int(updates)] = loss
+        elif "loss" in numbers:
+            self.splits.setdefault(split, {})[int(updates)] = loss
+
+    def _resume(self, updates: int) -> None:
+        """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
+        known, here = np.array(self.points), np.array([float(updates)])
+        point = [float(updates), *(float(interpolate(known, column, here)[0]) for column in (1, 2))]
+        self._forget(updates)
+        if updates:
+            self.points.append(point)
+        self._base_hours, self._begins = self.points[-1][2], False
+
+    def _train(self, updates: int, tokens: float, seconds: float) -> None:
+        """`tokens` an update since the last such line; `seconds` since the process began to train."""
+        self._forget(updates)
+        before, tokens_before, hours = self.points[-1]
+        if self._begins:  # no checkpoint was named: from the start, or the log has no such lines (--log-file)
+            self._base_hours, self._begins = hours, False
+        tokens_now = tokens_before + (updates - before) * tokens
+        self.points.append([float(updates), tokens_now, self._base_hours + seconds / 3600])
+
+    def _forget(self, updates: int) -> None:
+        """The points from `updates` on, and the losses after it."""
+        while len(self.points) > 1 and self.points[-1][0] >= updates:
+            self.points.pop()
+        for losses in (self.training, *self.splits.values()):
+            for later in [made for made in losses if made > updates]:
+                del losses[later]
+
+    def count(self) -> None:
+        """Finds the FLOPs of a token, or why they cannot be told."""
+        if self.task.get("_name") not in OF_TASK:
+            self.why_no_flops = f"no formula for --task {self.task.get('_name') or '(the log has no settings)'}"
+        elif self.symbols is None:
+            self.why_no_flops = "the log does not tell the size of the dictionary"
+        else:
+            try:
+                self.flops_of_token = flops_of_token(self.model, self.task, self.symbols)
+            except (KeyError, ValueError) as error:
+                self.why_no_flops = f"the log's settings are of another kind of model ({error!r})"
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return nan
 
 
 @dataclass(frozen=True)
@@ -217,15 +181,15 @@ class History:
 
     @property
     def arch(self) -> str:
-        return self.parts[0].arch
+        return self.parts[0].model.get("_name", "")
 
     @property
     def task(self) -> str:
-        return self.parts[0].task
+        return self.parts[0].task.get("_name", "")
 
     @property
     def pattern(self) -> str:
-        return self.parts[0].pattern
+        return self.parts[0].model.get("sublayer_pattern", "")
 
     @property
     def measure(self) -> str:
@@ -237,13 +201,8 @@ class History:
 
     @property
     def starts(self) -> list[int]:
-        """Updates before each part."""
+        """Updates before each part; but for the first, a border at which a phase ends and another begins."""
         return [0, *accumulate(part.last_update for part in self.parts[:-1])]
-
-    @property
-    def borders(self) -> list[int]:
-        """Updates at which a phase ends and another begins."""
-        return self.starts[1:]
 
     @property
     def last_update(self) -> int:
@@ -298,107 +257,29 @@ def interpolate(points: np.ndarray, column: int, updates: np.ndarray) -> np.ndar
     return np.interp(updates, known[:, 0], known[:, column]) + beyond
 
 
-@dataclass
-class _Reader:
-    """Replays a run: where a process goes back to an update, what came after it is undone."""
-
-    points: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0, 0.0]])
-    splits: dict[str, dict[int, float]] = field(default_factory=dict)
-    training: dict[int, float] = field(default_factory=dict)
-    sections: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    symbols: Optional[int] = None
-    base_hours: float = 0.0  # at which the process under way began
-    begins: bool = True  # it has not told an update yet
-
-    def hear(self, event: Event) -> None:
-        if isinstance(event, Start):
-            self.sections, self.begins = event.sections, True
-        elif isinstance(event, Symbols):
-            self.symbols = event.count
-        elif isinstance(event, Loaded):
-            self._resume(event.updates)
-        elif isinstance(event, Training):
-            self._train(event)
-        else:
-            self.splits.setdefault(event.split, {})[event.updates] = event.loss
-
-    def _resume(self, updates: int) -> None:
-        """Hours that a killed process lost count for nothing: the clock goes on from the checkpoint's."""
-        known, here = np.array(self.points), np.array([float(updates)])
-        point = [float(updates), *(float(interpolate(known, column, here)[0]) for column in (1, 2))]
-        self._forget(updates)
-        if updates:
-            self.points.append(point)
-        self.base_hours, self.begins = self.points[-1][2], False
-
-    def _train(self, event: Training) -> None:
-        self._forget(event.updates)
-        updates, tokens, hours = self.points[-1]
-        if self.begins:  # no checkpoint was named: from the start, or the log has no such lines (--log-file)
-            self.base_hours, self.begins = hours, False
-        tokens += (event.updates - updates) * (np.nan if event.tokens is None else event.tokens)
-        hours = np.nan if event.seconds is None else self.base_hours + event.seconds / 3600
-        self.points.append([float(event.updates), tokens, hours])
-        if event.loss is not None:
-            self.training[event.updates] = event.loss
-
-    def _forget(self, updates: int) -> None:
-        """The points from `updates` on, and the losses after it."""
-        while len(self.points) > 1 and self.points[-1][0] >= updates:
-            self.points.pop()
-        for losses in (self.training, *self.splits.values()):
-            for later in [made for made in losses if made > updates]:
-                del losses[later]
-
-
 def read_history(logs: Sequence[Path]) -> History:
     """Reads the logs of one run: of one phase, or of several, each in the order in which they were written.
 
     Raises:
         UserError: a log cannot be read.
     """
-    groups = groupby(sorted(logs, key=phase_of), key=phase_of)
-    return History(tuple(_read_phase(list(same)) for _, same in groups))
 
+    def phase_of(log: Path) -> int:
+        found = PHASE.fullmatch(log.absolute().parent.name)
+        return int(found[1]) if found else 0
 
-def phase_of(log: Path) -> int:
-    """The number of the phase by the log's folder; 0 for a run of one."""
-    found = PHASE.fullmatch(log.absolute().parent.name)
-    return int(found[1]) if found else 0
-
-
-def _read_phase(logs: Sequence[Path]) -> Phase:
-    reader = _Reader()
-    for path in logs:
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for event in events(file):
-                    reader.hear(event)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    model, task = (reader.sections.get(name, {}) for name in ("model", "task"))
-    per_token, why = _flops(model, task, reader.symbols)
-    return Phase(
-        model.get("_name", ""),
-        task.get("_name", ""),
-        model.get("sublayer_pattern", ""),
-        {split: losses for split, losses in reader.splits.items() if losses},
-        np.array(reader.points),
-        per_token,
-        why,
-        reader.training,
-    )
-
-
-def _flops(model: Mapping[str, str], task: Mapping[str, str], symbols: Optional[int]) -> tuple[Optional[float], str]:
-    if task.get("_name") not in OF_TASK:
-        return None, f"no formula for --task {task.get('_name') or '(the log has no settings)'}"
-    if symbols is None:
-        return None, "the log does not tell the size of the dictionary"
-    try:
-        return flops_of_token(model, task, symbols), ""
-    except (KeyError, ValueError) as error:
-        return None, f"the log's settings are of another kind of model ({error!r})"
+    parts = []
+    for _, same in groupby(sorted(logs, key=phase_of), key=phase_of):
+        parts.append(Phase())
+        for path in same:
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    for line in file:
+                        parts[-1].hear(line)
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        parts[-1].count()
+    return History(tuple(parts))
 
 
 def flops_of_token(model: Settings, task: Settings, symbols: int) -> float:

@@ -18,13 +18,8 @@ LOGS, LOGS_OF_PHASES = "*.log", "phase[0-9]*/*.log"
 STAMP = re.compile(r"^\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 STAMPED_WITHIN = 20  # lines; before them stands what a launcher prints
 GENERIC = ("", "lazyformer", "lazyformer_lm")  # as a YAML file has it, which sets pattern and sizes one by one
-LABELS = {
-    "updates": "updates",
-    "tokens": "tokens of training",
-    "hours": "hours of training",
-    "flops": "FLOPs of training",
-}
-TRAINING = "train"  # among the splits
+LABELS = {"updates": "updates", "tokens": "tokens of training", "hours": "hours of training",
+          "flops": "FLOPs of training"}  # fmt: skip
 Runs = Mapping[str, History]  # by name
 
 
@@ -132,7 +127,7 @@ def _told(value: float, shown: str) -> str:
 def csv_rows(shown: Runs, training: bool = False) -> Iterator[dict[str, Any]]:
     """A row a validation, of the training loss too where asked for; what the log does not tell stays empty."""
     for name, history in shown.items():
-        of_training = {TRAINING: history.training} if training else {}
+        of_training = {"train": history.training} if training else {}
         for split, losses in {**of_training, **history.splits}.items():
             columns = {axis: history.at(axis, sorted(losses)) for axis in AXES[1:]}
             for place, updates in enumerate(sorted(losses)):
@@ -162,7 +157,7 @@ def draw(shown: Runs, labels: Mapping[str, str], axes: Sequence[str], path: Path
                 if training:
                     thin = {"color": colour, "alpha": 0.45, "linewidth": 0.8, "zorder": 1}
                     panel.plot(history.at(name, history.training), history.training.values(), **thin)
-                for border in history.at(name, history.borders):
+                for border in history.at(name, history.starts[1:]):
                     panel.axvline(border, color=colour, linewidth=0.8, linestyle="--")
             panel.set_xlim(left=0)
             panel.set_xlabel(LABELS[name])

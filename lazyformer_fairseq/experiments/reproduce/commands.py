@@ -5,7 +5,7 @@ from typing import Optional
 
 import click
 
-from lazyformer_fairseq.arguments import ExistingPath, divided
+from lazyformer_fairseq.arguments import divided
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.folder import stoppable
 from lazyformer_fairseq.extras import refuse_without_extra
@@ -15,31 +15,14 @@ from lazyformer_fairseq.extras import refuse_without_extra
 @click.argument("raw")
 @click.argument("out", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--tiny", is_flag=True, help="The same way in miniature, for two cores.")
-@click.option("--glue", type=ExistingPath(), help="Folder of GLUE's official download.  [default: RAW/glue]")
 @click.option("--tasks", multiple=True, callback=divided, metavar="A,B,...",
               help="Of GLUE.  [default: the paper's eight; with --tiny CoLA and RTE]")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(min=1),
-              help="Of pre-training, on a GPU.  [default: that of lazyformer pretrain]")  # fmt: skip
-@click.option("--plan", is_flag=True, help="Print cost and disk of each step, and its state; run nothing.")
-@click.option("--commands", is_flag=True, help="Print each step's command; run nothing.")
-@click.option(
-    "--devices", type=click.IntRange(min=1), help="For --plan.  [default: the GPUs there are, else 8; tiny: 1]"
-)
+@click.option("--plan", is_flag=True, help="Print cost, disk, state and command of each step; run nothing.")
 @click.option("--teraflops", type=click.FloatRange(min=0, min_open=True),
-              help="For --plan, of a device.  [default: 21.4, the paper's BERT on a V100; tiny: 0.005]")  # fmt: skip
+              help="For --plan, of all devices.  [default: 21.4 a GPU, the paper's V100; tiny: 0.005]")  # fmt: skip
 @click.option("--report", is_flag=True, help="Write the report of what is there, and run nothing.")
 def reproduce(
-    raw: str,
-    out: Path,
-    tiny: bool,
-    glue: Optional[Path],
-    tasks: tuple[str, ...],
-    batch_size: Optional[int],
-    plan: bool,
-    commands: bool,
-    devices: Optional[int],
-    teraflops: Optional[float],
-    report: bool,
+    raw: str, out: Path, tiny: bool, tasks: tuple[str, ...], plan: bool, teraflops: Optional[float], report: bool
 ) -> None:
     """Reproduce LazyFormer's Tables 1 to 4 and Figures 2 and 3: from text in RAW to OUT/report/report.md.
 
@@ -57,27 +40,20 @@ def reproduce(
     refuse_without_extra("corpus", "lazyformer reproduce")
     from lazyformer_fairseq.devices.nvidia_smi import count_gpus
     from lazyformer_fairseq.devices.precision import precision_here
-    from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, find_inputs, sizes_as_json
-    from lazyformer_fairseq.experiments.reproduce.steps import Places, plan_table, run_steps, steps
+    from lazyformer_fairseq.experiments.reproduce import steps as of
+    from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, as_json, find_inputs
 
     size = TINY if tiny else PAPER
-    inputs = find_inputs(raw, glue, tasks, size, Places(out).made)
-    all_steps = steps(size, inputs, out, precision_here(), batch_size)
+    inputs = find_inputs(raw, tasks, size, of.Places(out).made)
+    all_steps = of.steps(size, inputs, out, precision_here())
     if plan:
-        devices = devices or (1 if tiny else count_gpus() or 8)
-        speed = 1e12 * teraflops if teraflops else size.flops_per_second
-        click.echo(plan_table(all_steps, size, inputs, out, devices, speed))
-        return
-    if commands:
-        import shlex
-
-        for step in all_steps:
-            click.echo(f"{step.name}: python -m {shlex.join(step.command)}")
+        speed = 1e12 * teraflops if teraflops else size.flops_per_second * (1 if tiny else count_gpus() or 8)
+        click.echo(of.plan(all_steps, size, inputs, out, speed))
         return
     failures: list[str] = []
     if not report:
         with stoppable():
-            failures = run_steps(all_steps, out, sizes_as_json(size, inputs))
+            failures = of.run_steps(all_steps, out, as_json(size, inputs))
     from lazyformer_fairseq.experiments.reproduce.report import write_report
 
     if report or len(failures) < len(all_steps):

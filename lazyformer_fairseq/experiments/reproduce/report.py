@@ -1,7 +1,7 @@
 """The page: the paper's tables and figures, what was measured here beside what is printed there."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -11,11 +11,7 @@ from lazyformer_fairseq.experiments.curves.report import csv_rows, draw, histori
 from lazyformer_fairseq.experiments.reproduce.settings import (
     FIGURE_3,
     PRINTED,
-    PRINTED_IN_TABLE_4,
-    SECONDS,
     TABLE_1,
-    TABLE_3,
-    TABLE_3_AVERAGES,
     Inputs,
     Size,
 )
@@ -33,7 +29,7 @@ from lazyformer_fairseq.report.tables import markdown_table, write_csv
 from lazyformer_fairseq.storage.atomic import atomic_file, write_text
 from lazyformer_fairseq.storage.json_files import read_json
 
-Row = dict[str, str]
+BERTS_SECONDS = PRINTED["bert_base"].seconds
 
 
 def write_report(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path) -> Path:
@@ -87,7 +83,7 @@ def _glue_results(places: Places) -> Optional[Results]:
     results = read_results(places.glue, GLUE)
     if not results.runs:
         return None
-    write_glue_report(places.glue, places.report / "glue", GLUE)
+    write_glue_report(places.glue, places.report / "glue")
     return results
 
 
@@ -108,7 +104,7 @@ def _table_1(glue: Optional[Results], size: Size) -> str:
     if glue is None:
         return _missing("glue_*")
     printed = {row.model: row for row in PAPER_ROWS}
-    wanted = [(arch, size.updates, PRINTED[arch]) for arch in TABLE_1]
+    wanted = [(arch, size.updates, PRINTED[arch].name) for arch in TABLE_1]
     wanted.append(("lazyformer_m2x6", size.mid, "M2x6 mid"))
     rows = []
     for arch, updates, called in wanted:
@@ -127,13 +123,16 @@ def _average(glue: Optional[Results], arch: str, size: Size) -> str:
 
 def _table_4(glue: Optional[Results], size: Size) -> str:
     rows = []
-    for arch, printed in PRINTED_IN_TABLE_4.items():
+    for arch, printed in PRINTED.items():
+        if printed.mnli is None:
+            continue
         own = _own(glue, arch, size.updates)
         mnli = [f"{own.scores[name]:.2f}" for name in COLUMNS["MNLI-m/mm"] if own and name in own.scores]
+        embed, inner, heads = size.widths(arch).values()
         rows.append(
             {
-                "model": PRINTED[arch],
-                "(W, H, N)": _widths(arch, size),
+                "model": printed.name,
+                "(W, H, N)": f"{inner}, {embed}, {heads}",
                 "MNLI-m/mm": "/".join(mnli) or NOTHING,
                 "Avg.": _average(glue, arch, size),
                 "MNLI-m/mm (paper)": printed.mnli,
@@ -143,11 +142,6 @@ def _table_4(glue: Optional[Results], size: Size) -> str:
     return (
         f"{markdown_table(rows)}\n\nThe paper's 85.72/35.67 is as printed; its Table 1 has 85.69/85.46 for that model."
     )
-
-
-def _widths(arch: str, size: Size) -> str:
-    embed, inner, heads = size.widths(arch).values()
-    return f"{inner}, {embed}, {heads}"
 
 
 # --- Validation loss
@@ -187,21 +181,19 @@ def _table_2(places: Places, size: Size, glue: Optional[Results]) -> str:
     cells = _cells(places, "tables")
     if not cells:
         return _missing("bench_tables")
-    averages = {**TABLE_3_AVERAGES, **{arch: row.average for arch, row in PRINTED_IN_TABLE_4.items()}}
     rows = []
-    for arch in (*TABLE_1, *TABLE_3, *(arch for arch in PRINTED_IN_TABLE_4 if arch not in TABLE_1)):
+    for arch, printed in PRINTED.items():
         row = fastest(cells[0], arch if arch == "bert_base" else size.bench_arch(arch))
         speedup = row and row["against"].get(OURS, {}).get("speedup")
-        seconds = SECONDS.get(arch)
         rows.append(
             {
-                "model": PRINTED[arch],
+                "model": printed.name,
                 "ms": f"{1000 * row['seconds']['median']:.1f}" if row else NOTHING,
                 "speed-up": f"{speedup:.2f}x" if speedup else NOTHING,
                 "back end": row["back_end"] if row else NOTHING,
                 "GLUE Avg.": _average(glue, arch, size),
-                "speed-up (paper)": f"{SECONDS['bert_base'] / seconds:.2f}x" if seconds else NOTHING,
-                "GLUE Avg. (paper)": f"{averages[arch]:.2f}",
+                "speed-up (paper)": f"{BERTS_SECONDS / printed.seconds:.2f}x" if printed.seconds else NOTHING,
+                "GLUE Avg. (paper)": f"{printed.average:.2f}",
             }
         )
     [cell] = cells[:1]
@@ -220,7 +212,7 @@ def _figure_3(places: Places, size: Size) -> str:
         return _missing("bench_figure_3")
     rows = []
     for arch in FIGURE_3:
-        cell_of: Row = {"model": arch}
+        cell_of = {"model": arch}
         for cell in cells:
             row = fastest(cell, size.bench_arch(arch))
             beside = row and row["against"].get(OURS)
@@ -234,16 +226,14 @@ def _figure_3(places: Places, size: Size) -> str:
     return "\n\n".join(blocks)
 
 
-# --- Costs
-
-
 def _costs(steps: Sequence[Step], out: Path) -> str:
-    rows = list(_records(steps, out))
+    records = ((step, record_of(out, step)) for step in steps)
+    rows = [
+        {
+            "step": step.name,
+            "what": step.what,
+            "hours of its last start": f"{record['seconds'] / 3600:,.3f}" if record else "not done",
+        }
+        for step, record in records
+    ]
     return markdown_table(rows, left=("what",))
-
-
-def _records(steps: Sequence[Step], out: Path) -> Iterator[Row]:
-    for step in steps:
-        record = record_of(out, step)
-        spent = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
-        yield {"step": step.name, "what": step.what, "hours of its last start": spent}

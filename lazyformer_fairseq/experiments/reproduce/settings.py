@@ -3,7 +3,6 @@
 Table 1 as printed is with GLUE's reports.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -23,53 +22,34 @@ PYTHONS_PROSE = "demo"
 GLUE, BOOKS = "glue", "books"
 VALID_SHARE = "0.1"  # in miniature
 
-PRINTED = {  # our name -> the paper's
-    "bert_base": "BERT",
-    "lazyformer_m2x6_s": "M2x6-S",
-    "lazyformer_m2x6_sd": "M2x6-SD",
-    "lazyformer_m2x6": "M2x6",
-    "lazyformer_m2x6_w6144": "M2x6 (6144, 768, 12)",
-    "lazyformer_m2x7": "M2x7",
-    "lazyformer_m3x4_sd": "M3x4-SD",
-    "lazyformer_m4x3_sd": "M4x3-SD",
-    "lazyformer_m6x2_sd": "M6x2-SD",
-    "lazyformer_m5m3m2m2_sd": "M5M3M2M2-SD",
-    "lazyformer_m2m2m3m5_sd": "M2M2M3M5-SD",
-}
-SECONDS = {  # of 100 updates on eight V100s; of Table 4's two no table prints any: "the same pre-training cost"
-    "bert_base": 45,
-    "lazyformer_m2x6_s": 35,
-    "lazyformer_m2x6_sd": 38,
-    "lazyformer_m2x6": 45,
-    "lazyformer_m3x4_sd": 35,
-    "lazyformer_m4x3_sd": 34,
-    "lazyformer_m6x2_sd": 33,
-    "lazyformer_m5m3m2m2_sd": 35,
-    "lazyformer_m2m2m3m5_sd": 35,
-}
-TABLE_3_AVERAGES = {
-    "bert_base": 83.52,
-    "lazyformer_m2x6_sd": 83.52,
-    "lazyformer_m3x4_sd": 82.94,
-    "lazyformer_m4x3_sd": 83.22,
-    "lazyformer_m6x2_sd": 82.47,
-    "lazyformer_m5m3m2m2_sd": 82.89,
-    "lazyformer_m2m2m3m5_sd": 82.82,
-}
 
+class Printed(NamedTuple):
+    """What the paper prints of a model.
 
-class Quality(NamedTuple):
-    """Of a row of Table 4: MNLI-m/mm as printed, and the average of GLUE."""
+    Attributes:
+        seconds: of 100 updates on eight V100s; of Table 4's two no table has any: "the same pre-training cost".
+        average: of GLUE.
+        mnli: m/mm, where Table 4 has it.
+    """
 
-    mnli: str
+    name: str
+    seconds: Optional[int]
     average: float
+    mnli: Optional[str] = None
 
 
-PRINTED_IN_TABLE_4 = {  # 85.72/35.67 is what is printed; Table 1 has 85.69/85.46 for the same model
-    "lazyformer_m2x6_s": Quality("85.72/35.67", 83.69),
-    "lazyformer_m2x6": Quality("86.34/86.31", 84.56),
-    "lazyformer_m2x6_w6144": Quality("86.08/86.57", 84.77),
-    "lazyformer_m2x7": Quality("86.25/86.26", 84.75),
+PRINTED = {  # by our name
+    "bert_base": Printed("BERT", 45, 83.52),
+    "lazyformer_m2x6_s": Printed("M2x6-S", 35, 83.69, "85.72/35.67"),  # as printed; Table 1 has 85.69/85.46
+    "lazyformer_m2x6_sd": Printed("M2x6-SD", 38, 83.52),
+    "lazyformer_m2x6": Printed("M2x6", 45, 84.56, "86.34/86.31"),
+    "lazyformer_m3x4_sd": Printed("M3x4-SD", 35, 82.94),
+    "lazyformer_m4x3_sd": Printed("M4x3-SD", 34, 83.22),
+    "lazyformer_m6x2_sd": Printed("M6x2-SD", 33, 82.47),
+    "lazyformer_m5m3m2m2_sd": Printed("M5M3M2M2-SD", 35, 82.89),
+    "lazyformer_m2m2m3m5_sd": Printed("M2M2M3M5-SD", 35, 82.82),
+    "lazyformer_m2x6_w6144": Printed("M2x6 (6144, 768, 12)", None, 84.77, "86.08/86.57"),
+    "lazyformer_m2x7": Printed("M2x7", None, 84.75, "86.25/86.26"),
 }
 
 
@@ -87,7 +67,6 @@ class Size:
         rates, seeds, epochs, rows: of fine-tuning; rows None for all.
         lengths: of Figure 3.
         minutes: that each benchmark may take, before its last round.
-        divisor: of the archs' widths, half of it that of their heads.
         flops_per_second: what the plan takes for the speed of one device.
     """
 
@@ -150,7 +129,7 @@ TINY = Size(
     corpus=("--vocab-size", "4000", "--valid-share", VALID_SHARE, "--word-coverage", "1"),
     pretraining=(
         *("--tokens-per-sample", "32", "--max-positions", "64", "--lr", "2e-3", "--warmup-ratio", "0.1"),
-        *("--dropout", "0", "--attention-backend", "eager"),
+        *("--dropout", "0", "--attention-backend", "eager", "--sequences-per-gpu", "8"),
         *("--num-workers", "0", "--batch-size-valid", "64", "--max-valid-steps", "20", "--log-interval", "20"),
     ),
     bench=(
@@ -195,17 +174,12 @@ class Inputs:
         parts = sorted(path for path in self.raw.iterdir() if path.name != GLUE and not path.name.startswith("."))
         return [f"book:{path}" if path.name == BOOKS and path.is_dir() else str(path) for path in parts]
 
-    def as_json(self) -> dict[str, Any]:
-        raw = PYTHONS_PROSE if self.raw is None else str(self.raw.absolute())
-        return {"raw": raw, "glue": str(self.glue.absolute()), "tasks": list(self.tasks)}
 
-
-def find_inputs(raw: str, glue: Optional[Path], tasks: tuple[str, ...], size: Size, made: Path) -> Inputs:
+def find_inputs(raw: str, tasks: tuple[str, ...], size: Size, made: Path) -> Inputs:
     """Checks that everything is there.
 
     Args:
-        raw: folder, or ``demo``.
-        glue: folder; None for `raw`/glue.
+        raw: folder, in which `glue` is GLUE's download; or ``demo``.
         tasks: those given; none for the size's, in miniature as many of them as are there.
         made: where Python's prose, and the task that is made of it, go.
 
@@ -220,12 +194,12 @@ def find_inputs(raw: str, glue: Optional[Path], tasks: tuple[str, ...], size: Si
     folder = Path(raw)
     if not folder.is_dir():
         raise UserError(f"{raw}: no such folder; scripts/download_wikipedia.sh and scripts/download_books.sh fill it")
-    glue = glue or folder / GLUE
+    glue = folder / GLUE
     lacking = {task: missing for task in chosen or size.tasks if (missing := _missing_files(glue, task))}
     if lacking and (chosen or not size.is_tiny or len(lacking) == len(size.tasks)):
         raise UserError(
             f"{glue}: lacks {', '.join(file for files in lacking.values() for file in files)}; put GLUE's official "
-            "download there (gluebenchmark.com/tasks), or give --glue FOLDER, or fewer --tasks"
+            "download there (gluebenchmark.com/tasks), or a link to it, or give fewer --tasks"
         )
     found = Inputs(folder, glue, tuple(task for task in chosen or size.tasks if task not in lacking))
     if not found.texts(made):
@@ -239,6 +213,8 @@ def _missing_files(glue: Path, task: str) -> list[str]:
     return [f"{description.folder}/{file}" for file in needed if not (glue / description.folder / file).is_file()]
 
 
-def sizes_as_json(size: Size, inputs: Inputs) -> Mapping[str, Any]:
+def as_json(size: Size, inputs: Inputs) -> dict[str, Any]:
     """What must stay the same when a reproduction is resumed."""
-    return {**inputs.as_json(), "size": "tiny" if size.is_tiny else "paper", "updates": size.updates}
+    raw = PYTHONS_PROSE if inputs.raw is None else str(inputs.raw.absolute())
+    of_inputs = {"raw": raw, "glue": str(inputs.glue.absolute()), "tasks": list(inputs.tasks)}
+    return {**of_inputs, "size": "tiny" if size.is_tiny else "paper", "updates": size.updates}

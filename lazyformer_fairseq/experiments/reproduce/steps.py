@@ -4,23 +4,21 @@ Each runs once, in a process of its own. A step that is done has a record; a sto
 
 OUT/reproduction.json     what is reproduced
 OUT/steps/NAME.json       record of a step: its command, when it ended, its seconds
-OUT/logs/NAME.log         output of a pre-training
 """
 
+import itertools
 import os
-import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import click
-from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.data.glue import TASKS
@@ -41,8 +39,7 @@ from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings, run_lock
 
 CLI = "lazyformer_fairseq.cli"
-TAIL = 20_000  # bytes of a log
-UPDATES = re.compile(rb"num_updates[= ](\d+)")
+TRAINED, TIMED = (*TABLE_1, *TABLE_4), (*TABLE_1, *TABLE_3, *TABLE_4)
 BYTES_OF_PARAMETER = 14  # in a checkpoint: weights in 16 bits; the optimizer's copy and two moments in 32
 FURTHER_CHECKPOINTS = 5  # the last three, best and last
 DISK_OF_CORPUS = 3  # times the text, while it is made
@@ -56,12 +53,11 @@ class Step:
     """A row.
 
     Attributes:
-        name: also of its record and its log.
+        name: also of its record.
         what: in words.
         command: a module, which ``python -m`` runs, and its arguments. Run again after a stop, it goes on.
         makes: what is there when it is done.
         needs: names of steps.
-        updates: of the training whose log tells how far it is; 0 for a command that shows it itself.
         starts_anew: an unfinished `makes` must go first: the command would refuse it.
     """
 
@@ -70,7 +66,6 @@ class Step:
     command: tuple[str, ...]
     makes: Path
     needs: tuple[str, ...] = ()
-    updates: int = 0
     starts_anew: bool = False
 
 
@@ -101,33 +96,25 @@ def finetuned_updates(arch: str, size: Size) -> tuple[int, ...]:
     return size.kept if arch in TABLE_1 else size.kept[-1:]
 
 
-def steps(size: Size, inputs: Inputs, out: Path, precision: str, batch_size: Optional[int] = None) -> list[Step]:
+def steps(size: Size, inputs: Inputs, out: Path, precision: str) -> list[Step]:
     """All of them, in the order in which they run.
 
     Args:
         precision: of the benchmarks; all other commands take that of the machine.
-        batch_size: sequences of pre-training that a GPU takes at once; None for the command's own choice.
     """
     places = Places(out)
+    of_archs = ((_pretraining(arch, size, places), _finetuning(arch, size, inputs, places)) for arch in TRAINED)
+    prose = (CLI.replace("cli", "experiments.demo.text"), str(places.made), VALID_SHARE)
+    corpus = (CLI, "corpus", *inputs.texts(places.made), str(places.data), *size.corpus)
+    found = [Step("text", "Python's prose, and a task made of it", prose, places.made / "glue")]
+    found = found if inputs.raw is None else []
     return [
-        *([_prose(places)] if inputs.raw is None else []),
-        _corpus(size, inputs, places),
-        _bench("tables", "times of Tables 2 to 4", size, places, precision,
-               (*TABLE_1, *TABLE_3, *TABLE_4), (size.length,)),
+        *found,
+        Step("corpus", "text becomes data", corpus, places.data / "manifest.json", tuple(each.name for each in found)),
+        _bench("tables", "times of Tables 2 to 4", size, places, precision, TIMED, (size.length,)),
         _bench("figure_3", "speed-up against length, Figure 3", size, places, precision, FIGURE_3, size.lengths),
-        *_models(size, inputs, places, batch_size),
-    ]  # fmt: skip
-
-
-def _prose(places: Places) -> Step:
-    command = ("lazyformer_fairseq.experiments.demo.text", str(places.made), VALID_SHARE)
-    return Step("text", "Python's prose, and a task made of it", command, places.made / "glue")
-
-
-def _corpus(size: Size, inputs: Inputs, places: Places) -> Step:
-    command = (CLI, "corpus", *inputs.texts(places.made), str(places.data), *size.corpus)
-    needs = ("text",) if inputs.raw is None else ()
-    return Step("corpus", "text becomes data", command, places.data / "manifest.json", needs)
+        *itertools.chain(*of_archs),
+    ]
 
 
 def _bench(
@@ -142,31 +129,23 @@ def _bench(
     return Step(f"bench_{name}", what, command, folder / "results.json", starts_anew=True)
 
 
-def _models(size: Size, inputs: Inputs, places: Places, batch_size: Optional[int]) -> Iterator[Step]:
-    for arch in (*TABLE_1, *TABLE_4):
-        yield _pretraining(arch, size, places, batch_size)
-        yield _finetuning(arch, size, inputs, places)
-
-
-def _pretraining(arch: str, size: Size, places: Places, batch_size: Optional[int]) -> Step:
+def _pretraining(arch: str, size: Size, places: Places) -> Step:
     widths = (f"--{name} {value}" for name, value in size.widths(arch).items()) if size.is_tiny else ()
     command = (
         *(CLI, "pretrain", arch, str(places.data), *" ".join(widths).split(), *size.pretraining),
         *("--max-update", str(size.updates), "--sequences-per-update", str(size.sequences)),
-        *(("--sequences-per-gpu", str(batch_size or size.sequences)) if batch_size or size.is_tiny else ()),
         *("--keep-updates-list", ",".join(map(str, size.kept))),
         *("--validate-interval-updates", str(size.validate_every), "--save-dir", str(places.pretraining(arch))),
     )
     what = f"{arch}, {size.updates:,} updates"
-    made = places.checkpoint(arch, size.updates)
-    return Step(f"pretrain_{arch}", what, command, made, ("corpus",), size.updates)
+    return Step(f"pretrain_{arch}", what, command, places.checkpoint(arch, size.updates), ("corpus",))
 
 
 def _finetuning(arch: str, size: Size, inputs: Inputs, places: Places) -> Step:
     updates = finetuned_updates(arch, size)
     models = [f"{model_name(arch, each)}={places.checkpoint(arch, each)}" for each in updates]
     command = (
-        *(CLI, "glue", "run", "--checkpoint", *models, "--data", str(inputs.glue), "--output", str(places.glue)),
+        *(CLI, "finetune", *models, "--data", str(inputs.glue), "--output", str(places.glue)),
         *("--tasks", *inputs.tasks, "--lrs", *map(str, size.rates), "--seeds", *map(str, size.seeds)),
         *(("--epochs", str(size.epochs), "--max-train-rows", str(size.rows)) if size.rows else ()),
         *("--keep-checkpoints", "none"),
@@ -218,76 +197,32 @@ def run_steps(steps: Sequence[Step], out: Path, settings: Mapping[str, Any]) -> 
 
 
 def run_step(step: Step, out: Path) -> float:
-    """Runs a step to its end, and records it. Returns its seconds. Raises a UserError where it fails."""
-    log = out / "logs" / f"{step.name}.log"
+    """Runs a step to its end, and records it. Returns its seconds.
+
+    Raises:
+        UserError: it failed, or has not made what it should.
+        KeyboardInterrupt: after it has ended, where there was a signal.
+    """
     if step.starts_anew and step.makes.parent.exists():
         shutil.rmtree(step.makes.parent)
     began = time.monotonic()
-    command = [sys.executable, "-m", *step.command]
-    if step.updates:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            code = _run(command, output, lambda: _watch(log, step))
-    else:
-        code = _run(command)
-    _refuse_failure(step, code, log)
-    seconds = time.monotonic() - began
-    ended = datetime.now().isoformat(timespec="seconds")
-    write_json(
-        out / "steps" / f"{step.name}.json", {"command": shlex.join(step.command), "ended": ended, "seconds": seconds}
-    )
-    return seconds
-
-
-def _refuse_failure(step: Step, code: int, log: Path) -> None:
-    """Raises a UserError unless the step ended well, and made what it should."""
-    if code:
-        told = f"; the end of {log}:\n{_tail(log).decode(errors='replace')[-1500:].strip()}" if step.updates else ""
-        raise UserError(f"step {step.name} failed with exit code {code}{told}")
-    if not step.makes.exists():
-        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
-
-
-def _run(command: list[str], *output_and_watch: Any) -> int:
-    """Exit code of a process, as :func:`.child_process.run_to_its_end` runs it.
-
-    Raises:
-        KeyboardInterrupt: after the process has ended, where there was a signal.
-    """
-    ended = run_to_its_end(command, *output_and_watch)
+    ended = run_to_its_end([sys.executable, "-m", *step.command])
     if ended.was_stopped:
         raise KeyboardInterrupt
-    return ended.code
-
-
-def _watch(log: Path, step: Step) -> Iterator[None]:
-    """A bar of a training's updates, as its log tells them; moves on with each value taken."""
-    often = 0.5 if sys.stderr.isatty() else 60.0  # seconds
-    while (made := _updates_in(log)) is None:
-        yield
-    # From there on: the time left is that of this process's pace, whatever an earlier one had made.
-    with tqdm(total=step.updates, initial=made, desc=step.name, unit=" updates", mininterval=often) as bar:
-        while True:
-            yield
-            bar.update((_updates_in(log) or bar.n) - bar.n)
-
-
-def _updates_in(log: Path) -> Optional[int]:
-    found = UPDATES.findall(_tail(log))
-    return int(found[-1]) if found else None
-
-
-def _tail(log: Path) -> bytes:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        return file.read()
+    if ended.code:
+        raise UserError(f"step {step.name} failed with exit code {ended.code}; look at what it printed")
+    if not step.makes.exists():
+        raise UserError(f"step {step.name} ended, but {step.makes} is not there; look at what it printed")
+    seconds, now = time.monotonic() - began, datetime.now().isoformat(timespec="seconds")
+    record = {"command": shlex.join(step.command), "ended": now, "seconds": seconds}
+    write_json(out / "steps" / f"{step.name}.json", record)
+    return seconds
 
 
 # --- What each costs, before any runs: arithmetic, not measurement
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Of a step; None for what cannot be told beforehand. Hours are those of all devices together, side by side."""
 
     hours: Optional[float] = None
@@ -295,22 +230,22 @@ class Cost:
     gigabytes: Optional[float] = None
 
 
-def plan_table(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, devices: int, speed: float) -> str:
-    """A Markdown table of all steps, and sentences that say what it rests on.
+def plan(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, speed: float) -> str:
+    """A Markdown table of all steps, sentences that say what it rests on, and the commands.
 
     Args:
-        devices: GPUs, or cores.
-        speed: FLOP/s that training reaches of one.
+        speed: FLOP/s of training that all devices reach together.
     """
-    costs = {step.name: cost_of(step, size, inputs, devices, speed) for step in steps}
+    costs = {step.name: cost_of(step, size, inputs, speed) for step in steps}
+    fine, coarse = ("{:,.2f}", "{:,.2f}") if size.is_tiny else ("{:,.1f}", "{:,.0f}")
     rows = [
         {
             "step": step.name,
             "what": step.what,
             "state": "done" if record_of(out, step) else "to do",
             "FLOPs": _or_dash(costs[step.name].flops, "{:.1e}"),
-            "hours": _or_dash(costs[step.name].hours, "{:,.2f}" if size.is_tiny else "{:,.1f}"),
-            "disk, GB": _or_dash(costs[step.name].gigabytes, "{:,.2f}" if size.is_tiny else "{:,.0f}"),
+            "hours": _or_dash(costs[step.name].hours, fine),
+            "disk, GB": _or_dash(costs[step.name].gigabytes, coarse),
         }
         for step in steps
     ]
@@ -320,16 +255,16 @@ def plan_table(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path, dev
     free = shutil.disk_usage(there).free / GB
     said = [
         f"In all some {hours:,.1f} hours and {disk:,.1f} GB; {free:,.1f} GB are free in {there}."
-        + (" THIS DOES NOT FIT." if free < disk else ""),
-        f"By arithmetic: {devices} device{'s' * (devices > 1)}, {speed / 1e12:g} TFLOP/s of training on each "
-        "(--devices, --teraflops), a backward pass of two forward passes, "
+        + " THIS DOES NOT FIT." * (free < disk),
+        f"By arithmetic: {speed / 1e12:g} TFLOP/s of training (--teraflops), a backward pass of two forward passes, "
         f"{MEGABYTES_A_CORE_SECOND} MB of text a core-second, {BYTES_OF_PARAMETER} bytes a parameter of a checkpoint. "
         "Benchmarks take at most the minutes that they are given, and a round.",
+        *(f"{step.name}: python -m {shlex.join(step.command)}" for step in steps),
     ]
     return "\n\n".join([markdown_table(rows, left=("what", "state")), *said])
 
 
-def cost_of(step: Step, size: Size, inputs: Inputs, devices: int, speed: float) -> Cost:
+def cost_of(step: Step, size: Size, inputs: Inputs, speed: float) -> Cost:
     """By the step's name: what it trains, reads or measures."""
     kind, _, arch = step.name.partition("_")
     if kind == "bench":
@@ -341,11 +276,11 @@ def cost_of(step: Step, size: Size, inputs: Inputs, devices: int, speed: float) 
     if kind == "pretrain":
         job = job_of(arch, size)
         gigabytes = (len(size.kept) + FURTHER_CHECKPOINTS) * BYTES_OF_PARAMETER * job.parameters / GB
-        return Cost(job.flops / devices / speed / 3600, job.flops, gigabytes)
+        return Cost(job.flops / speed / 3600, job.flops, gigabytes)
     if kind == "glue":
         flops = sum(_flops_of_epoch(task, arch, size, inputs.glue) for task in inputs.tasks)
         flops *= len(size.rates) * len(size.seeds) * size.epochs * len(finetuned_updates(arch, size))
-        return Cost(flops / devices / speed / 3600, flops) if flops else Cost()
+        return Cost(flops / speed / 3600, flops) if flops else Cost()
     return Cost()
 
 

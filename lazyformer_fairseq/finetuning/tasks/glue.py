@@ -3,7 +3,6 @@
 The runs themselves are those of task and criterion ``glue``, in `finetuning/texts.py`.
 """
 
-import csv
 import os
 import zipfile
 from collections import Counter
@@ -28,13 +27,12 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTas
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import Prediction, TableRow, TextsBenchmark
+from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
 from lazyformer_fairseq.finetuning.papers import COLUMNS, LAZYFORMER, PAPER_ROWS, PAR_ROWS, PROTOCOLS, SCORES
 from lazyformer_fairseq.finetuning.results import BEST, Results, Run, either, listed
-from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
 from lazyformer_fairseq.storage.hashes import sha256_of
 
-FROM_MNLI = ("RTE", "MRPC", "STS-B")
 LONGEST = 512  # ids of an input where nobody says
 HEADER = ("index", "prediction")
 LAZYFORMERS = PROTOCOLS[LAZYFORMER]
@@ -46,7 +44,7 @@ class Glue(TextsBenchmark):
     name, key = "GLUE", "glue"
     tasks = TASKS
     protocols = PROTOCOLS
-    options = frozenset(("max_length", "max_train_rows", "from_mnli", "glue_head", "pooler_dropout"))
+    options = frozenset(("max_length", "max_train_rows", "glue_head"))
     scores = tuple(SCORES.values())
     columns = COLUMNS
     average = True
@@ -63,13 +61,8 @@ class Glue(TextsBenchmark):
                 )
         return [task.name for task in tasks]
 
-    def starts(self, given: GridSettings, names: Sequence[str]) -> dict[str, str]:
-        if given.from_mnli and "MNLI" not in names:
-            raise UserError("--from-mnli: MNLI is not among --tasks, so there is nothing to start from")
-        return {name: "MNLI" for name in FROM_MNLI if given.from_mnli and name in names}
-
     def prepare(self, wanted: Preparation) -> str:
-        return overview(prepare_tasks(wanted, [find_task(name) for name in dict.fromkeys(wanted.tasks)]))
+        return overview(prepare_tasks(wanted))
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -95,18 +88,15 @@ class Glue(TextsBenchmark):
                 "The last rows are those of PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
                 "DistilBERT's are of its own paper."
             )
-        is_usual = grid.rates == LAZYFORMERS.lrs and len(grid.seeds) == len(LAZYFORMERS.seeds)
-        yield f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}. " + (
-            "These are the paper's rates and its number of seeds."
-            if is_usual
-            else f"The paper has rates {listed(LAZYFORMERS.lrs)} and {len(LAZYFORMERS.seeds)} seeds."
+        yield (
+            f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}. The paper has rates "
+            f"{listed(LAZYFORMERS.lrs)} and {len(LAZYFORMERS.seeds)} seeds."
         )
 
     def deviations(self, results: Results) -> Iterator[str]:
         """Where runs of tasks differ from the paper's; and the number of training rows of each."""
-        of_task: dict[str, list[Run]] = {task: [] for task in results.grid.tasks}
-        for key, run in results.runs.items():
-            of_task[key.task].append(run)
+        all_runs = list(results.runs.values())
+        of_task = {task: [run for run in all_runs if run.task == task] for task in results.grid.tasks}
         of_task = {task: runs for task, runs in of_task.items() if runs}
         yield f"Training rows: {', '.join(_training_rows(task, runs) for task, runs in of_task.items())}."
         epochs = {task: either(f"{run.epochs:g}" for run in runs) for task, runs in of_task.items()}
@@ -116,27 +106,25 @@ class Glue(TextsBenchmark):
             ("batch_size", "Rows of an update", LAZYFORMERS.batch_size),
             ("warmup_ratio", "Share of the updates that warm up", LAZYFORMERS.warmup),
         ):
-            found = {getattr(run, name) or usual for run in results.runs.values()}
+            found = {getattr(run, name) or usual for run in all_runs}
             if found != {usual}:
                 yield f"{called}: {either(f'{value:g}' for value in found)}; the paper has {usual:g}."
-        heads = {(run.head, run.head_dropout) for run in results.runs.values()}
+        heads = {(run.head, run.head_dropout) for run in all_runs}
         if heads - {(None, None)}:
             yield f"Head: {either(_describe_head(*head) for head in heads)}; the default is dense."
         for task, runs in of_task.items():
             if started := {run.started_from for run in runs} - {None}:
-                which = "all" if all(run.started_from for run in runs) else "some"
-                origin = f"the {either(started)} checkpoint"
-                yield f"{task}: {which} runs started from {origin}, which the paper does not do."
+                yield f"{task}: runs started from the {either(started)} checkpoint, which the paper does not do."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> "Submission":
-        """Writes every file that the runs can make. Data are those of `wanted`, else the grid's.
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
+        """Writes every file that the runs can make: a line per row of a test set, its number and the answer.
 
         Raises:
             UserError: no data of a task; no checkpoint, head, tokenizer or test file; another dictionary.
         """
-        submission, chosen = Submission(folder), [find_task(name).name for name in wanted.tasks]
+        lines, chosen, written = [], [find_task(name).name for name in wanted.tasks], []
         for task in TASKS.values():
             run = runs.get(task.model_of or task.name)
             if run is None or (chosen and task.name not in chosen):
@@ -144,7 +132,7 @@ class Glue(TextsBenchmark):
             source = wanted.data or _output_of(run) / "tasks"
             data = find_data(task, source)
             if data is None and task.model_of:
-                submission.remarks.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
+                lines.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
                 continue
             if data is None:
                 raise UserError(
@@ -152,10 +140,17 @@ class Glue(TextsBenchmark):
                     f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
                 )
             for split, words in predict_task(task, run, data, wanted).items():
-                submission.write(submission_file(task, split), words, task.splits[split].rows)
+                name, official = submission_file(task, split), task.splits[split].rows
+                rows = ["\t".join(HEADER), *(f"{number}\t{word}" for number, word in enumerate(words))]
+                (folder / name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+                written.append(name)
+                lines.append(f"{name}: {len(words):,} rows")
+                if len(words) != official:
+                    lines[-1] += f", but the official test set has {official:,}: the leaderboard will refuse it"
         if wanted.zip:
             zip_submission(folder)
-        return submission
+        missing = [name for name in SUBMISSION_FILES if name not in written]
+        return [*lines, *([f"missing {', '.join(missing)}"] if missing else [])]
 
 
 def _describe_head(kind: Optional[str], dropout: Optional[float]) -> str:
@@ -167,47 +162,36 @@ def _training_rows(task: str, runs: list[Run]) -> str:
     official = TASKS[task].splits["train"].rows
     trained_on = either(f"{run.train_rows:,}" for run in runs)
     in_file = either(f"{run.rows_in_file or run.train_rows:,}" for run in runs)
-    of_file = f" of {in_file}" if in_file != trained_on else ""
-    return f"{task} {trained_on}{of_file}" + (f" (the official file has {official:,})" * (in_file != f"{official:,}"))
+    of_file = f" of {in_file}" * (in_file != trained_on)
+    return f"{task} {trained_on}{of_file}" + f" (the official file has {official:,})" * (in_file != f"{official:,}")
 
 
 # --- from official files to folders of memory-mapped data -------------------------------------------------------------
 
 
-def tasks_present(data: Path) -> list[TaskDescription]:
-    """Tasks of the table that have a folder in `data`; UserError where none has."""
-    found = [task for task in TASKS.values() if (data / task.folder).is_dir()]
-    if not found:
-        folders = ", ".join(task.folder for task in TASKS.values())
-        raise UserError(f"{data}: holds no folder of a GLUE task; known are {folders}")
-    return found
-
-
-def prepare_tasks(wanted: Preparation, tasks: Sequence[TaskDescription] = ()) -> list[PreparedTask]:
-    """Prepares each task, or reuses what was prepared from the same files in the same way, in OUT/tasks.
-
-    Args:
-        tasks: none for those that have a folder in `wanted.data`.
+def prepare_tasks(wanted: Preparation) -> list[PreparedTask]:
+    """Prepares the wanted tasks, or else those that have a folder in the data, in OUT/tasks; reuses what is there.
 
     Raises:
         UserError: a folder or all files of a task are missing, a row is wrong (file and line), or the task was
             prepared before in another way. Tasks that were finished before stay.
     """
-    tasks = tasks or tasks_present(wanted.data)
+    tasks = [find_task(name) for name in dict.fromkeys(wanted.tasks)]
+    tasks = tasks or [task for task in TASKS.values() if (wanted.data / task.folder).is_dir()]
+    if not tasks:
+        folders = ", ".join(task.folder for task in TASKS.values())
+        raise UserError(f"{wanted.data}: holds no folder of a GLUE task; known are {folders}")
     tokenizer = load_tokenizer(wanted.tokenizer)
     settings = [_settings(wanted, task) for task in tasks]  # reports every missing folder before anything is encoded
     prepared = []
     with tqdm(total=len(tasks), desc="prepare", unit=" tasks", disable=None) as progress:
         for task, values in zip(tasks, settings, strict=True):
             progress.set_postfix_str(task.name)
-            there = PreparedTask.reuse(folder_of(wanted, task), values)
-            prepared.append(there or _prepare(wanted, task, values, tokenizer))
+            folder = wanted.output / Glue.prepared_in / task.name
+            there = PreparedTask.reuse(folder, values)
+            prepared.append(there or _prepare(wanted.data / task.folder, folder, task, values, tokenizer))
             progress.update()
     return prepared
-
-
-def folder_of(wanted: Preparation, task: TaskDescription) -> Path:
-    return wanted.output / Glue.prepared_in / task.name
 
 
 def remarks(prepared: PreparedTask) -> list[str]:
@@ -259,39 +243,28 @@ def _settings(wanted: Preparation, task: TaskDescription) -> dict[str, Any]:
 
 
 def _prepare(
-    wanted: Preparation, task: TaskDescription, settings: dict[str, Any], tokenizer: TextTokenizer
+    source: Path, folder: Path, task: TaskDescription, settings: dict[str, Any], tokenizer: TextTokenizer
 ) -> PreparedTask:
-    source = wanted.data / task.folder
     missing = [split.file for split in task.splits.values() if split.file not in settings["files"]]
     there = [split for split, layout in task.splits.items() if layout.file in settings["files"]]
     files = {split: read_split(task, source, split) for split in there}  # reports wrong rows before any is encoded
-    processes = wanted.workers or len(os.sched_getaffinity(0))
 
     def write_splits(folder: Path) -> dict[str, Any]:
-        return {
-            name: _write(folder, task, name, file, tokenizer, settings["max_length"], processes)
-            for name, file in files.items()
-        }
+        return {name: _write(folder / name, task, file, tokenizer, settings) for name, file in files.items()}
 
     facts = {"data": str(source), "missing_files": missing, "dictionary_size": len(tokenizer.dictionary)}
-    return PreparedTask.write(folder_of(wanted, task), settings, tokenizer, write_splits, **facts)
+    return PreparedTask.write(folder, settings, tokenizer, write_splits, **facts)
 
 
 def _write(
-    folder: Path,
-    task: TaskDescription,
-    split: str,
-    file: SplitFile,
-    tokenizer: TextTokenizer,
-    longest: int,
-    processes: int,
+    prefix: Path, task: TaskDescription, file: SplitFile, tokenizer: TextTokenizer, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes a split. Returns its entry in the manifest."""
+    """Writes a split, FOLDER/SPLIT. Returns its entry in the manifest."""
     from lazyformer_fairseq.finetuning.texts import encode_split  # loads fairseq, which reports need not
 
-    encoded = encode_split(tokenizer, file, longest, processes)
-    examples = EncodedExamples(encoded.inputs, targets_of(task, file.examples))
-    write_split(folder, split, examples, len(tokenizer.dictionary))
+    inputs, counts = encode_split(tokenizer, file, settings["max_length"], len(os.sched_getaffinity(0)))
+    examples = EncodedExamples(inputs, targets_of(task, file.examples))
+    write_split(prefix.parent, prefix.name, examples, len(tokenizer.dictionary))
     words = {} if task.is_regression or examples.targets is None else Counter(examples.targets.tolist())
     return {
         "file": file.path.name,
@@ -300,16 +273,10 @@ def _write(
         **{name: getattr(file, name) for name in ODDITIES},
         "last_line": max([file.examples[-1].line, *file.short_lines]),
         "labels": {word: words[number] for number, word in enumerate(task.labels)} if words else None,
-        "truncated": encoded.truncated,
-        "tokens": encoded.tokens,
-        "longest": max(map(len, encoded.inputs)),
-        "kept_tokens": sum(map(len, encoded.inputs)),
-        "unknown_tokens": encoded.unknown_tokens,
-        "unknown_token_share": encoded.unknown_share,
-        "words": encoded.words,
-        "unknown_words": encoded.unknown_words,
-        "unknown_word_share": encoded.unknown_word_share,
-        "bytes": (folder / f"{split}.bin").stat().st_size,
+        "longest": max(map(len, inputs)),
+        "kept_tokens": sum(map(len, inputs)),
+        **counts,
+        "bytes": prefix.with_suffix(".bin").stat().st_size,
     }
 
 
@@ -328,31 +295,6 @@ def submission_file(task: TaskDescription, split: str) -> str:
 
 
 SUBMISSION_FILES = tuple(submission_file(task, split) for task in TASKS.values() for split in leaderboard_splits(task))
-
-
-class Submission(Prediction):
-    """A folder of files for the leaderboard: a line per row of a test set, its number and the answer."""
-
-    @property
-    def missing(self) -> list[str]:
-        return [name for name in SUBMISSION_FILES if name not in self.rows]
-
-    def lines(self) -> list[str]:
-        missing = [f"{self.folder}: missing {', '.join(self.missing)}"] if self.missing else []
-        return [*super().lines(), *missing]
-
-    def write(self, name: str, words: Sequence[str], official: int) -> None:
-        """Writes one file: `words` in the order of the test rows, of which there should be `official`."""
-        with (self.folder / name).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, delimiter="\t", lineterminator="\n")
-            writer.writerow(HEADER)
-            writer.writerows(enumerate(words))
-        self.rows[name] = len(words)
-        if len(words) != official:
-            self.remarks.append(
-                f"{name}: {len(words):,} rows, but the official test set has {official:,}: the leaderboard will "
-                "refuse it"
-            )
 
 
 def _output_of(run: Path) -> Path:
@@ -422,14 +364,11 @@ def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str
     return [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
 
 
-def zip_submission(folder: Path) -> Path:
+def zip_submission(folder: Path) -> None:
     """``submission.zip`` in `folder`, with its files at the top, as the leaderboard wants them."""
-    path = folder / "submission.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in SUBMISSION_FILES:
-            if (folder / name).is_file():
-                archive.write(folder / name, name)
-    return path
+    with zipfile.ZipFile(folder / "submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.glob("*.tsv")):
+            archive.write(path, path.name)
 
 
 BENCHMARK = Glue()

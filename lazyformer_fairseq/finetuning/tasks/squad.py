@@ -4,12 +4,18 @@ The paper prints the metric, F1 on the development set, and that it is the media
 rest: epochs, rate, warm-up and sizes of windows are those of BERT's run_squad.py, the batch that of BERT's paper.
 """
 
+import itertools
 import json
 import logging
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional
+from types import SimpleNamespace
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import torch
@@ -32,40 +38,35 @@ from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, Prediction, TableRow
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow
 from lazyformer_fairseq.finetuning.checkpoints import load_finetuned
 from lazyformer_fairseq.finetuning.fairseq_task import (
     FineTuningConfig,
     FineTuningCriterion,
     FineTuningTask,
-    check_best_metric,
-    check_start,
+    check_options,
     find_tokenizer,
     log_loss,
     log_metrics,
-    warn_without_start,
 )
 from lazyformer_fairseq.finetuning.papers import SEEDS, Score, TuningProtocol
-from lazyformer_fairseq.finetuning.results import BEST, Results, either, listed, split_file
+from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, either, listed, split_file
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
 from lazyformer_fairseq.finetuning.squad_data import (
     OFFICIAL_QUESTIONS,
     PREPARED_IN,
-    SIZES,
     PreparedSplit,
     PreparedSquad,
     overview,
     prepare,
     window_settings,
 )
-from lazyformer_fairseq.finetuning.squad_heuristics import baselines
 from lazyformer_fairseq.modules.networks.heads import SPAN
 from lazyformer_fairseq.storage.atomic import write_text
 
 logger = logging.getLogger(__name__)
 
 PAPER_F1 = {"DistilBERT": 86.9, "BERT Base": 88.4, "PAR BERT Base": 87.4}
-SIZE_OPTIONS = ("tokens_per_sample", "doc_stride", "max_question_tokens")  # of task ``squad``
 PREDICTIONS, N_BEST = "predictions.json", "nbest_predictions.json"
 
 
@@ -116,9 +117,7 @@ class SquadTask(FineTuningTask):
             UserError: an option that does not fit, or no tokenizer where it should be.
         """
         if not kwargs.get("from_checkpoint"):
-            check_start(cfg, "SQuAD")
-            check_best_metric(cfg, "SQuAD", list(METRICS))
-            warn_without_start(cfg)
+            check_options(cfg, "SQuAD", list(METRICS))
         if cfg.max_answer_tokens < 1:
             raise UserError(f"--max-answer-tokens {cfg.max_answer_tokens}: must be 1 at least")
         prepared = PreparedSquad.load(cfg.data) if PreparedSquad.is_at(cfg.data) else None
@@ -170,7 +169,7 @@ class SquadTask(FineTuningTask):
         return score(dataset.file, best_texts(dataset.file, find_answers(model, self.head_name, dataset, n_best=1)))
 
     def baselines(self, split: str) -> dict[str, dict[str, float]]:
-        return baselines(self.dataset(split).file, self.dataset("train").file)
+        return baselines(self.dataset(split).file)
 
 
 def settings_of(cfg: SquadConfig, prepared: Optional[PreparedSquad]) -> WindowSettings:
@@ -227,18 +226,12 @@ class SquadCriterion(FineTuningCriterion):
         """Logs the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
         log_loss(logging_outputs)
         if "rows" in logging_outputs[0]:
-            log_metrics(logging_outputs, {"exact_match": _exact_match_of_rows, "f1": _f1_of_rows})
+            log_metrics(
+                logging_outputs, {name: partial(_mean_over_questions, place) for place, name in enumerate(METRICS)}
+            )
 
 
-def _exact_match_of_rows(rows: np.ndarray) -> float:
-    return _mean_over_questions(rows, 0)
-
-
-def _f1_of_rows(rows: np.ndarray) -> float:
-    return _mean_over_questions(rows, 1)
-
-
-def _mean_over_questions(rows: np.ndarray, metric: int) -> float:
+def _mean_over_questions(metric: int, rows: np.ndarray) -> float:
     question, window, logits = rows[:, :3].T
     best_first = np.lexsort((window, -logits, question))
     _, first_of_question = np.unique(question[best_first], return_index=True)
@@ -257,40 +250,43 @@ def span_loss(logits_BT2: Tensor, targets_B2: Tensor, is_padding_BT: Tensor) -> 
     return F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2
 
 
+WORD = re.compile(r"\w+(?:['’]\w+)?")
+SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s")
+
+
+def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
+    """Exact match and F1, 0.0 to 1.0, of answers without a model, the best F1 first: sentences of the context.
+
+    The better one shares most words with the question, rare ones above all, as the sliding window of Richardson et al.
+    (2013), which SQuAD's authors have as a baseline too (Rajpurkar et al., 2016, section 5.1).
+    """
+
+    def words(text: str) -> set[str]:
+        return {word.lower() for word in WORD.findall(text)}
+
+    seen = Counter(word for context in file.contexts for word in words(context))
+    first, best = {}, {}
+    for question, paragraph in zip(file.questions, file.paragraph_of.tolist(), strict=True):
+        context, asked = file.contexts[paragraph], words(question.text)
+        ends = [match.end() for match in SENTENCE_END.finditer(context)]
+        edges = [0, *(end for end in ends if end < len(context)), len(context)]
+        sentences = [context[start:end].strip() for start, end in itertools.pairwise(edges)]
+        rarity = [sum(math.log(len(file.contexts) / seen[word]) for word in words(each) & asked) for each in sentences]
+        first[question.id], best[question.id] = sentences[0], sentences[rarity.index(max(rarity))]
+    rules = {"first sentence": first, "sentence that shares most with the question": best}
+    marks = {name: score(file, answers) for name, answers in rules.items()}
+    return dict(sorted(marks.items(), key=lambda item: -item[1]["f1"]))
+
+
 # --- the benchmark ----------------------------------------------------------------------------------------------------
 
 
-class OfficialFile(NamedTuple):
-    """A split's file, by its official name."""
-
-    file: str
-
-
-class SquadDescription(NamedTuple):
-    """As :class:`lazyformer_fairseq.finetuning.results.ScoredTask` says."""
-
-    name: str
-    splits: Mapping[str, OfficialFile]
-    metrics: tuple[str, ...]
-
-    @property
-    def selecting_metric(self) -> str:
-        return self.metrics[0]
-
-
-SQUAD = SquadDescription("SQuAD", {split: OfficialFile(file) for split, file in SPLITS.items()}, ("f1", "exact_match"))
-
-
-@dataclass
-class Predicted(Prediction):
-    """Answers, and their marks (0 to 1) where the file has answers."""
-
-    questions: int = 0
-    marks: Optional[Mapping[str, float]] = None
-
-    def lines(self) -> list[str]:
-        marks = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in (self.marks or {}).items()]
-        return [", ".join([f"{self.folder}: {self.questions:,} answers", *marks])]
+SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
+    name="SQuAD",
+    splits={split: SimpleNamespace(file=file) for split, file in SPLITS.items()},
+    metrics=("f1", "exact_match"),
+    selecting_metric="f1",
+)
 
 
 class Squad(Benchmark):
@@ -299,7 +295,7 @@ class Squad(Benchmark):
     name, key = "SQuAD", "squad"
     tasks: ClassVar = {SQUAD.name: SQUAD}
     protocols: ClassVar = {"par": TuningProtocol((SQUAD.name,), (3e-5,), SEEDS, 2, 32, 0.1)}
-    options = frozenset(("max_length", "dev_articles", "stride", "max_question_length", "skip_mistakes"))
+    options = frozenset(("max_length", "dev_articles", "skip_mistakes"))
     rows_worth_resuming = 20_000
     prepared_in = PREPARED_IN
     cuts_inputs = False
@@ -307,19 +303,17 @@ class Squad(Benchmark):
         Score("F1", SQUAD.name, "valid", "f1", "f1"),
         Score("exact match", SQUAD.name, "valid", "exact_match", "exact_match"),
     )
-    baseline_name = "the best heuristic by F1"
+    baseline_name = "the best sentence by F1"
 
     def prepare(self, wanted: Preparation) -> str:
         return overview(prepare(wanted))
 
     def longest_input(self, wanted: Preparation) -> int:
-        return window_settings(wanted).longest
+        return window_settings(wanted.max_length).longest
 
     def load(self, folder: Path, names: Sequence[str]) -> dict[str, PreparedSquad]:
         if not PreparedSquad.is_at(folder):
-            raise UserError(
-                f"{folder}: not prepared; run `lazyformer squad prepare`, or give the official files by --data"
-            )
+            raise UserError(f"{folder}: not prepared; give the official files by --data")
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
             if prepared.read(split).windows.targets is None:
@@ -332,7 +326,7 @@ class Squad(Benchmark):
         return {name: prepared[SQUAD.name].manifest[name] for name in ("stride", "max_question_length")}
 
     def train_options(
-        self, task: SquadDescription, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
+        self, task: ScoredTask, tokens: int, max_rows: Optional[int], own: Mapping[str, Any]
     ) -> list[str]:
         return [
             *("--task", "squad", "--criterion", "squad", "--tokens-per-sample", str(tokens)),
@@ -355,8 +349,8 @@ class Squad(Benchmark):
         )
         yield (
             "Rows marked (paper) are those of PAR, arXiv 2009.04534, Table 4: medians of five runs on the official "
-            "development set, F1 alone; theirs, not measured here. The other rows without updates are heuristics, "
-            "which have no model."
+            "development set, F1 alone; theirs, not measured here. The other rows without updates are sentences "
+            "of the context, which need no model."
         )
 
     def deviations(self, results: Results) -> Iterator[str]:
@@ -372,7 +366,7 @@ class Squad(Benchmark):
             "." if trained == official else f"; the official file has {official}, so compare with no published number."
         )
 
-    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> Predicted:
+    def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:
         """Writes predictions.json, for the official evaluation, and nbest_predictions.json, with probabilities.
 
         Args:
@@ -382,11 +376,11 @@ class Squad(Benchmark):
             UserError: whatever is wrong with the file, the checkpoint or its tokenizer.
         """
         if not (run := runs.get(SQUAD.name)):
-            return Predicted(folder)
+            return []
         checkpoint = run if run.is_file() else run / BEST
-        file = wanted.file or next(iter(run.absolute().parents[3:4]), run) / PREPARED_IN / "valid.json"
+        file = wanted.data or next(iter(run.absolute().parents[3:4]), run) / PREPARED_IN / "valid.json"
         if not file.is_file():
-            raise UserError(f"{file}: no such file; give the questions too, by --file dev-v1.1.json")
+            raise UserError(f"{file}: no such file; give the questions too, by --data dev-v1.1.json")
         read = read_squad(file, wanted.skip_mistakes, needs_answers=False)
         model, task = load_squad_model(checkpoint, wanted)
         dataset = task.dataset_of(PreparedSplit(read, make_windows(task.tokenizer, read, task.settings)), "valid")
@@ -395,8 +389,9 @@ class Squad(Benchmark):
         for name, content in ((PREDICTIONS, texts), (N_BEST, _n_best(read, answers))):  # one line a question
             write_text(folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         has_answers = all(question.answers for question in read.questions)
-        rows = {PREDICTIONS: len(texts), N_BEST: len(texts)}
-        return Predicted(folder, rows, [], len(texts), score(read, texts) if has_answers else None)
+        marks = score(read, texts).items() if has_answers else ()
+        said = [f"{name.replace('_', ' ')} {100 * value:.2f}" for name, value in marks]
+        return [", ".join([f"{len(texts):,} answers", *said])]
 
 
 def best_texts(file: SquadFile, answers: Sequence[Sequence[FoundAnswer]]) -> dict[str, str]:
@@ -421,15 +416,13 @@ def load_squad_model(checkpoint: Path, wanted: PredictSettings) -> tuple[torch.n
     """The model, in evaluation mode and on the GPU if there is one, and its task ``squad``.
 
     Raises:
-        UserError: no such checkpoint, no span head in it, no tokenizer, windows longer than the model's inputs.
+        UserError: no such checkpoint, no span head in it, no tokenizer.
     """
 
     def changes() -> dict[str, Any]:
         tokenizer = str(find_tokenizer_folder(wanted.tokenizer or checkpoint))
         known = {"data": str(checkpoint.parent), "tokenizer_folder": tokenizer}
-        sizes = {name: getattr(wanted, field) for name, field in zip(SIZE_OPTIONS, SIZES, strict=True)}
-        given = {name: size for name, size in sizes.items() if size is not None}
-        return {**known, "max_answer_tokens": wanted.max_answer_tokens, **given}
+        return {**known, "max_answer_tokens": wanted.max_answer_tokens}
 
     head = ("squad_head_name", "squad")
     words = "no span head %r; give a checkpoint fine-tuned on SQuAD"

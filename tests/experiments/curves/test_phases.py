@@ -44,7 +44,7 @@ def history(tmp_path):
 def test_the_second_phase_goes_on_where_the_first_ends(history):
     assert history.losses == {10: 8.5, 20: 8.0, 25: 7.5, 30: 7.0}
     assert history.training == {10: 9.5, 20: 9.5, 25: 9.5, 30: 9.5}
-    assert (history.borders, history.last_update) == ([20], 30)
+    assert (history.starts, history.last_update) == ([0, 20], 30)
     assert history.at("hours", [0, 10, 20, 25, 30]) == pytest.approx([0, 0.1, 0.2, 0.35, 0.5])
     assert history.at("tokens", [0, 10, 20, 25, 30]) == pytest.approx([0, 1000, 2000, 4000, 6000])
 
@@ -59,7 +59,7 @@ def test_each_phase_has_the_flops_of_its_own_length(history):
 def test_a_run_in_its_first_phase_is_an_ordinary_run(tmp_path):
     log = write_phases(tmp_path) / "phase1" / "train.log"
     history = read_history([log])
-    assert (history.losses, history.borders) == ({10: 8.5, 20: 8.0}, [])
+    assert (history.losses, history.starts) == ({10: 8.5, 20: 8.0}, [0])
 
 
 def test_what_a_log_does_not_tell_of_a_phase_is_unknown_from_there_on(tmp_path):

@@ -20,7 +20,7 @@ def prepare(tmp_path: Path, size: Size):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "text.txt").write_text("A text.\n")
     write_toy_glue(tmp_path / "raw" / "glue", train=4, valid=2)
-    inputs = find_inputs(str(tmp_path / "raw"), None, (), size, tmp_path)
+    inputs = find_inputs(str(tmp_path / "raw"), (), size, tmp_path)
     return steps(size, inputs, tmp_path / "out", "fp32"), size, inputs, tmp_path / "out"
 
 

@@ -1,8 +1,6 @@
 """Steps run once, resume, stop at a signal and fail in words; stubs stand for the commands."""
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.reproduce.steps import Step, record_of, run_step, run_steps
+from lazyformer_fairseq.experiments.reproduce.steps import Step, record_of, run_steps
 
 STUB = """
 import signal, sys
@@ -25,7 +23,6 @@ if kind == "refuses what is there" and made.parent.exists():
     sys.exit("is there already")
 if kind == "fails once" and not Path("tried").exists():
     Path("tried").touch()
-    print("epoch 001 | loss 9 | num_updates 7", flush=True)
     sys.exit("no room for it")
 if kind == "waits" and not Path("saved").exists():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -76,10 +73,10 @@ def test_what_was_removed_is_made_again():
     assert Path("out/a/result").exists() and len(calls()) == 2
 
 
-def test_a_step_that_fails_is_named_with_the_end_of_its_log_and_tried_again():
-    first, second, third = step("a", "fails once", updates=10), step("b", needs=("a",)), step("c")
+def test_a_step_that_fails_is_named_and_tried_again():
+    first, second, third = step("a", "fails once"), step("b", needs=("a",)), step("c")
     failed, left_out = run(first, second, third)
-    assert re.match("(?s)step a failed with exit code 1; the end of out/logs/a.log:.*no room for it$", failed)
+    assert failed == "step a failed with exit code 1; look at what it printed"
     assert left_out == "step b was left out: it needs a"
     assert [bool(record_of(Path("out"), each)) for each in (first, second, third)] == [False, False, True]
     assert run(first, second, third) == []
@@ -95,7 +92,7 @@ def test_what_a_command_would_refuse_is_cleared_first_but_only_where_the_step_sa
     Path("out/a").mkdir(parents=True)
     Path("out/a/half").touch()
     [failed] = run(step("a", "refuses what is there"))
-    assert failed == "step a failed with exit code 1"
+    assert failed.startswith("step a failed with exit code 1")
     assert Path("out/a/half").exists()
     run(step("a", "refuses what is there", starts_anew=True))
     assert os.listdir("out/a") == ["result"]
@@ -107,17 +104,8 @@ def test_another_reproduction_in_the_same_folder_is_refused():
         run(step("a"), settings={"size": "paper"})
 
 
-def test_a_step_shows_how_far_its_training_is(capfd, monkeypatch):
-    monkeypatch.setattr("lazyformer_fairseq.child_process.LOOK_EVERY", 0.01)
-    Path("out/logs").mkdir(parents=True)
-    Path("out/logs/a.log").write_text("epoch 001:   4 / 9 loss=9, num_updates=600, lr=1\n")
-    seconds = run_step(step("a", updates=1200), Path("out"))
-    assert "600/1200" in capfd.readouterr().err
-    assert json.loads(Path("out/steps/a.json").read_text())["seconds"] == pytest.approx(seconds)
-    assert "num_updates=600" in Path("out/logs/a.log").read_text()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_the_step_save_and_the_next_start_goes_on(folder, number):
     program = (
         "from pathlib import Path; import sys\n"

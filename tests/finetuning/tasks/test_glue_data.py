@@ -22,11 +22,9 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import texts
 from lazyformer_fairseq.finetuning.tasks.glue import (
     Preparation,
-    folder_of,
     overview,
     prepare_tasks,
     remarks,
-    tasks_present,
 )
 from lazyformer_fairseq.finetuning.texts import encode_split
 
@@ -34,6 +32,10 @@ from lazyformer_fairseq.finetuning.texts import encode_split
 @pytest.fixture
 def wanted(toy_glue, data_folder, tmp_path) -> Preparation:
     return Preparation(data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out")
+
+
+def prepared_of(wanted: Preparation, *names: str) -> list:
+    return prepare_tasks(replace(wanted, tasks=names))
 
 
 def glue_task(folder: Path, tokenizer: Path, *more: str):
@@ -47,10 +49,10 @@ def glue_task(folder: Path, tokenizer: Path, *more: str):
 
 @pytest.mark.parametrize(("name", "longest"), [("CoLA", "9"), ("MNLI", "512"), ("STS-B", "9")])
 def test_prepared_data_trains_as_the_official_files_do(wanted, name, longest):
-    (prepared,) = prepare_tasks(wanted, [TASKS[name]])
+    (prepared,) = prepared_of(wanted, name)
     shared = ("--glue-task", name, "--max-positions", "512", "--tokens-per-sample", longest)
     of_both = [
-        glue_task(folder, wanted.tokenizer, *shared) for folder in (wanted.data / name, folder_of(wanted, TASKS[name]))
+        glue_task(folder, wanted.tokenizer, *shared) for folder in (wanted.data / name, wanted.output / "tasks" / name)
     ]
     for split in TASKS[name].splits:
         for task in of_both:
@@ -94,7 +96,7 @@ def test_the_manifest_counts(wanted, toy_glue, tmp_path):
     with (data / "CoLA" / "train.tsv").open("a", encoding="utf-8") as file:
         file.write("toy\t1\t\tanna жж sees ж the garden\n" + "toy\t0\t\t" + "anna " * 600 + "\n")
     wanted = replace(wanted, data=data, max_length=20)
-    (prepared,) = prepare_tasks(wanted, [TASKS["CoLA"]])
+    (prepared,) = prepared_of(wanted, "CoLA")
     counts = prepared.manifest["splits"]["train"]
     assert (counts["rows"], counts["truncated"], counts["longest"], counts["last_line"]) == (66, 1, 20, 66)
     assert counts["labels"] == {"0": 33, "1": 33}
@@ -111,8 +113,7 @@ def test_processes_change_nothing(toy_glue, data_folder_tokenizer, monkeypatch):
     monkeypatch.setattr("lazyformer_fairseq.finetuning.texts.WORTH_A_PROCESS", 10)
     file = read_split(TASKS["RTE"], toy_glue / "RTE", "train")
     alone, together = (encode_split(data_folder_tokenizer, file, 12, processes) for processes in (1, 2))
-    assert [ids.tolist() for ids in alone.inputs] == [ids.tolist() for ids in together.inputs]
-    assert (alone.truncated, alone.words) == (together.truncated, together.words)
+    assert [ids.tolist() for ids in alone[0]] == [ids.tolist() for ids in together[0]] and alone[1] == together[1]
 
 
 def test_processes_end_when_nobody_waits_for_them(data_folder_tokenizer):
@@ -128,26 +129,26 @@ def test_rows_with_too_few_fields_are_reported(wanted, toy_glue, tmp_path):
     train = tmp_path / "data" / "QQP" / "train.tsv"
     lines = train.read_text().splitlines()
     train.write_text("\n".join([*lines[:3], "half a row", *lines[3:], "another"]) + "\n")
-    (prepared,) = prepare_tasks(replace(wanted, data=tmp_path / "data"), [TASKS["QQP"]])
+    (prepared,) = prepared_of(replace(wanted, data=tmp_path / "data"), "QQP")
     counts = prepared.manifest["splits"]["train"]
     assert (counts["rows"], counts["short_rows"], counts["short_lines"]) == (64, 2, [4, 67])
     assert "2 rows with too few fields left out (line 4, 67)" in remarks(prepared)[0]
 
 
 def test_a_second_time_it_is_reused_or_refused(wanted, toy_glue, tmp_path):
-    tasks = [TASKS["RTE"], TASKS["CoLA"]]
-    prepare_tasks(wanted, tasks)
-    manifest = folder_of(wanted, TASKS["RTE"]) / "manifest.json"
+    tasks = ("RTE", "CoLA")
+    prepared_of(wanted, *tasks)
+    manifest = wanted.output / "tasks" / "RTE" / "manifest.json"
     before = manifest.stat()
-    prepare_tasks(wanted, tasks)
+    prepared_of(wanted, *tasks)
     assert (manifest.stat().st_ino, manifest.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     with pytest.raises(UserError, match="RTE: was prepared before with other max length"):
-        prepare_tasks(replace(wanted, max_length=50), tasks)
+        prepared_of(replace(wanted, max_length=50), *tasks)
     data = shutil.copytree(toy_glue, tmp_path / "data")
     with (data / "CoLA" / "dev.tsv").open("a") as file:
         file.write("toy\t1\t\tthe garden\n")
     with pytest.raises(UserError, match="CoLA: was prepared before with other files"):
-        prepare_tasks(replace(wanted, data=data), tasks)
+        prepared_of(replace(wanted, data=data), *tasks)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_wrong_row_leaves_nothing(wanted, toy_glue, tmp_path, file, change, me
     path = data / "RTE" / file
     path.write_text(change(path.read_text()))
     with pytest.raises(UserError, match=message):
-        prepare_tasks(replace(wanted, data=data), [TASKS["CoLA"], TASKS["RTE"]])
+        prepared_of(replace(wanted, data=data), "CoLA", "RTE")
     assert [folder.name for folder in (wanted.output / "tasks").iterdir()] == ["CoLA"]
 
 
@@ -171,11 +172,10 @@ def test_missing_folders_are_told_before_anything_is_done(wanted, toy_glue, tmp_
     shutil.rmtree(data / "RTE")
     other = replace(wanted, data=data)
     with pytest.raises(UserError, match=f"{data}/RTE: no such folder"):
-        prepare_tasks(other, [TASKS["CoLA"], TASKS["RTE"]])
+        prepared_of(other, "CoLA", "RTE")
     assert not wanted.output.exists()
-    assert "RTE" not in {task.name for task in tasks_present(data)}
     with pytest.raises(UserError, match="holds no folder of a GLUE task"):
-        tasks_present(tmp_path)
+        prepare_tasks(replace(wanted, data=tmp_path))
     with pytest.raises(UserError, match="no tokenizer there"):
         find_tokenizer_folder(tmp_path)
 
@@ -183,14 +183,14 @@ def test_missing_folders_are_told_before_anything_is_done(wanted, toy_glue, tmp_
 def test_a_missing_file_is_told_and_the_rest_is_read(wanted, toy_glue, tmp_path):
     data = shutil.copytree(toy_glue, tmp_path / "data")
     (data / "QNLI" / "train.tsv").unlink()
-    (prepared,) = prepare_tasks(replace(wanted, data=data), [TASKS["QNLI"]])
+    (prepared,) = prepared_of(replace(wanted, data=data), "QNLI")
     assert remarks(prepared)[0] == f"{data}/QNLI/train.tsv: is not there"
     with pytest.raises(UserError, match="train.tsv was not there when QNLI was prepared"):
         prepared.read("train", None, 2)
 
 
 def test_damage_is_found(wanted):
-    (prepared,) = prepare_tasks(wanted, [TASKS["CoLA"]])
+    (prepared,) = prepared_of(wanted, "CoLA")
     path = prepared.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"CoLA/train.\*: damaged"):
@@ -224,8 +224,7 @@ def test_rows_are_drawn_once_for_all_seeds(prepared, data_folder):
 @pytest.mark.slow
 def test_every_row_of_the_real_files(real_data, data_folder, tmp_path):
     wanted = Preparation(data=real_data / "glue", tokenizer=data_folder / "tokenizer", output=tmp_path)
-    tasks = tasks_present(wanted.data)
-    for prepared in prepare_tasks(wanted, tasks):
+    for prepared in prepare_tasks(wanted):
         assert not [line for line in remarks(prepared) if "is not there" not in line]
         for split, counts in prepared.manifest["splits"].items():
             assert counts["rows"] == prepared.task.splits[split].rows

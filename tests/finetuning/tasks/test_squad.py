@@ -28,7 +28,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.finetuning.squad_data import PreparedSplit, PreparedSquad, prepare_squad
-from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, span_loss
+from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines, span_loss
 from lazyformer_fairseq.modules.networks.heads import SpanHead
 
 CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
@@ -128,6 +128,14 @@ def test_half_precision_logits_give_a_float32_loss(made):
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(in_full.item(), rel=2e-2)
+
+
+@pytest.mark.parametrize(("context", "best"), [("x", "x"), ("?!", "?!"), ("a b. c d! e", "c d!")])
+def test_sentences_answer_without_a_model_whatever_the_text(context, best, tmp_path):
+    file = read_squad(write_squad(tmp_path / "dev.json", article("One", (context, [("D, c?", best)]), ("a e", []))))
+    found = baselines(file)
+    assert found["sentence that shares most with the question"]["exact_match"] == 1.0
+    assert found["first sentence"]["exact_match"] == (context == best)
 
 
 def test_user_errors(made):
@@ -271,6 +279,7 @@ def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path
         task.build_criterion(config().criterion)(model, batch)
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):
     state = fairseq_train(
         folders,
@@ -294,6 +303,7 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer(" ", context)
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fairseq_train, tmp_path):
     options = "--criterion squad --arch bert_tiny --sublayer-pattern '(s[window=2,global=given]fl)x2' --batch-size 32 "
     options += "--dropout 0.1 --max-epoch 1 --save-interval-updates 5 --disable-validation"

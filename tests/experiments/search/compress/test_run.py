@@ -21,7 +21,6 @@ from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub
 from lazyformer_fairseq.patterns.grammar import expand
 from lazyformer_fairseq.warm_start.losses import masked_lm_bits, read_text
-from lazyformer_fairseq.warm_start.record import read_record
 from lazyformer_fairseq.warm_start.start import Trained
 
 PRICES = {"s": 3.0, "s_read": 4.0, "l": 1.0, "f": 2.0, "rest": 1.0}
@@ -80,7 +79,7 @@ def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
         assert hub.model.cfg.sublayer_pattern == found["pattern"]
         assert bits(hub, text) - original == pytest.approx(found["above"], abs=1e-5)
         assert found["on_other_text"]["above"] == pytest.approx(rise_on_other_text(old, hub, data_folder), abs=1e-5)
-        record = read_record(folder)
+        record = json.loads((folder / "warm_start.json").read_text())
         assert (record["old_pattern"], record["new_pattern"]) == ("sfsf", found["pattern"])
         assert f"lazyformer continue {folder} {data_folder} --save-dir" in (out / "report.md").read_text()
         assert found["pattern"] in [expand(pattern) for pattern in patterns_in(said)]

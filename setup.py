@@ -54,7 +54,7 @@ EXTRAS_REQUIRE = {
     "bench": ["transformers>=5,<6"],
     # `lazyformer export --to huggingface`, `lazyformer import`. Tried with 4.57 and 5.23. protobuf: for SentencePiece.
     "huggingface": ["protobuf>=4.25,<8", "tokenizers>=0.22,<0.24", "transformers>=4.57,<6"],
-    # Several machines: `lazyformer glue run --executor slurm`.
+    # Several machines: `lazyformer finetune --slurm`.
     "cluster": ["submitit>=1.5.2,<2"],
     # torch's own CUDA build brings triton. NVIDIA apex is used where it can be imported, but has to be built from
     # NVIDIA's sources: the package that is called `apex` on the index is another one, so it is not listed.

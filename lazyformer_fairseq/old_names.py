@@ -41,9 +41,11 @@ OLD_NAMES: dict[str, str] = {
         }.items()
     },
     "predict --file": "--data {}",
+    "predict --zip": Gone("went; pack the files of a model with zip -j"),
     "predict --max-length": Gone("went; a model answers with inputs of the length that it was trained on"),
     "finetune --prepared": "--data {}",
     "finetune --task-epochs": "--epochs",
+    "finetune --executor": Gone("went; --slurm NAME=VALUE... sends runs to Slurm"),
     "finetune --from-mnli": Gone("went; fine-tune on MNLI first, and give the folder of its best run as CHECKPOINT"),
     "finetune --pooler-dropout": Gone("is --glue-head dense:0.1 now"),
     **{

@@ -51,7 +51,7 @@ SEARCH = "--batch-size 16 --sublayers 2 --constant-updates 1 --max-updates 60 --
 BENCH = (
     "--baseline-arch bert_tiny --baseline-backend eager --relative-position-buckets 0 --lengths 8 --tokens 8 --rounds 2"
 )
-SQUAD_WINDOWS = "--max-length 64 --stride 16 --max-question-length 16"
+SQUAD_WINDOWS = "--task squad --max-length 64"
 SQUAD_RUN = "--seeds 1 --epochs 1 --gpus none --workers 1"
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
@@ -63,7 +63,6 @@ ADDED_OPTIONS = {
     "lazyformer import imported": "--sublayer-pattern M2",
     "lazyformer corpus my_texts data_of_bert": "--valid-share 0.1",
     "lazyformer evaluate": "",
-    "lazyformer glue": "",
     "lazyformer diagnostics listops": (
         "--train 40 --valid 8 --test 8 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
     ),
@@ -71,7 +70,6 @@ ADDED_OPTIONS = {
     "lazyformer compare listops": (
         "--updates 1 --seeds 1 --embed-dim 8 --ffn-embed-dim 8 --heads 2 --batch-size 4 --device cpu"
     ),
-    "lazyformer glue run": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "lazyformer lm evaluate": "",
     "lazyformer import checkpoints": "--sublayer-pattern M4",
     "lazyformer compare wikitext": COMPARE,
@@ -110,11 +108,12 @@ ADDED_OPTIONS = {
     ),
     "scripts/preprocess_wiki_books.sh": "--dry-run",
     "scripts/reproduce_lazyformer.sh": "--plan",
+    "lazyformer finetune --data": "",  # prepares alone
+    "lazyformer finetune --task squad": SQUAD_WINDOWS,
     "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
-    "lazyformer squad": "",
-    "lazyformer squad prepare": SQUAD_WINDOWS,
-    "lazyformer squad run --checkpoint": SQUAD_RUN,
-    "lazyformer squad run --data": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
+    "lazyformer finetune checkpoints/lazyformer_m2x6_s/checkpoint_last.pt --task squad --output": SQUAD_RUN,
+    "lazyformer finetune lazy": f"{SQUAD_WINDOWS} {SQUAD_RUN}",
+    "lazyformer predict": "",
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
     "lazyformer lm train": (

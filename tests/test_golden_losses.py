@@ -74,10 +74,9 @@ def data(tmp_path_factory, data_folder, lm_data) -> Path:
     write_toy_glue(folder / "glue")
     write_toy_squad(folder / "squad")
     tokenizer = f"--tokenizer {data_folder / 'tokenizer'}"
-    windows = "--max-length 96 --stride 32 --max-question-length 24"
     for words in (
-        f"glue prepare --data glue {tokenizer} --output glue_out --max-length 32",
-        f"squad prepare --data squad {tokenizer} --output squad_out {windows}",
+        f"finetune --task glue --data glue {tokenizer} --output glue_out --max-length 32",
+        f"finetune --task squad --data squad {tokenizer} --output squad_out --max-length 96",
     ):
         command = [sys.executable, "-m", "lazyformer_fairseq.cli", *words.split()]
         subprocess.run(command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)

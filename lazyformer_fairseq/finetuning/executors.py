@@ -173,7 +173,7 @@ class Cluster:
     """
 
     def __init__(self, kind: str, folder: Path, options: Mapping[str, str], at_once: Optional[int], threads: int = 1):
-        refuse_without_extra("cluster", f"--executor {kind}")
+        refuse_without_extra("cluster", "--slurm")
         import submitit  # takes a second, which other commands need not spend
 
         try:
@@ -182,7 +182,7 @@ class Cluster:
             parallel = {"slurm_array_parallelism": at_once} if kind == "slurm" and at_once else {}
             self._executor.update_parameters(**{**TYPICAL, "cpus_per_task": threads, **parallel, **values})
         except (RuntimeError, NameError, TypeError, ValueError) as error:
-            raise UserError(f"--executor {kind}: {error}") from error
+            raise UserError(f"--slurm: {error}") from error
         self._threads = threads
         self.look_every = 5.0 if kind == "slurm" else 0.2  # a look at Slurm is a look at files of a network
         self._limit = at_once if kind == "local" else None
@@ -217,22 +217,17 @@ def choose_executor(given: GridSettings, name: str) -> Workers | Cluster:
     Args:
         name: of a cluster's jobs.
     """
+    if not given.slurm:
+        return Workers(given.workers, choose_gpus(given.gpus), given.threads)
     options = {"name": name}
     for text in given.slurm:
         option, found, value = text.partition("=")
         if not found:
             raise UserError(f"--slurm {text}: give NAME=VALUE, as in slurm_partition=gpu")
         options[option] = value
-    if given.executor == "processes":
-        if given.slurm:
-            raise UserError("--slurm: means something with --executor slurm alone")
-        return Workers(given.workers, choose_gpus(given.gpus), given.threads)
-    folder = given.output / "runs" / "jobs"
-    if given.executor == "slurm":
-        if shutil.which("sbatch") is None:
-            raise UserError("--executor slurm: there is no sbatch here; start the command where jobs are submitted")
-        return Cluster("slurm", folder, options, given.workers, given.threads)
-    return Cluster("local", folder, options, given.workers or len(os.sched_getaffinity(0)), given.threads)
+    if shutil.which("sbatch") is None:
+        raise UserError("--slurm: there is no sbatch here; start the command where jobs are submitted")
+    return Cluster("slurm", given.output / "runs" / "jobs", options, given.workers, given.threads)
 
 
 def choose_gpus(names: Optional[str]) -> list[str]:

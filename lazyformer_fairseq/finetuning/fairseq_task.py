@@ -136,12 +136,9 @@ class FineTuningCriterion(FairseqCriterion):
 
     Attributes:
         NAME: as registered; the task's too.
-        HEAD, HEAD_OPTION: the head, and the option that names it, for messages.
     """
 
     NAME: ClassVar[str]
-    HEAD: ClassVar[str] = "head"
-    HEAD_OPTION: ClassVar[str]
 
     def __init__(self, task: FineTuningTask):
         """Raises a UserError for another task."""
@@ -164,8 +161,8 @@ class FineTuningCriterion(FairseqCriterion):
         """
         if self.head_name not in getattr(model, "classification_heads", ()):
             raise UserError(
-                f"the model has no {self.HEAD} {self.head_name!r}; fine-tune it with {self.how}, or name the head it "
-                f"has by {self.HEAD_OPTION}"
+                f"the model has no head {self.head_name!r}; fine-tune it with --task {self.NAME}, or name the "
+                f"head it has by --{self.NAME}-head-name"
             )
         if "target" not in sample:
             raise UserError(self.no_targets(sample))
@@ -178,11 +175,6 @@ class FineTuningCriterion(FairseqCriterion):
     @abstractmethod
     def score(self, sample: dict, logits: Tensor) -> tuple[Tensor, dict]:
         """The summed loss and what else to log: in validation `rows` (B, columns) in float64, of each example."""
-
-    @property
-    def how(self) -> str:
-        """Options that give a model the head."""
-        return f"--task {self.NAME}"
 
     def no_targets(self, sample: dict) -> str:
         """What to tell a user whose split has no labels."""

@@ -94,14 +94,9 @@ class GridSettings:
     threads: int = option(
         1, "Of a run on a CPU. Equal seeds and equal threads give equal results, to the last digit.", low=1
     )
-    executor: str = option(
-        "processes",
-        "Where runs go: to this machine, to Slurm as an array, to submitit's processes (to try that).",
-        choices=("processes", "slurm", "submitit-local"),
-    )
     slurm: tuple[str, ...] = option(
         (),
-        "submitit's parameters, such as slurm_partition=gpu gpus_per_node=1 timeout_min=600.",
+        "Send runs to Slurm, as an array, with submitit's parameters: slurm_partition=gpu timeout_min=600.",
         metavar="NAME=VALUE...",
     )
 
@@ -116,7 +111,6 @@ class PredictSettings:
         shown="what the runs were trained on; for SQuAD what they were marked on",
     )
     tasks: tuple[str, ...] = option((), "GLUE: names of tasks, AX too.", shown="all")
-    zip: bool = option(False, "GLUE: write submission.zip too.")
     n_best: int = option(20, "SQuAD: answers to a question in nbest_predictions.json.", low=1)
     max_answer_tokens: int = option(30, "SQuAD: longest answer.", low=1)
     skip_mistakes: bool = option(False, "SQuAD: leave out questions that are wrong in the file.")

@@ -288,16 +288,12 @@ class GlueCriterion(FineTuningCriterion):
     example is its prediction and its target.
     """
 
-    NAME, HEAD, HEAD_OPTION = "glue", "classification head", "--glue-head-name"
+    NAME = "glue"
 
     def __init__(self, task: GlueTask):
         super().__init__(task)
         self.is_regression = task.description.is_regression
         self.metric_names = task.description.metrics
-
-    @property
-    def how(self) -> str:
-        return f"--task glue --glue-task {self.task.description.name}"
 
     def no_targets(self, sample: dict) -> str:
         return "the split has no labels to validate with; GLUE does not publish those of its test splits"

@@ -247,7 +247,9 @@ def read_text(
     if len(blocks) < 2:
         raise UserError(f"{source}: one block of {longest} tokens, too few to measure losses")
     border = min(-(-passed_over // longest), max(1, len(blocks) * passed_over // (passed_over + tokens)))
-    return _batches(dataset, blocks[border : border - (-tokens // longest)], longest)
+    samples = [dataset[int(block)] for block in sorted(blocks[border : border - (-tokens // longest)])]
+    at_once = max(1, TOKENS_OF_BATCH // longest)
+    return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]
 
 
 def _of_folder(source: Path, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary) -> FullSentencesDataset:
@@ -284,9 +286,3 @@ def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextToke
         shuffle=False,
         name=str(source),
     )
-
-
-def _batches(dataset: FullSentencesDataset, blocks: Sequence[int], longest: int) -> Batches:
-    at_once = max(1, TOKENS_OF_BATCH // longest)
-    samples = [dataset[int(block)] for block in sorted(blocks)]
-    return [dataset.collater(samples[start : start + at_once]) for start in range(0, len(samples), at_once)]

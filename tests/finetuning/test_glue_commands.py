@@ -136,16 +136,6 @@ def test_stopped_it_goes_on_with_nothing_repeated_or_lost(options, tmp_path):
         invoke(*options, "--epochs", "9")
 
 
-def test_interrupted_it_says_so_without_a_traceback(options, monkeypatch):
-    def interrupted(queue):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lazyformer_fairseq.finetuning.queue.RunQueue.run", interrupted)
-    result = CliRunner().invoke(main, [*map(str, options), "--seeds", "1,2"])
-    assert result.exit_code == 130
-    assert result.output.endswith("stopped: 0 of 2 runs are finished; rerun to resume\n")
-
-
 def test_a_report_ends_it_though_runs_have_failed(options, tmp_path):
     folder = tmp_path / "out" / "runs" / "m" / "CoLA" / "lr0.001_seed1"
     (folder / "checkpoint_best.pt" / "is a folder").mkdir(parents=True)  # no checkpoint can be written

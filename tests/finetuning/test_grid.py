@@ -19,7 +19,7 @@ from lazyformer_fairseq.finetuning.checkpoints import load_start_models, name_ch
 from lazyformer_fairseq.finetuning.executors import choose_executor
 from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
-from lazyformer_fairseq.finetuning.papers import LEARNING_RATES, PAPER_TASKS, PROTOCOLS, SEEDS
+from lazyformer_fairseq.finetuning.papers import PAPER_TASKS, PROTOCOLS
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 
@@ -39,11 +39,6 @@ def test_every_combination_is_a_run_in_a_folder_of_its_own(grid):
     assert len({run.folder for run in runs}) == len(runs) == 8
     assert runs[0].folder.parts[-4:] == ("runs", "m", "CoLA", "lr2e-05_seed1")
     assert len({json.dumps(run.settings) for run in runs}) == 8
-
-
-def test_the_paper_has_160_runs():
-    assert len(PAPER_TASKS) * len(LEARNING_RATES) * len(SEEDS) == 160
-    assert "WNLI" not in PAPER_TASKS
 
 
 @pytest.mark.filterwarnings(r"ignore:\s*'\S+' is validated against ConfigStore schema")
@@ -108,18 +103,6 @@ def test_pars_protocol_is_that_of_its_table_4(start_checkpoint, prepared, tmp_pa
     assert settings_of("--protocol", "par", "--batch-size", "16", "--warmup-ratio", "0") == (5, [2.4e-5], 3, 16, 0.0)
     assert settings_of("--epochs", "2") == (20, [2e-5], 2, 32, 0.06)
     assert PROTOCOLS["par"].tasks == ("SST-2", "MRPC")
-
-
-def test_results_of_another_batch_or_warm_up_are_refused(grid):
-    run = grid("CoLA", batch_size=128).runs[0]
-    run.folder.mkdir(parents=True)
-    (run.folder / "result.json").write_text(json.dumps({"settings": run.settings}))
-    with pytest.raises(UserError, match="batch_size is 128 there"):
-        grid("CoLA").runs[0].result()
-    of_today = grid("CoLA").runs[0]
-    older = {name: value for name, value in of_today.settings.items() if name not in ("batch_size", "warmup_ratio")}
-    (run.folder / "result.json").write_text(json.dumps({"settings": older}))
-    assert of_today.result() == {"settings": older}
 
 
 def test_long_runs_save_what_they_need_to_go_on(grid):
@@ -230,15 +213,8 @@ def test_options_of_executors(tmp_path, monkeypatch):
     assert choose_executor(given, "jobs").free == 3
     for change, words in (
         ({"gpus": "0"}, "nvidia-smi shows no GPU"),
-        ({"slurm": ("slurm_partition=x",)}, "--executor slurm alone"),
         ({"slurm": ("partition",)}, "give NAME=VALUE"),
-        ({"executor": "slurm"}, "no sbatch here"),
-        ({"executor": "submitit-local", "slurm": ("color=red",)}, "color"),
+        ({"slurm": ("slurm_partition=x",)}, "no sbatch here"),
     ):
         with pytest.raises(UserError, match=words):
             choose_executor(replace(given, **change), "jobs")
-
-
-def test_prepared_is_where_its_manifest_is(prepared, tmp_path):
-    assert prepared["CoLA"].is_at(prepared["CoLA"].folder)
-    assert not prepared["CoLA"].is_at(tmp_path)

@@ -64,15 +64,6 @@ def test_missing_failed_and_broken_runs_are_told_apart(grid):
     ]
 
 
-def test_a_result_after_a_failure_counts(grid):
-    key = RunKey("lazy", "CoLA", 2e-5, 1)
-    write_failure(grid, key, "out of memory")
-    write_result(grid, key, 0.5)
-    results = read_results(grid, GLUE)
-    assert list(results.runs) == [key]
-    assert not results.failures
-
-
 def test_runs_of_another_grid_are_left_out(grid):
     write_result(grid, RunKey("lazy", "CoLA", 2e-5, 4), 0.9)
     write_result(grid, RunKey("other", "CoLA", 2e-5, 1), 0.9)

@@ -131,7 +131,6 @@ def test_a_filled_folder_is_not_overwritten(done, tmp_path):
         (["--max-length", "384"], "has 64 positions, but inputs have up to 384 tokens"),
         (["--dev-articles", "20"], "has 8 articles, so that every 20th cannot be held out"),
         (["--tokenizer", "."], "no tokenizer there"),
-        (["--slurm", "timeout_min=5"], "--slurm: means something with --executor slurm alone"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_done(toy_squad, tmp_path, monkeypatch, change, words):

@@ -53,13 +53,6 @@ def test_undefined_is_zero_and_silent(name, predictions, targets):
         assert METRICS[name](np.array(predictions), np.array(targets)) == 0.0
 
 
-def test_nearly_constant_scores_are_silent():
-    scores = np.float32(2.5) + np.array([0, 1e-14, 2e-14])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert -1 <= METRICS["pearson"](scores, np.array([1.0, 2.0, 3.0])) <= 1
-
-
 @pytest.fixture
 def tokenizer(data_folder):
     return Tokenizer.load(data_folder / "tokenizer")
@@ -86,13 +79,6 @@ def test_long_inputs_are_cut_and_counted(tokenizer):
     assert counts["truncated"] == 2
     assert [len(ids) for ids in inputs[1:]] == [24, 24]
     assert all(ids[-1] == tokenizer.dictionary.eos() for ids in inputs)
-
-
-def test_unknown_share_is_of_all_ids(tokenizer):
-    inputs, counts = encode(tokenizer, ("字",))
-    ids = inputs[0].tolist()
-    assert tokenizer.dictionary.unk() in ids
-    assert counts["unknown_token_share"] == ids.count(tokenizer.dictionary.unk()) / len(ids)
 
 
 class Answers(nn.Module):
@@ -191,7 +177,7 @@ def test_half_precision_logits_give_a_float32_loss(name):
 def test_user_errors():
     criterion, model, data, _, _ = make("CoLA")
     batch = batches(data, size=4)[0]
-    with pytest.raises(UserError, match=r"no classification head 'cola'.*--glue-task CoLA"):
+    with pytest.raises(UserError, match=r"no head 'cola'; fine-tune it with --task glue"):
         criterion(Answers("rte", model.logits), batch)
     del batch["target"]
     with pytest.raises(UserError, match="no labels"):
@@ -243,12 +229,6 @@ def test_scores_stay_exact_with_fp16(config):
     assert in_half["target"].tolist() == [4.999]
 
 
-def test_head_and_its_name(config):
-    cfg = config("STS-B", "--glue-head-name", "similarity")
-    model = setup_task(cfg.task).build_model(cfg.model)
-    assert model.classification_heads["similarity"].out_proj.out_features == 1
-
-
 @pytest.mark.parametrize(("given", "expected"), [([], ClassificationHead), (["--glue-head", "linear"], LinearHead)])
 def test_the_kind_of_the_head(config, given, expected):
     cfg = config("STS-B", "--pooler-dropout", "0.1", *given)
@@ -282,23 +262,6 @@ def test_tokenizer_is_found_beside_the_checkpoint(glue, config, data_folder, tmp
 def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
     with pytest.raises(UserError, match=message):
         setup_task(config("CoLA", *arguments).task)
-
-
-def test_a_missing_folder_is_refused(config):
-    with pytest.raises(UserError, match="nowhere: no such folder"):
-        setup_task(config("nowhere", "--glue-task", "MRPC").task)
-
-
-def test_another_criterion_is_refused(config):
-    cfg = config("CoLA", "--criterion", "cross_entropy")
-    with pytest.raises(UserError, match="give --criterion glue"):
-        setup_task(cfg.task).build_criterion(cfg.criterion)
-
-
-def test_more_positions_than_the_model_has_are_refused(config):
-    cfg = config("CoLA", "--tokens-per-sample", 512, "--max-positions", 64)
-    with pytest.raises(UserError, match=r"--tokens-per-sample 512: the model has 64 positions"):
-        setup_task(cfg.task).build_model(cfg.model)
 
 
 @pytest.mark.parametrize(("options", "longest"), [((), 512), (("--tokens-per-sample", 8), 8)])

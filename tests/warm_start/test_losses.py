@@ -157,10 +157,3 @@ def test_a_sublayer_that_does_nothing_costs_nothing_to_change(old, text):
     free = scorer.bits("sflfsf") - scorer.bits("(sf)x3")
     costly = scorer.bits("sfsflf") - scorer.bits("(sf)x3")
     assert abs(free) < 1e-5 < abs(costly)
-
-
-def test_what_was_measured_is_not_measured_again(old, text, monkeypatch):
-    scorer = Scorer(old, text)
-    once = scorer.bits("M3")
-    monkeypatch.setattr("lazyformer_fairseq.warm_start.losses.masked_lm_bits", lambda *_: pytest.fail("measured again"))
-    assert scorer.bits("M3") == once

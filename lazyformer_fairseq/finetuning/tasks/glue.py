@@ -4,7 +4,6 @@ The runs themselves are those of task and criterion ``glue``, in `finetuning/tex
 """
 
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -147,8 +146,6 @@ class Glue(TextsBenchmark):
                 lines.append(f"{name}: {len(words):,} rows")
                 if len(words) != official:
                     lines[-1] += f", but the official test set has {official:,}: the leaderboard will refuse it"
-        if wanted.zip:
-            zip_submission(folder)
         missing = [name for name in SUBMISSION_FILES if name not in written]
         return [*lines, *([f"missing {', '.join(missing)}"] if missing else [])]
 
@@ -362,13 +359,6 @@ def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str
     if not np.isfinite(predictions).all():
         raise UserError(f"{task.name}: the model predicts {predictions[~np.isfinite(predictions)][0]}; train it anew")
     return [f"{score:.3f}" for score in np.clip(predictions, *task.score_range)]
-
-
-def zip_submission(folder: Path) -> None:
-    """``submission.zip`` in `folder`, with its files at the top, as the leaderboard wants them."""
-    with zipfile.ZipFile(folder / "submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.glob("*.tsv")):
-            archive.write(path, path.name)
 
 
 BENCHMARK = Glue()

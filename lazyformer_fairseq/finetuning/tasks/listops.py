@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -108,8 +108,7 @@ ONE_IN = 4  # nodes that may be operators is one
 TREES = 4096  # drawn at once
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """Nodes of all trees at one depth.
 
     Attributes:
@@ -120,37 +119,13 @@ class Level:
     tree: np.ndarray
     arguments: np.ndarray
 
-    def of(self, is_kept: np.ndarray, number: np.ndarray) -> "Level":
-        """The nodes of the trees that are kept, which are renumbered."""
-        mask = is_kept[self.tree]
-        return Level(number[self.tree[mask]], self.arguments[mask])
 
+def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Iterator[tuple[np.ndarray, int]]:
+    """The expressions with a length within the bounds among TREES that are drawn; perhaps none.
 
-@dataclass(frozen=True)
-class Expressions:
-    """Expressions one after the other.
-
-    Attributes:
-        symbols: places in SYMBOLS, uint8 (tokens of all,).
-        sizes: tokens of each, (expressions,).
-        values: what each comes to, 0 to 9, (expressions,).
+    Yields:
+        Places in SYMBOLS, uint8 (tokens,), and what the expression comes to, 0 to 9.
     """
-
-    symbols: np.ndarray
-    sizes: np.ndarray
-    values: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Symbols and value of each."""
-        parts = np.split(self.symbols, np.cumsum(self.sizes)[:-1]) if len(self) else []
-        return zip(parts, self.values.tolist(), strict=True)
-
-
-def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Expressions:
-    """The expressions with a length within the bounds among TREES that are drawn; perhaps none."""
     levels = _draw_levels(draws, settings)
     operators = [np.full(len(level.tree), -1) for level in levels]
     digits = [draws.below(DIGITS, len(level.tree)) for level in levels]
@@ -159,7 +134,9 @@ def draw_expressions(draws: Draws, settings: ListOpsSettings) -> Expressions:
         names = np.array([OPERATORS.index(name) for name in settings.operators])
         chosen[is_operator] = names[draws.below(len(names), int(is_operator.sum()))]
     sizes = _sizes(levels)
-    return Expressions(_write(levels, operators, digits, sizes), sizes[0], _values(levels, operators, digits))
+    values = _values(levels, operators, digits).tolist()
+    parts = np.split(_write(levels, operators, digits, sizes), np.cumsum(sizes[0])[:-1]) if values else []
+    yield from zip(parts, values, strict=True)
 
 
 def _draw_levels(draws: Draws, settings: ListOpsSettings) -> list[Level]:
@@ -184,7 +161,8 @@ def _draw_levels(draws: Draws, settings: ListOpsSettings) -> list[Level]:
             break
     is_kept = (written >= settings.min_length) & (written <= settings.max_length)
     number = np.cumsum(is_kept) - 1
-    return [level.of(is_kept, number) for level in levels]
+    kept = [is_kept[level.tree] for level in levels]
+    return [Level(number[tree[at]], arguments[at]) for (tree, arguments), at in zip(levels, kept, strict=True)]
 
 
 def _starts(level: Level) -> np.ndarray:

@@ -196,7 +196,7 @@ class SquadCriterion(FineTuningCriterion):
     score of its best answer, and this one's marks. A question has the best answer of all its windows.
     """
 
-    NAME, HEAD_OPTION = "squad", "--squad-head-name"
+    NAME = "squad"
 
     def no_targets(self, sample: dict) -> str:
         path = self.task.dataset(sample["split"]).file.path

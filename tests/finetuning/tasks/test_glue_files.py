@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -106,17 +105,14 @@ def test_one_model_for_mnli_and_the_diagnostic_set(glue, tmp_path, fine_tuned):
     run = fine_tuned("MNLI")
     done = CliRunner().invoke(
         main,
-        ["predict", str(run), "--data", str(glue), "--output", str(tmp_path / "to"), "--zip"],
+        ["predict", str(run), "--data", str(glue), "--output", str(tmp_path / "to")],
         catch_exceptions=False,
     )
     assert done.exit_code == 0
     names = {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
-    assert {path.name for path in (tmp_path / "to").iterdir()} == {*names, "submission.zip"}
+    assert {path.name for path in (tmp_path / "to").iterdir()} == names
     assert all(set(read(tmp_path / "to" / name)) <= OF_MNLI for name in names)
     assert len(read(tmp_path / "to" / "AX.tsv")) == 30
-    with zipfile.ZipFile(tmp_path / "to" / "submission.zip") as archive:
-        assert set(archive.namelist()) == names
-        assert archive.read("AX.tsv") == (tmp_path / "to" / "AX.tsv").read_bytes()
     assert "AX.tsv: 30 rows" in done.output
     assert "missing CoLA.tsv, SST-2.tsv" in done.output
 
@@ -174,13 +170,6 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     shutil.copytree(run, run_folder(tmp_path / "out", RunKey("lazy", "SST-2", 2e-5, 1)), dirs_exist_ok=True)
     of_sst = write_result(tmp_path / "out", RunKey("lazy", "SST-2", 2e-5, 1), 0.5).parent
     assert "has no classification head 'sst-2' of SST-2" in message(runs=[of_sst])
-
-
-def test_a_folder_that_holds_something_is_left_alone(glue, tmp_path, fine_tuned):
-    write_lines(tmp_path / "to" / "CoLA.tsv", ["mine"])
-    with pytest.raises(UserError, match="exists already"):
-        predict([fine_tuned("CoLA")], tmp_path / "to", PredictSettings(data=glue))
-    assert (tmp_path / "to" / "CoLA.tsv").read_text() == "mine\n"
 
 
 QUICK, SLOW = ("CoLA", "STS-B", "WNLI"), ("MRPC", "SST-2", "RTE", "QNLI")

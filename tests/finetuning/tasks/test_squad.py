@@ -3,7 +3,6 @@
 import json
 import shutil
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.tasks import setup_task
-from helpers import dictionary_of, toy_texts, train_tokenizer
+from helpers import toy_texts, train_tokenizer
 from torch import nn
 from toy_squad import article, write_squad, write_toy_squad
 
@@ -26,7 +25,6 @@ from lazyformer_fairseq.data.squad import read_squad, score
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 from lazyformer_fairseq.finetuning.squad_data import PreparedSplit, PreparedSquad, prepare_squad
 from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines, span_loss
 from lazyformer_fairseq.modules.networks.heads import SpanHead
@@ -119,37 +117,12 @@ def test_padding_has_no_gradient_and_no_nan():
     assert logits.grad[1, :3].ne(0).all()
 
 
-def test_half_precision_logits_give_a_float32_loss(made):
-    criterion, model, data = made
-    [batch] = batches(data, size=len(data))
-    in_full = criterion(model, batch)[0]
-    model.table = nn.Parameter(model.table.to(torch.bfloat16))
-    loss, *_ = criterion(model, batch)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(in_full.item(), rel=2e-2)
-
-
 @pytest.mark.parametrize(("context", "best"), [("x", "x"), ("?!", "?!"), ("a b. c d! e", "c d!")])
 def test_sentences_answer_without_a_model_whatever_the_text(context, best, tmp_path):
     file = read_squad(write_squad(tmp_path / "dev.json", article("One", (context, [("D, c?", best)]), ("a e", []))))
     found = baselines(file)
     assert found["sentence that shares most with the question"]["exact_match"] == 1.0
     assert found["first sentence"]["exact_match"] == (context == best)
-
-
-def test_user_errors(made):
-    criterion, model, data = made
-    batch = batches(data, size=4)[0]
-    model.classification_heads = {}
-    with pytest.raises(UserError, match="no head 'squad'; fine-tune it with --task squad"):
-        criterion(model, batch)
-    model.classification_heads = {"squad": None}
-    del batch["target"]
-    with pytest.raises(UserError, match="questions without an answer"):
-        criterion(model, batch)
-    with pytest.raises(UserError, match="--task squad alone"):
-        SquadCriterion(SimpleNamespace(dictionary=dictionary_of(8)))
 
 
 @pytest.fixture(scope="module")
@@ -301,33 +274,3 @@ def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path
         hub.answer("Who?", context, head="other")
     with pytest.raises(UserError, match="question ' '"):
         hub.answer(" ", context)
-
-
-@pytest.mark.slow
-def test_a_killed_run_with_windows_goes_on_bit_for_bit_and_answers(folders, fairseq_train, tmp_path):
-    options = "--criterion squad --arch bert_tiny --sublayer-pattern '(s[window=2,global=given]fl)x2' --batch-size 32 "
-    options += "--dropout 0.1 --max-epoch 1 --save-interval-updates 5 --disable-validation"
-    task = (
-        "squad --tokens-per-sample 15 --doc-stride 2 --max-question-tokens 6"  # so that contexts have several windows
-    )
-    whole = fairseq_train(folders, options, tmp_path / "whole", task=task)
-    train_step = SafeTrainer.train_step
-
-    def killed(trainer, *args, **kwargs):
-        if trainer.get_num_updates() == 7:
-            raise KeyboardInterrupt
-        return train_step(trainer, *args, **kwargs)
-
-    with mock.patch.object(SafeTrainer, "train_step", killed), pytest.raises(KeyboardInterrupt):
-        fairseq_train(folders, options, tmp_path / "run", task=task)
-    assert torch.load(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 5
-    resumed = fairseq_train(folders, options, tmp_path / "run", task=task)
-    assert resumed["optimizer_history"][-1] == whole["optimizer_history"][-1]
-    for name, weight in whole["model"].items():
-        assert torch.equal(resumed["model"][name], weight), name
-
-    hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
-    assert hub.model.encoder.sentence_encoder.asking
-    context = "Anna sees the house! " * 4
-    (answer,) = hub.answer("Sees what?", context)
-    assert answer.text and answer.text == context[answer.start : answer.end]

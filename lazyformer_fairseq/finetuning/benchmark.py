@@ -133,10 +133,6 @@ class Benchmark(ABC):
         """What a reader needs to compare the numbers with others, a sentence or two each."""
         yield "A score is the median over seeds at each learning rate, and of these medians the best; times 100."
 
-    def deviations(self, results: Results) -> Iterator[str]:
-        """Where runs differ from the protocol."""
-        yield from ()
-
     # --- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:

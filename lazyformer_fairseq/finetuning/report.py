@@ -6,7 +6,7 @@ STEM.md, STEM.tex, STEM.csv (the first table), STEM_scores.csv (every score), ST
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Optional
@@ -17,8 +17,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow, benchmark_of_grid
-from lazyformer_fairseq.finetuning.papers import Score
-from lazyformer_fairseq.finetuning.results import Measurement, Results, RunKey, mean_bounds, read_results
+from lazyformer_fairseq.finetuning.papers import Score, TuningProtocol
+from lazyformer_fairseq.finetuning.results import Measurement, Results, Run, RunKey, mean_bounds, read_results
 from lazyformer_fairseq.report.figures import Style, handles, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING
 from lazyformer_fairseq.report.page import Notes, Picture, write_page
@@ -65,8 +65,50 @@ def notes(results: Results, benchmark: Benchmark) -> list[str]:
     ]
     if any(not results.of(model, task).is_complete for model in grid.models for task in grid.tasks):
         said.append(f"{INCOMPLETE} The grid of this task is incomplete: the number may change when it is whole.")
-    said += benchmark.deviations(results)
-    return said + [f"Failed: {failure}" for failure in results.failures.values()]
+    return [*said, *deviations(results, benchmark.usual), *(f"Failed: {each}" for each in results.failures.values())]
+
+
+def deviations(results: Results, usual: TuningProtocol) -> Iterator[str]:
+    """Rates, seeds and training rows; and where else runs differ from the protocol."""
+    grid, runs = results.grid, list(results.runs.values())
+    listed = [", ".join(f"{value:g}" for value in values) for values in (grid.rates, grid.seeds, usual.lrs)]
+    ours, protocols = f"{listed[0]}; seeds {listed[1]}", f"{listed[2]} and {len(usual.seeds)} seeds"
+    yield f"Learning rates {ours}. The protocol has rates {protocols}."
+    of_task = {task: [run for run in runs if run.task == task] for task in grid.tasks}
+    of_task = {task: found for task, found in of_task.items() if found}
+    yield f"Training rows: {', '.join(_training_rows(results, task, found) for task, found in of_task.items())}."
+    epochs = {task: _either(f"{run.epochs:g}" for run in found) for task, found in of_task.items()}
+    if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(usual.epochs)]:
+        yield f"Epochs: {', '.join(changed)}; the protocol has {usual.epochs}."
+    for name, called, number in (
+        ("batch_size", "Rows of an update", usual.batch_size),
+        ("warmup_ratio", "Share of the updates that warm up", usual.warmup),
+    ):
+        found = {getattr(run, name) or number for run in runs}
+        if found != {number}:
+            yield f"{called}: {_either(f'{value:g}' for value in found)}; the protocol has {number:g}."
+    heads = {
+        (run.head or "dense") + (run.head_dropout is not None) * f" with dropout {run.head_dropout}" for run in runs
+    }
+    if heads - {"dense"}:
+        yield f"Head: {_either(heads)}; the default is dense."
+    for task, found in of_task.items():
+        if started := {run.started_from for run in found} - {None}:
+            yield f"{task}: runs started from the {_either(started)} checkpoint, which the paper does not do."
+
+
+def _training_rows(results: Results, task: str, runs: Sequence[Run]) -> str:
+    """As "RTE 100 of 640 (the official file has 2,490)", where these numbers differ."""
+    official = f"{results.benchmark.tasks[task].splits['train'].rows:,}"  # 0 of a task that is made
+    trained_on = _either(f"{run.train_rows:,}" for run in runs)
+    in_file = _either(f"{run.rows_in_file or run.train_rows:,}" for run in runs)
+    of_file = f" of {in_file}" * (in_file != trained_on)
+    return f"{task} {trained_on}{of_file}" + f" (the official file has {official})" * (official not in ("0", in_file))
+
+
+def _either(values: Iterable[str]) -> str:
+    """Different ones, in a sentence."""
+    return " or ".join(sorted(set(values)))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

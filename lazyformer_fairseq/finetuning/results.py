@@ -9,7 +9,7 @@ Scores follow LazyFormer's protocol (appendix A).
 import itertools
 import math
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ class ScoredTask(Protocol):
     """A task whose runs are compared.
 
     Attributes:
-        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> what has its `file`, by name.
+        splits: fairseq's name of a split (`train`, `valid`, `valid1`, `test`) -> its `file`, and official `rows`.
         metrics: names; fractions in results.
         selecting_metric: of `metrics`, the one that chooses checkpoint and rate.
     """
@@ -354,13 +354,3 @@ def _check_same_development_sets(runs: Mapping[RunKey, Run], benchmark: TaskFami
                         f"baseline's {metric} is {here}, not {there}. Scores on different rows do not compare: run "
                         "both on the same prepared data"
                     )
-
-
-def listed(values: Iterable[Any]) -> str:
-    """Numbers in a sentence."""
-    return ", ".join(f"{value:g}" for value in values)
-
-
-def either(values: Iterable[str]) -> str:
-    """Different ones, in a sentence."""
-    return " or ".join(sorted(set(values)))

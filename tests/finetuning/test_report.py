@@ -104,8 +104,8 @@ def test_tasks_that_were_not_asked_for_are_left_open(tmp_path):
 def test_what_is_not_the_paper_s_protocol_is_said(tmp_path):
     tasks = ["MNLI", "RTE"]
     markdown = write_report(make_grid(tmp_path, tasks=tasks, epochs=3, started_from="MNLI"), tmp_path / "report")
-    assert "The paper has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds" in markdown
-    assert "Epochs: MNLI 3, RTE 3; the paper has 10." in markdown
+    assert "The protocol has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds" in markdown
+    assert "Epochs: MNLI 3, RTE 3; the protocol has 10." in markdown
     assert "RTE: runs started from the MNLI checkpoint" in markdown
     assert "Hours of all runs (12) together: 0.12." in markdown
     assert "Training rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490)." in markdown

@@ -57,7 +57,7 @@ def test_medians_stand_beside_heuristics_and_the_paper(tmp_path):
     row = next(line for line in scores.splitlines() if line.startswith("| par "))
     for cell in ("86.00 to 88.00", "5 of 5", "3e-05", "30.00", "yes"):
         assert f" {cell} |" in row
-    assert "compare with no published number" not in markdown
+    assert "Training rows: SQuAD 87,599." in markdown
     assert "ncomplete" not in markdown
 
 
@@ -66,7 +66,7 @@ def test_a_missing_run_is_marked_and_counted(tmp_path):
     markdown = write_report(tmp_path, tmp_path / "report")
     assert cells(markdown, "par")[2:] == ["50.00*", "40.00*"]
     assert "| par | SQuAD | 1 of 2 | 1: 3e-05 (2) | 0 |" in " ".join(markdown.split())
-    assert "Trained on 100 questions; the official file has 87,599" in markdown
+    assert "Training rows: SQuAD 100 (the official file has 87,599)." in markdown
 
 
 def test_csv_and_latex_hold_the_same_and_no_run_at_all_is_an_error(tmp_path):

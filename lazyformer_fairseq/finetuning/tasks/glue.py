@@ -27,14 +27,13 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
-from lazyformer_fairseq.finetuning.papers import COLUMNS, LAZYFORMER, PAPER_ROWS, PAR_ROWS, PROTOCOLS, SCORES
-from lazyformer_fairseq.finetuning.results import BEST, Results, Run, either, listed
+from lazyformer_fairseq.finetuning.papers import COLUMNS, PAPER_ROWS, PAR_ROWS, PROTOCOLS, SCORES
+from lazyformer_fairseq.finetuning.results import BEST, Results
 from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
 from lazyformer_fairseq.storage.hashes import sha256_of
 
 LONGEST = 512  # ids of an input where nobody says
 HEADER = ("index", "prediction")
-LAZYFORMERS = PROTOCOLS[LAZYFORMER]
 
 
 class Glue(TextsBenchmark):
@@ -72,7 +71,6 @@ class Glue(TextsBenchmark):
         return [*super().other_rows(results), *papers]
 
     def notes(self, results: Results) -> Iterator[str]:
-        grid = results.grid
         yield (
             "A score is the median over seeds at each learning rate, and of these medians the best; MNLI-mm stands at "
             "the rate that MNLI-m chose. CoLA: Matthews' correlation, STS: Pearson's, all others accuracy; times 100."
@@ -82,38 +80,11 @@ class Glue(TextsBenchmark):
             "nine are complete. Rows marked (paper) are those of LazyFormer, arXiv 2102.12702, Table 1: theirs, not "
             "measured here."
         )
-        if not set(grid.tasks) - set(PROTOCOLS["par"].tasks):
+        if not set(results.grid.tasks) - set(PROTOCOLS["par"].tasks):
             yield (
                 "The last rows are those of PAR Transformer, arXiv 2009.04534, Table 4: medians of five runs; "
                 "DistilBERT's are of its own paper."
             )
-        yield (
-            f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}. The paper has rates "
-            f"{listed(LAZYFORMERS.lrs)} and {len(LAZYFORMERS.seeds)} seeds."
-        )
-
-    def deviations(self, results: Results) -> Iterator[str]:
-        """Where runs of tasks differ from the paper's; and the number of training rows of each."""
-        all_runs = list(results.runs.values())
-        of_task = {task: [run for run in all_runs if run.task == task] for task in results.grid.tasks}
-        of_task = {task: runs for task, runs in of_task.items() if runs}
-        yield f"Training rows: {', '.join(_training_rows(task, runs) for task, runs in of_task.items())}."
-        epochs = {task: either(f"{run.epochs:g}" for run in runs) for task, runs in of_task.items()}
-        if changed := [f"{task} {count}" for task, count in epochs.items() if count != str(LAZYFORMERS.epochs)]:
-            yield f"Epochs: {', '.join(changed)}; the paper has {LAZYFORMERS.epochs}."
-        for name, called, usual in (
-            ("batch_size", "Rows of an update", LAZYFORMERS.batch_size),
-            ("warmup_ratio", "Share of the updates that warm up", LAZYFORMERS.warmup),
-        ):
-            found = {getattr(run, name) or usual for run in all_runs}
-            if found != {usual}:
-                yield f"{called}: {either(f'{value:g}' for value in found)}; the paper has {usual:g}."
-        heads = {(run.head, run.head_dropout) for run in all_runs}
-        if heads - {(None, None)}:
-            yield f"Head: {either(_describe_head(*head) for head in heads)}; the default is dense."
-        for task, runs in of_task.items():
-            if started := {run.started_from for run in runs} - {None}:
-                yield f"{task}: runs started from the {either(started)} checkpoint, which the paper does not do."
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
@@ -148,19 +119,6 @@ class Glue(TextsBenchmark):
                     lines[-1] += f", but the official test set has {official:,}: the leaderboard will refuse it"
         missing = [name for name in SUBMISSION_FILES if name not in written]
         return [*lines, *([f"missing {', '.join(missing)}"] if missing else [])]
-
-
-def _describe_head(kind: Optional[str], dropout: Optional[float]) -> str:
-    return (kind or "dense") + (f" with dropout {dropout:g}" if dropout is not None else "")
-
-
-def _training_rows(task: str, runs: list[Run]) -> str:
-    """As "RTE 100 of 640 (the official file has 2,490)", where these numbers differ."""
-    official = TASKS[task].splits["train"].rows
-    trained_on = either(f"{run.train_rows:,}" for run in runs)
-    in_file = either(f"{run.rows_in_file or run.train_rows:,}" for run in runs)
-    of_file = f" of {in_file}" * (in_file != trained_on)
-    return f"{task} {trained_on}{of_file}" + f" (the official file has {official:,})" * (in_file != f"{official:,}")
 
 
 # --- from official files to folders of memory-mapped data -------------------------------------------------------------

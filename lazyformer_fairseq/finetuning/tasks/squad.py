@@ -50,7 +50,7 @@ from lazyformer_fairseq.finetuning.fairseq_task import (
     log_metrics,
 )
 from lazyformer_fairseq.finetuning.papers import SEEDS, Score, TuningProtocol
-from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, either, listed, split_file
+from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, split_file
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
 from lazyformer_fairseq.finetuning.squad_data import (
     OFFICIAL_QUESTIONS,
@@ -283,7 +283,7 @@ def baselines(file: SquadFile) -> dict[str, dict[str, float]]:
 
 SQUAD = SimpleNamespace(  # as finetuning.results.ScoredTask says
     name="SQuAD",
-    splits={split: SimpleNamespace(file=file) for split, file in SPLITS.items()},
+    splits={split: SimpleNamespace(file=file, rows=OFFICIAL_QUESTIONS[split]) for split, file in SPLITS.items()},
     metrics=("f1", "exact_match"),
     selecting_metric="f1",
 )
@@ -351,19 +351,6 @@ class Squad(Benchmark):
             "Rows marked (paper) are those of PAR, arXiv 2009.04534, Table 4: medians of five runs on the official "
             "development set, F1 alone; theirs, not measured here. The other rows without updates are sentences "
             "of the context, which need no model."
-        )
-
-    def deviations(self, results: Results) -> Iterator[str]:
-        grid, runs, usual = results.grid, list(results.runs.values()), self.usual
-        yield (
-            f"Learning rates {listed(grid.rates)}; seeds {listed(grid.seeds)}; epochs "
-            f"{either(f'{run.epochs:g}' for run in runs)}. The usual protocol has {listed(usual.lrs)}, "
-            f"{len(usual.seeds)} seeds and {usual.epochs} epochs."
-        )
-        trained = either(f"{run.train_rows:,}" for run in runs)
-        official = f"{OFFICIAL_QUESTIONS['train']:,}"
-        yield f"Trained on {trained} questions" + (
-            "." if trained == official else f"; the official file has {official}, so compare with no published number."
         )
 
     def predict(self, runs: Mapping[str, Path], folder: Path, wanted: PredictSettings) -> list[str]:

@@ -45,6 +45,7 @@ OLD_NAMES: dict[str, str] = {
     "predict --max-length": Gone("went; a model answers with inputs of the length that it was trained on"),
     "finetune --prepared": "--data {}",
     "finetune --task-epochs": "--epochs",
+    "finetune --dev-articles": Gone("went; give DATA two files, train-v1.1.json and dev-v1.1.json"),
     "finetune --executor": Gone("went; --slurm NAME=VALUE... sends runs to Slurm"),
     "finetune --from-mnli": Gone("went; fine-tune on MNLI first, and give the folder of its best run as CHECKPOINT"),
     "finetune --pooler-dropout": Gone("is --glue-head dense:0.1 now"),

@@ -18,7 +18,7 @@ from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.queue import RunQueue
 from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, Preparation
 
-PREPARING = ("max_length", "dev_articles", "skip_mistakes")  # options that mean something where data is prepared
+PREPARING = ("max_length", "skip_mistakes")  # options that mean something where data is prepared
 
 
 def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, Workers | Cluster]:

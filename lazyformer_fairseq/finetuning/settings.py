@@ -10,7 +10,7 @@ from lazyformer_fairseq.options import PRECISION, option
 MODULES = {name: f"lazyformer_fairseq.finetuning.tasks.{name}" for name in ("glue", "squad", "listops", "pairs")}
 # Fields that only some benchmarks take, and what they are where nobody gives them.
 SPECIAL_OPTIONS = {
-    **dict.fromkeys(("max_length", "dev_articles", "max_train_rows", "glue_head")),
+    **dict.fromkeys(("max_length", "max_train_rows", "glue_head")),
     "skip_mistakes": False,
 }
 TASKS = "Names of tasks."
@@ -25,7 +25,6 @@ class Preparation:
     output: Path
     tasks: tuple[str, ...] = ()
     max_length: Optional[int] = None
-    dev_articles: Optional[int] = None
     skip_mistakes: bool = False
 
 
@@ -46,13 +45,6 @@ class GridSettings:
         "Of official files: longer inputs are cut, or divided, at so many tokens, all counted.",
         low=1,
         shown="512; for SQuAD 384",
-    )
-    dev_articles: Optional[int] = option(
-        None,
-        "SQuAD: hold out every Nth article of the file to train on, as OUTPUT/split; DATA may be that file.",
-        low=2,
-        metavar="N",
-        shown="validate on dev-v1.1.json",
     )
     skip_mistakes: bool = option(False, "SQuAD: leave out, and list, questions that are wrong in the files.")
     protocol: Optional[str] = option(

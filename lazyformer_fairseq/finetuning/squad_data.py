@@ -6,7 +6,6 @@ FOLDER/manifest.json    where it comes from, and what was counted
 FOLDER/tokenizer/       a copy of the tokenizer
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -28,10 +27,8 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.settings import Preparation
-from lazyformer_fairseq.storage.atomic import atomic_folder, write_text
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.indexed_format import type_of_ids
-from lazyformer_fairseq.storage.json_files import read_json, write_json
 
 SIZES = ("max_length", "stride", "max_question_length")  # a manifest's names of the settings of windows
 PREPARED_IN = "data"  # of a grid's folder
@@ -162,21 +159,12 @@ def window_settings(longest: Optional[int]) -> WindowSettings:
 
 
 def prepare(wanted: Preparation) -> PreparedSquad:
-    """Prepares the official files into OUT/data, or reuses what is there; files that are split go to OUT/split.
+    """Prepares the official files into OUT/data, or reuses what is there.
 
     Raises:
         UserError: a file is missing or wrong, or the folder holds what was prepared in another way.
     """
-    folder = wanted.data
-    if wanted.dev_articles is not None:
-        source = folder / SPLITS["train"] if folder.is_dir() else folder
-        folder = split_by_articles(source, wanted.dev_articles, wanted.output / "split")
-    elif folder.is_file():
-        raise UserError(
-            f"{folder}: is a file; give the folder of {' and '.join(SPLITS.values())}, or hold out articles "
-            "of this file, as in --dev-articles 5"
-        )
-    files = {split: folder / name for split, name in SPLITS.items()}
+    files = {split: wanted.data / name for split, name in SPLITS.items()}
     output = wanted.output / PREPARED_IN
     return prepare_squad(files, wanted.tokenizer, output, window_settings(wanted.max_length), wanted.skip_mistakes)
 
@@ -205,46 +193,3 @@ def overview(prepared: PreparedSquad) -> str:
             remarks.append(f"{counts['file']}: has {whole['rows']} questions; the official file has {official:,}")
     table = tabulate(rows, "keys", colalign=("left", *["right"] * 9), disable_numparse=True)
     return "\n".join([table, *(f"note: {remark}" for remark in remarks)])
-
-
-def split_by_articles(source: Path, every: int, folder: Path) -> Path:
-    """Writes two official files, or reuses them: articles number `every`, 2 `every`, ... go to the second.
-
-    No article is in both. There is no chance in it, so the same file gives the same split everywhere; the manifest,
-    ``split.json``, names the articles.
-
-    Args:
-        every: 2 at least.
-        folder: to write; it holds the files by their official names, and the manifest.
-
-    Raises:
-        UserError: no such file, another layout, fewer articles than `every`, or `folder` holds another split.
-    """
-    content = read_json(source, "give the official file, as train-v1.1.json")
-    articles = content.get("data")
-    if not isinstance(articles, list) or len(articles) < every:
-        found = f"{len(articles)} articles" if isinstance(articles, list) else "no list 'data' of articles"
-        raise UserError(f"{source}: has {found}, so that every {every}th cannot be held out (--dev-articles {every})")
-    held_out = articles[every - 1 :: every]
-    trained = [article for number, article in enumerate(articles, start=1) if number % every]
-    settings = {"format": "lazyformer squad split", "sha256": sha256_of(source), "every": every}
-    if folder.exists():
-        there = read_json(folder / "split.json", f"remove {folder}, or give another --output")
-        other = [name for name, value in settings.items() if there.get(name) != value]
-        other = other or [file for file in SPLITS.values() if not (folder / file).is_file()]
-        if other:
-            raise UserError(
-                f"{folder}: holds another split (other {' and '.join(other)}); remove it, or give another --output"
-            )
-        return folder
-    with atomic_folder(folder) as unfinished:
-        for file, part in zip(SPLITS.values(), (trained, held_out), strict=True):
-            write_text(unfinished / file, json.dumps({**content, "data": part}, ensure_ascii=False))
-        titles = {"train_articles": list(map(_title, trained)), "dev_articles": list(map(_title, held_out))}
-        write_json(unfinished / "split.json", {**settings, "source": str(source), **titles})
-    return folder
-
-
-def _title(article: object) -> str:
-    title = article.get("title") if isinstance(article, dict) else None
-    return title if isinstance(title, str) else "untitled"

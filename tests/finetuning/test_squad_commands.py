@@ -129,7 +129,6 @@ def test_a_filled_folder_is_not_overwritten(done, tmp_path):
         (["--checkpoint", "x=broken.pt"], "broken.pt: truncated, damaged or no checkpoint"),
         (["--data", "."], "train-v1.1.json: no such file"),
         (["--max-length", "384"], "has 64 positions, but inputs have up to 384 tokens"),
-        (["--dev-articles", "20"], "has 8 articles, so that every 20th cannot be held out"),
         (["--tokenizer", "."], "no tokenizer there"),
     ],
 )

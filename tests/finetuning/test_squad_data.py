@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import toy_texts, train_tokenizer
-from squad_grids import START, toy_article
+from squad_grids import START
 from toy_squad import write_squad, write_toy_squad
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings, make_windows
@@ -19,7 +19,6 @@ from lazyformer_fairseq.finetuning.squad_data import (
     overview,
     prepare,
     prepare_squad,
-    split_by_articles,
 )
 
 SETTINGS = WindowSettings(15, 2, 6)
@@ -94,49 +93,6 @@ def test_other_folders_and_splits_are_refused(made, tmp_path):
 TOKENIZER = START.parent / "tokenizer"
 
 
-def titles(path: Path) -> list[str]:
-    return list(dict.fromkeys(paragraph.title for paragraph in read_squad(path).paragraphs))
-
-
-@pytest.mark.parametrize(("articles", "every", "dev"), [(10, 5, [5, 10]), (11, 2, [2, 4, 6, 8, 10]), (3, 3, [3])])
-def test_every_so_many_th_article_is_held_out(tmp_path, articles, every, dev):
-    source = write_squad(tmp_path / "all.json", *map(toy_article, range(1, articles + 1)))
-    folder = split_by_articles(source, every, tmp_path / "split")
-    assert titles(folder / "dev-v1.1.json") == [f"Article {number}" for number in dev]
-    rest = [number for number in range(1, articles + 1) if number not in dev]
-    assert titles(folder / "train-v1.1.json") == [f"Article {number}" for number in rest]
-    manifest = json.loads((folder / "split.json").read_text())
-    assert (manifest["dev_articles"], manifest["every"]) == (titles(folder / "dev-v1.1.json"), every)
-    before = (folder / "dev-v1.1.json").stat().st_mtime_ns
-    assert split_by_articles(source, every, folder) == folder
-    assert (folder / "dev-v1.1.json").stat().st_mtime_ns == before
-
-
-def test_another_split_in_its_place_is_refused(tmp_path):
-    source = write_squad(tmp_path / "all.json", *map(toy_article, range(6)))
-    folder = split_by_articles(source, 3, tmp_path / "split")
-    with pytest.raises(UserError, match="holds another split \\(other every\\)"):
-        split_by_articles(source, 2, folder)
-    (folder / "dev-v1.1.json").unlink()
-    with pytest.raises(UserError, match="other dev-v1.1.json"):
-        split_by_articles(source, 3, folder)
-
-
-@pytest.mark.parametrize(("content", "words"), [("[]", "not an object"), ('{"data": [{}]}', "has 1 articles")])
-def test_what_cannot_be_split_is_named(tmp_path, content, words):
-    (tmp_path / "all.json").write_text(content)
-    with pytest.raises(UserError, match=words):
-        split_by_articles(tmp_path / "all.json", 2, tmp_path / "split")
-    assert not (tmp_path / "split").exists()
-
-
-def test_the_real_file_is_split_by_articles(real_data, tmp_path):
-    folder = split_by_articles(real_data / "squad" / "train-v1.1.part.json", 5, tmp_path / "split")
-    train, dev = (read_squad(folder / name) for name in ("train-v1.1.json", "dev-v1.1.json"))
-    assert (len(train.questions), len(dev.questions)) == (10_005, 1_872)
-    assert not {paragraph.title for paragraph in train.paragraphs} & {paragraph.title for paragraph in dev.paragraphs}
-
-
 def wanted(data: Path, output: Path, **more) -> Preparation:
     return Preparation(**{"data": data, "tokenizer": TOKENIZER, "output": output, "max_length": 64, **more})
 
@@ -171,13 +127,11 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"data": "train-v1.1.json"}, "is a file; give the folder of .* --dev-articles 5"),
         ({"data": "."}, "train-v1.1.json: no such file"),
-        ({"dev_articles": 9}, "has 8 articles, so that every 9th cannot be held out"),
         ({"max_length": 4}, "no room for a context"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused(toy_squad, tmp_path, change, words):
-    data = {"train-v1.1.json": toy_squad / "train-v1.1.json", ".": tmp_path}.get(change.pop("data", ""), toy_squad)
+    data = tmp_path if change.pop("data", "") else toy_squad
     with pytest.raises(UserError, match=words):
         prepare(wanted(data, tmp_path / "out", **change))

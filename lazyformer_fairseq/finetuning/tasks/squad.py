@@ -295,7 +295,7 @@ class Squad(Benchmark):
     name, key = "SQuAD", "squad"
     tasks: ClassVar = {SQUAD.name: SQUAD}
     protocols: ClassVar = {"par": TuningProtocol((SQUAD.name,), (3e-5,), SEEDS, 2, 32, 0.1)}
-    options = frozenset(("max_length", "dev_articles", "skip_mistakes"))
+    options = frozenset(("max_length", "skip_mistakes"))
     rows_worth_resuming = 20_000
     prepared_in = PREPARED_IN
     cuts_inputs = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import torch
@@ -50,7 +50,6 @@ class FineTuningTask(EncoderTask):
     """A task that adds a head to a pre-trained model.
 
     Attributes:
-        READS: what its criterion, which has the task's name, reads, for messages.
         head_name: of the head.
         head: its outputs and its kind.
         tokenizer: that of the checkpoint.
@@ -58,8 +57,6 @@ class FineTuningTask(EncoderTask):
         has_token_types: whether the model tells the two texts of a pair apart by their tokens' types.
         marks_first_text: whether the pattern has sublayers that are told which tokens all others see.
     """
-
-    READS: ClassVar[str]
 
     def __init__(
         self,
@@ -102,7 +99,9 @@ class FineTuningTask(EncoderTask):
 
     def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         if cfg._name != self.cfg._name:
-            raise UserError(f"--criterion {cfg._name} does not read {self.READS}; give --criterion {self.cfg._name}")
+            raise UserError(
+                f"--criterion {cfg._name}: --task {self.cfg._name} has its own; give --criterion {self.cfg._name}"
+            )
         return super().build_criterion(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, **kwargs) -> None:
@@ -114,6 +113,12 @@ class FineTuningTask(EncoderTask):
         self.datasets[split] = self.read(split)
         if split == "train" and not self.cfg.no_save:
             keep_tokenizer_with_checkpoints(self.tokenizer_folder, Path(self.cfg.save_dir))
+
+    def order_of(self, split: str) -> dict[str, Any]:
+        """What every dataset of the task is told of padding, order and types of tokens."""
+        types_after = self.dictionary.eos() if self.has_token_types else None
+        shuffled = {"shuffle": split == "train", "seed": self.cfg.seed}
+        return {"pad": self.dictionary.pad(), "types_after": types_after, **shuffled}
 
     @abstractmethod
     def read(self, split: str) -> LabelledTextsDataset:

@@ -171,7 +171,6 @@ class GlueTask(FineTuningTask):
         description: the task's row of the table.
     """
 
-    READS = "GLUE's labels"
     cfg: GlueConfig
 
     def __init__(self, cfg: GlueConfig, description: TaskDescription, tokenizer_folder: Path):
@@ -191,15 +190,9 @@ class GlueTask(FineTuningTask):
             check_task(cfg, description)
         prepared = load_prepared(cfg.data).tokenizer_folder if PreparedTask.is_at(cfg.data) else None
         task = cls(cfg, description, find_tokenizer(cfg, prepared))
-        logger.info(
-            "%s: %s, %s, metrics %s; dictionary of %d symbols from %s",
-            description.name,
-            "pairs" if description.is_pair else "single sentences",
-            "scores" if description.is_regression else f"classes {', '.join(description.labels)}",
-            ", ".join(description.metrics),
-            len(task.dictionary),
-            task.tokenizer_folder,
-        )
+        kind = "scores" if description.is_regression else f"classes {', '.join(description.labels)}"
+        size, folder = len(task.dictionary), task.tokenizer_folder
+        logger.info("%s: %s; dictionary of %d symbols from %s", description.name, kind, size, folder)
         return task
 
     def read(self, split: str) -> LabelledTextsDataset:
@@ -208,15 +201,8 @@ class GlueTask(FineTuningTask):
         if split == "train" and self.cfg.max_train_rows:
             examples = draw_rows(examples, self.cfg.max_train_rows)
             logger.info("trained on %d rows", len(examples.inputs))
-        return LabelledTextsDataset(
-            examples.inputs,
-            examples.targets,
-            pad=self.dictionary.pad(),
-            shuffle=split == "train",
-            seed=self.cfg.seed,
-            types_after=self.dictionary.eos() if self.has_token_types else None,
-            marks_before=self.dictionary.eos() if self.marks_first_text else None,
-        )
+        marks = self.dictionary.eos() if self.marks_first_text else None
+        return LabelledTextsDataset(examples.inputs, examples.targets, marks_before=marks, **self.order_of(split))
 
     def _read_prepared(self, split: str) -> EncodedExamples:
         examples = load_prepared(self.cfg.data).read(split, self.longest, self.dictionary.eos())

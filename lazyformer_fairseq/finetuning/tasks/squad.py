@@ -102,7 +102,6 @@ class SquadTask(FineTuningTask):
         settings: sizes of the windows.
     """
 
-    READS = "SQuAD's spans"
     cfg: SquadConfig
 
     def __init__(self, cfg: SquadConfig, tokenizer_folder: Path, settings: WindowSettings):
@@ -145,16 +144,8 @@ class SquadTask(FineTuningTask):
 
     def dataset_of(self, read: PreparedSplit, split: str) -> QuestionWindowsDataset:
         """A split as the model is fed; answers are needed to train and to validate, not to predict."""
-        return QuestionWindowsDataset(
-            *read,
-            split,
-            self.cfg.max_answer_tokens,
-            pad=self.dictionary.pad(),
-            shuffle=split == "train",
-            seed=self.cfg.seed,
-            types_after=self.dictionary.eos() if self.has_token_types else None,
-            marks_questions=self.marks_first_text,
-        )
+        more = {"marks_questions": self.marks_first_text, **self.order_of(split)}
+        return QuestionWindowsDataset(*read, split, self.cfg.max_answer_tokens, **more)
 
     def _read_official(self, split: str) -> PreparedSplit:
         name = {"train": self.cfg.train_file, "valid": self.cfg.valid_file}[split]

@@ -128,7 +128,7 @@ def test_a_mistyped_path_is_found_before_anything_heavy_is_imported(run, command
     assert errors.startswith("error: ") and "nowhere" in errors and "\n" not in errors
 
 
-@pytest.mark.parametrize("command", ["bench --output tests", "glue predict --run tests --to tests"])
+@pytest.mark.parametrize("command", ["bench --output tests", "predict tests --output tests"])
 def test_a_folder_that_would_be_overwritten_is_found_as_soon(run, command):
     assert run(*command.split())[2] == "error: tests: exists already; remove it or choose another folder"
 

@@ -1,4 +1,4 @@
-"""Made folders of GLUE results, as ``lazyformer glue run`` writes them."""
+"""Made folders of GLUE results, as ``lazyformer finetune`` writes them."""
 
 import json
 from pathlib import Path

@@ -21,7 +21,7 @@ def test_help_names_commands_and_defaults():
     assert "[default: 32768;" in help_of("corpus", "build") and "[default: 0.005;" in help_of("corpus", "build")
 
 
-@pytest.mark.parametrize("group", ["", "bench", "corpus", "glue", "lm", "pattern", "squad"])
+@pytest.mark.parametrize("group", ["", "bench", "corpus", "lm", "pattern"])
 def test_a_group_lists_whole_sentences(group):
     listed = help_of(*group.split()).split("Commands: ")[1]
     assert "..." not in listed.replace(", ...", "") and listed.endswith(".")

@@ -53,7 +53,7 @@ def light(code: int, output: str, errors: str) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """``run("glue", "--help")``: each in a process of its own, forked from one that has imported the command alone."""
+    """``run("curves", "--help")``: each in its own process, forked from one that has imported the command alone."""
     pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
     forks = [sys.executable, "-c", FORKS]
     with subprocess.Popen(forks, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment) as process:

@@ -1,6 +1,6 @@
 """Task and criterion ``glue``: fine-tuning on classes or scores of texts and pairs (LazyFormer, appendix A, Table 5).
 
-The texts come from official files of GLUE, or from a folder that ``lazyformer glue prepare`` or
+The texts come from official files of GLUE, or from a folder that ``lazyformer finetune`` or
 ``lazyformer diagnostics`` made. The loss is cross-entropy or squared error; metrics are computed over the whole split.
 """
 

@@ -1,4 +1,4 @@
-"""``lazyformer squad`` as a user gives it: the whole way, stopped, resumed, and refused."""
+"""``lazyformer finetune --task squad`` as a user gives it: the whole way, stopped, resumed, and refused."""
 
 import json
 import shutil

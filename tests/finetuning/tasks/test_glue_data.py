@@ -1,4 +1,4 @@
-"""``lazyformer glue prepare``: every row, counted; whole or not at all; and what task ``glue`` reads of it."""
+"""``lazyformer finetune``: every row, counted; whole or not at all; and what task ``glue`` reads of it."""
 
 import multiprocessing
 import shutil

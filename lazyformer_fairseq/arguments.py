@@ -1,7 +1,7 @@
 """What commands take: paths that must be there, and options of several values, as in ``--seeds 1 2 3`` or ``1,2,3``."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -30,12 +30,6 @@ class ExistingPath(click.Path):
         if not (path.is_file() if self.holds or self.is_file else path.exists()):
             raise UserError(f"{path}: {self.missing}")
         return given
-
-
-def precision_option(command: Callable) -> Callable:
-    """The option --precision, None where it is not given."""
-    default = "[default: on GPUs bf16 where all have it, else fp16; on a CPU fp32]"
-    return click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), help=default)(command)
 
 
 # Names of a folder's checkpoint, the first that is there.

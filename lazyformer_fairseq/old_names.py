@@ -108,7 +108,6 @@ OLD_NAMES: dict[str, str] = {
     "bench kinds --backend": Gone("went; kinds run on the back end that auto takes"),
     "bench kinds": "bench backends",
     "bench table4 --tokens": "--lengths {}",
-    "bench table4 --threads": Gone("went; set OMP_NUM_THREADS"),
     "bench table4": (
         "bench models --lengths 384 --tokens 1 --what inference --arch "
         "distilbert_base,bert_base_absolute,bert_base,par_bert_base,lazy_par_bert_base,lazyformer_m2x6_s"

@@ -66,7 +66,7 @@ def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-# Options of several commands, as in `device: Optional[str] = DEVICE()` or `seed: int = SEED(help="Of weights.")`.
+# Options of several commands, as in `device: Optional[str] = DEVICE()`; more may be given, as DEVICE(help="...").
 DEVICE = partial(option, default=None, help="Where it runs.", choices=("cpu", "cuda"), shown="cuda where there is one")
 PRECISION = partial(
     option,
@@ -75,10 +75,6 @@ PRECISION = partial(
     choices=("fp32", "bf16", "fp16"),
     shown="on GPUs bf16 where all have it, else fp16; on a CPU fp32",
 )
-SEED = partial(option, default=1, help="Of all that is drawn.", low=0)
-WORKERS = partial(option, default=None, help="Processes at a time.", low=1, shown="the cores")
-THREADS = partial(option, default=None, help="Of a CPU.", low=1, shown="all")
-OUTPUT = partial(option, default=MISSING, help="Folder to write; must not be there.")
 
 
 def takes(settings: type, into: str = "settings", without: Collection[str] = ()) -> Callable:

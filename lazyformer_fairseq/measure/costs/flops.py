@@ -11,7 +11,7 @@ embeddings, biases) does not count, as in PAR's Table 6. An attention counts wha
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
@@ -300,52 +300,33 @@ def _count(compute: Callable[[], object]) -> int:
     return counter.by_operator.total()
 
 
-@dataclass(frozen=True)
-class Products:
-    """Products of (T, T) with (T, D), or of (T, D) with (D, T), of a lazy block. Each is 2 B T^2 C FLOPs.
-
-    All are functions of m, the layers of the block: its ``s`` and the m - 1 ``l`` that read it.
-
-    Attributes:
-        forward_scores, backward_scores: with queries or keys.
-        forward_values, backward_values: with values or the output's gradient.
-    """
-
-    forward_scores: Callable[[int], int]
-    forward_values: Callable[[int], int]
-    backward_scores: Callable[[int], int]
-    backward_values: Callable[[int], int]
-
-    def count_flops(self, flops: Flops, layers: int, training: bool) -> int:
-        """Of a block of this many layers whose ``s`` has `flops`; in training the backward pass too."""
-        of_scores, of_values = self.forward_scores(layers), self.forward_values(layers)
-        if training:
-            of_scores, of_values = of_scores + self.backward_scores(layers), of_values + self.backward_values(layers)
-        return flops.scores * of_scores + flops.values * of_values
-
-
-_STORED = Products(
-    # QK^T, and P V of each layer
-    forward_scores=lambda m: 1,
-    forward_values=lambda m: m,
-    # dQ and dK; each layer's P^T dO and dO V^T
-    backward_scores=lambda m: 2,
-    backward_values=lambda m: 2 * m,
-)
-PRODUCTS = {
-    "eager": _STORED,
-    "materialize": _STORED,
+# Products of (T, T) with (T, D), or of (T, D) with (D, T), of a lazy block of m layers: its `s` and the m - 1 `l` that
+# read it. Each is 2 B T^2 C FLOPs. Forward with queries or keys, forward with values; backward with queries or keys,
+# backward with values or the output's gradient.
+Products = tuple[int, int, int, int]
+PRODUCTS: dict[str, Callable[[int], Products]] = {
+    # QK^T, and P V of each layer; dQ and dK; each layer's P^T dO and dO V^T
+    "eager": lambda m: (1, m, 2, 2 * m),
+    "materialize": lambda m: (1, m, 2, 2 * m),
     # Of the scores that a mask shows. Without a consumer it keeps nothing, and computes QK^T once more.
-    "tiles": Products(lambda m: 1, lambda m: m, lambda m: 2 + (m == 1), lambda m: 2 * m),
+    "tiles": lambda m: (1, m, 2 + (m == 1), 2 * m),
     # Each layer is a fused attention of its own: two products; the backward pass computes QK^T once more.
-    "recompute": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 3 * m, backward_values=lambda m: 2 * m),
+    "recompute": lambda m: (m, m, 3 * m, 2 * m),
     # The same, but the backward pass goes over all twice, for the gradient of queries and for that of keys and values.
-    "flex": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 4 * m, backward_values=lambda m: 3 * m),
+    "flex": lambda m: (m, m, 4 * m, 3 * m),
     # torch's attention where it is not fused: on a CPU with dropout.
-    "unfused": Products(lambda m: m, lambda m: m, backward_scores=lambda m: 2 * m, backward_values=lambda m: 2 * m),
+    "unfused": lambda m: (m, m, 2 * m, 2 * m),
     # Each layer's QK^T and P V. Backward: an l takes QK^T and P^T dO; the s these two, each layer's dO V^T, dQ and dK.
-    "fused": Products(lambda m: m, lambda m: m, backward_scores=lambda m: m + 2, backward_values=lambda m: 2 * m),
+    "fused": lambda m: (m, m, m + 2, 2 * m),
 }
+
+
+def block_flops(back_end: str, flops: Flops, layers: int, training: bool) -> int:
+    """Of the attention of a block of this many layers whose ``s`` has `flops`; in training the backward pass too."""
+    scores, values, backward_scores, backward_values = PRODUCTS[back_end](layers)
+    if training:
+        scores, values = scores + backward_scores, values + backward_values
+    return flops.scores * scores + flops.values * values
 
 
 def makers_of_blocks(pattern: str) -> Iterator[PlannedSublayer]:
@@ -390,7 +371,7 @@ def count_encoder_flops(
         flops = sublayer_flops(planned, sizes, time, 0, batch)
         total += passes * flops.linear
         if planned.kind.computes_scores:
-            total += PRODUCTS[back_end(planned)].count_flops(flops, layers_of_block(planned), training)
+            total += block_flops(back_end(planned), flops, layers_of_block(planned), training)
         elif planned.kind.reads != DISTRIBUTION:  # a block's count includes its consumers
             total += passes * (flops.scores + flops.values)
     return total

@@ -69,33 +69,17 @@ def count_update_memory(pattern: str, sizes: Sizes, run: Pass, update: Update = 
     """
     sublayers = plan(pattern, sizes.direction)
     parameters = count_parameters(pattern, sizes)
-    gradients = parameters * run.number
-    held = Held(
-        weights=parameters * run.number,
-        optimizer=count_optimizer_bytes(parameters, run.number),
-        buckets=gradients if update.processes > 1 else 0,
-        carried=_count_carried(sublayers, sizes, run),
-    )
-    before = held.total + (gradients if update.accumulates else 0)
+    weights = gradients = parameters * run.number
+    optimizer = count_optimizer_bytes(parameters, run.number)
+    buckets = gradients if update.processes > 1 else 0
+    carried = _count_carried(sublayers, sizes, run)
+    before = weights + optimizer + buckets + carried + (gradients if update.accumulates else 0)
     highest, activations = 0, 0
     for now, made in _moments(sublayers, sizes, run, update):
         there = before + now + (0 if update.accumulates else made)
         if there > highest:
             highest, activations = there, now
-    return UpdateMemory(held.weights, gradients + held.buckets, held.optimizer, held.carried, activations, highest)
-
-
-class Held(NamedTuple):
-    """Bytes that are there all the time."""
-
-    weights: int
-    optimizer: int
-    buckets: int
-    carried: int
-
-    @property
-    def total(self) -> int:
-        return sum(self)
+    return UpdateMemory(weights, gradients + buckets, optimizer, carried, activations, highest)
 
 
 def count_optimizer_bytes(parameters: int, number: int) -> int:
@@ -107,11 +91,11 @@ def _moments(
     sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, update: Update
 ) -> Iterator[tuple[int, int]]:
     """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
-    parts = _PARTS[sizes.direction]
+    embedding_of, head_of, table_of = _AROUND[sizes.direction]
     costs = [count_sublayer_memory(planned, sizes, run) for planned in sublayers]
-    embedding = parts.embedding(sizes, run)
+    embedding = embedding_of(sizes, run)
     predicted = run.batch * run.time if update.predicted is None else update.predicted
-    head = parts.head(sizes, run, predicted)
+    head = head_of(sizes, run, predicted)
     kept, scratch = embedding.kept, 0
     for cost in costs:
         kept, scratch = kept + cost.kept, max(scratch, cost.scratch)
@@ -128,7 +112,7 @@ def _moments(
         made += count_sublayer_parameters(planned, sizes) * run.number
         kept -= cost.kept
     made += sum(count_common_parameters(sublayers, sizes).values()) * run.number
-    table = parts.table(sizes) * run.number  # the embedding's gradient of it, which adds to the head's
+    table = table_of(sizes) * run.number  # the embedding's gradient of it, which adds to the head's
     yield kept + embedding.backward + scratch + more + table, made
 
 
@@ -152,19 +136,14 @@ def count_sublayer_memory(planned: PlannedSublayer, sizes: Sizes, run: Pass) -> 
     return ResidualSublayer.count_memory(inner, sizes, run) if module.is_residual else inner
 
 
-class _Parts(NamedTuple):
-    """What is around the sublayers of a direction: embedding, head, and numbers of the table that both share."""
-
-    embedding: Callable[[Sizes, Pass], Memory]
-    head: Callable[[Sizes, Pass, int], Memory]
-    table: Callable[[Sizes], int]
-
-
-_PARTS = {
-    ENCODER: _Parts(
-        Encoder.count_embedding_memory, MaskedLMHead.count_memory, lambda sizes: sizes.vocab_size * sizes.embed_dim
+# By direction what is around the sublayers: embedding, head, and numbers of the table that both share.
+_AROUND: dict[str, tuple[Callable, Callable, Callable[[Sizes], int]]] = {
+    ENCODER: (
+        Encoder.count_embedding_memory,
+        MaskedLMHead.count_memory,
+        lambda sizes: sizes.vocab_size * sizes.embed_dim,
     ),
-    CAUSAL: _Parts(
+    CAUSAL: (
         CausalDecoder.count_embedding_memory,
         AdaptiveSoftmax.count_memory,
         lambda sizes: max(words * width for words, width in sizes.bands),

@@ -91,89 +91,48 @@ def test_masks_are_measured_on_back_ends_that_have_them(own_file):
     assert shown.count("0.531 of all pairs shown") == 4 and shown.count("0.188 of all pairs shown") == 2
 
 
-@pytest.mark.parametrize("learned", back_ends.LEARNED)
-@pytest.mark.parametrize("window", [0, 1, 3, 7])
-def test_a_block_has_the_window_that_it_was_made_for(learned, window):
-    made = blocks(1, lengths=(16,), batches=(1,), windows=(window,))
-    (block,) = (block for block in made if block.learned == learned and block.training)
-    mask = back_ends._Attention(block, "cpu", torch.float32).scores().mask
-    if not window:
-        assert mask is None
-        return
-    (band,) = mask.groups[0][1]
-    assert band == (window, 0 if learned == "positions" else window, 1, 0)
-
-
-def test_another_file_may_be_named(tmp_path, own_file):
-    path = tmp_path / "new" / "measured.json"
-    assert str(path) in run("--output", path).output
-    assert read_table(path, device_kind("cpu")).rows and not own_file.exists()
-
-
-def test_stopped_it_writes_what_it_has(own_file, monkeypatch):
+@pytest.mark.parametrize("done", [3, 0])
+def test_stopped_it_writes_what_it_has(own_file, monkeypatch, done):
     right, begun = latency.measure, []
 
     def measure(*arguments, **more):
         begun.append(more["description"])
-        if len(begun) == 4:
+        if len(begun) > done:
             raise KeyboardInterrupt
         return right(*arguments, **more)
 
     monkeypatch.setattr(latency, "measure", measure)
     stopped = run()
-    assert stopped.exit_code == 130 and "stopped after 3 of 20 blocks" in stopped.output
-    assert len(read_table(own_file, device_kind("cpu")).rows) == 3
+    assert stopped.exit_code == 130 and ("stopped after 3 of 20 blocks" if done else "nothing was written") in (
+        stopped.output
+    )
+    assert len(read_table(own_file, device_kind("cpu")).rows) == 3 if done else not own_file.exists()
 
 
-def test_stopped_in_the_first_block_it_writes_nothing(own_file, monkeypatch):
-    def measure(*arguments, **more):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(latency, "measure", measure)
-    stopped = run()
-    assert stopped.exit_code == 130 and "nothing was written" in stopped.output
-    assert not own_file.exists()
+def raising(error: Exception):
+    raise error
 
 
-def test_what_does_not_fit_is_said(monkeypatch):
-    right = back_ends.attend
-
-    def attend(q, k, v, bias, dropout, consumers, name):
-        if name == "eager":
-            raise torch.OutOfMemoryError
-        return right(q, k, v, bias, dropout, consumers, name)
-
-    monkeypatch.setattr(back_ends, "attend", attend)
-    rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
-    assert all(set(row) == set(back_ends_of("cpu")) - {"eager"} for row in rows.values())
-    assert back_ends.table(rows, "cpu").count("left out") == 10
-
-
-def test_what_computes_something_else_is_left_out(monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"eager": lambda output: raising(torch.OutOfMemoryError())}, ""),
+        ({"fused": lambda output: raising(ValueError("no kernel"))}, "fused fails, left out (ValueError: no kernel)"),
+        ({"fused": lambda output: output * 1.01}, "fused is off by 0.01 of its size: left out"),
+        ({"recompute": lambda output: output * math.nan}, "recompute is off by inf of its size: left out"),
+    ],
+)
+def test_what_does_not_fit_fails_or_computes_something_else_is_left_out(monkeypatch, caplog, changed, said):
     right = back_ends.attend
 
     def attend(q, k, v, bias, dropout, consumers, name):
         output, reusable = right(q, k, v, bias, dropout, consumers, name)
-        return output * {"fused": 1.01, "recompute": math.nan, "tiles": 0.98}.get(name, 1.0), reusable
-
-    monkeypatch.setattr(back_ends, "attend", attend)
-    rows = back_ends.measure_back_ends(blocks(2), "cpu", rounds=1)
-    assert all(set(row) == {"eager", "materialize"} for row in rows.values())
-    assert "fused is off by 0.01 of its size: left out" in caplog.text
-
-
-def test_what_fails_is_left_out(monkeypatch, caplog):
-    right = back_ends.attend
-
-    def attend(q, k, v, bias, dropout, consumers, name):
-        if name == "fused":
-            raise ValueError("no kernel image is available")
-        return right(q, k, v, bias, dropout, consumers, name)
+        return changed.get(name, lambda output: output)(output), reusable
 
     monkeypatch.setattr(back_ends, "attend", attend)
     rows = back_ends.measure_back_ends(blocks(1), "cpu", rounds=1)
-    assert all(set(row) == set(back_ends_of("cpu")) - {"fused"} for row in rows.values())
-    assert "fused fails, left out (ValueError: no kernel image is available)" in caplog.text
+    assert all(set(row) == set(back_ends_of("cpu")) - set(changed) for row in rows.values())
+    assert back_ends.table(rows, "cpu").count("left out") == 10 and said in caplog.text
 
 
 def test_half_precision_is_compared_with_single(monkeypatch):

@@ -16,8 +16,8 @@ from lazyformer_fairseq.measure.bench.models import (
 )
 from lazyformer_fairseq.measure.bench.run import encoder_training, inference
 from lazyformer_fairseq.measure.costs.flops import (
-    PRODUCTS,
     Flops,
+    block_flops,
     count_encoder_flops,
     layers_of_block,
     makers_of_blocks,
@@ -84,7 +84,7 @@ def test_a_baseline_of_others(name, build):
 def test_products_of_fused_blocks():
     """m = 2 costs 4 + 8 against 4 + 10 of two fused layers, m = 3 costs 6 + 11 against 6 + 15."""
     one = Flops(0, 1, 1)
-    counts = [[PRODUCTS["fused"].count_flops(one, m, training) for training in (False, True)] for m in (1, 2, 3)]
+    counts = [[block_flops("fused", one, m, training) for training in (False, True)] for m in (1, 2, 3)]
     assert counts == [[2, 2 + 5], [4, 4 + 8], [6, 6 + 11]]
 
 

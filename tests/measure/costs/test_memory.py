@@ -1,5 +1,6 @@
 """Memory by formula is what torch's allocator counts, within a tenth."""
 
+from itertools import product
 from typing import Any, NamedTuple, Optional
 
 import pytest
@@ -115,100 +116,55 @@ def assert_within_a_tenth(case: Case) -> None:
     assert counted.peak - held == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("back_end", ON_A_PROCESSOR)
-class TestEveryBackEnd:
-    def test_encoder(self, back_end):
-        assert_within_a_tenth(_encoder("sflf", back_end, "fp32", **TINY))
-
-    def test_causal_model(self, back_end):
-        assert_within_a_tenth(_causal("sflf", back_end, "bf16", **CAUSAL_TINY))
-
-
-_both = pytest.mark.parametrize("precision", ["fp32", "bf16"])
-
-
-@pytest.mark.slow
-@_both
-@pytest.mark.parametrize("back_end", ON_A_PROCESSOR)
-class TestMorePatternsOnEveryBackEnd:
-    @pytest.mark.parametrize("pattern", ["sfsf", "sflflflf"])
-    def test_encoder(self, pattern, back_end, precision):
-        assert_within_a_tenth(_encoder(pattern, back_end, precision, **TINY))
-
-    @pytest.mark.parametrize("pattern", ["sfsf", "sflf"])
-    def test_causal_model(self, pattern, back_end, precision):
-        assert_within_a_tenth(_causal(pattern, back_end, precision, **CAUSAL_TINY))
-
-    def test_at_a_larger_size(self, back_end, precision):
-        assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **LARGER))
+def quick_cases():
+    """How a model is built, its pattern, back end, precision and options."""
+    for back_end in ON_A_PROCESSOR:
+        yield _encoder, "sflf", back_end, "fp32", TINY
+        yield _causal, "sflf", back_end, "bf16", CAUSAL_TINY
+    for pattern, back_end in (("(f)x4", "eager"), ("sfkf-", "eager"), ("sfkf", "fused")):
+        yield _encoder, pattern, back_end, "fp32", TINY
+    for pattern, precision in product(("(c)x4", "(c[width=4])x4"), ("fp32", "bf16")):
+        yield _encoder, pattern, "eager", precision, TINY
+    yield _causal, "(c[width=9])x4", "eager", "fp32", CAUSAL_TINY
 
 
-@pytest.mark.slow
-@_both
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention_dropout": 0.1},
-        {"attention_dropout": 0.1, "attention_backend": "recompute"},
-        {"dropout": 0.0},
-        {"activation_dropout": 0.1},
-        {"activation_fn": "relu"},
-        {"encoder_normalize_before": True},
-        {"relative_position_buckets": 0, "attention_backend": "recompute"},
-        {"vocab_size": 8192},
-    ],
-    ids=str,
+OF_ENCODERS = (
+    ("eager", {"attention_dropout": 0.1}),
+    ("recompute", {"attention_dropout": 0.1}),
+    ("eager", {"dropout": 0.0}),
+    ("eager", {"activation_dropout": 0.1}),
+    ("eager", {"activation_fn": "relu"}),
+    ("eager", {"encoder_normalize_before": True}),
+    ("recompute", {"relative_position_buckets": 0}),
+    ("eager", {"vocab_size": 8192}),
 )
-def test_options_of_an_encoder(options, precision):
-    options = {**TINY, **options}
-    back_end = options.pop("attention_backend", "eager")
-    assert_within_a_tenth(_encoder("sfsflf", back_end, precision, **options))
+OF_CAUSAL = ({"memory": 0}, {"adaptive_softmax_cutoff": "100,300"}, {"decoder_normalize_before": True})
+SETTINGS = ("window=32", "window=32,global=1", "strided=16", "fixed=32", "linformer=32", "entmax=1.5")
 
 
-@pytest.mark.slow
-@_both
-@pytest.mark.parametrize(
-    "options", [{"memory": 0}, {"adaptive_softmax_cutoff": "100,300"}, {"decoder_normalize_before": True}], ids=str
-)
-def test_options_of_a_causal_model(options, precision):
-    assert_within_a_tenth(_causal("sfsflf", "eager", precision, **{**CAUSAL_TINY, **options}))
-
-
-@pytest.mark.slow
-@_both
-@pytest.mark.parametrize("back_end", ["eager", "tiles"])
-@pytest.mark.parametrize(
-    "setting", ["window=32", "window=32,global=1", "strided=16", "fixed=32", "linformer=32", "entmax=1.5"]
-)
-def test_kinds_of_attention_that_say_so(setting, back_end, precision):
-    pattern = f"s[{setting}]fs[{setting}]flf"
-    options = {**TINY, "time": 256, "relative_position_buckets": 0}
-    assert_within_a_tenth(_encoder(pattern, back_end, precision, **options))
-
-
-@pytest.mark.slow
-@_both
-@pytest.mark.parametrize("pattern", ["s[window=32]fs[window=32]f", "s[window=32,global=1]fs[window=32,global=1]flf"])
-def test_attention_dropout_in_tiles(pattern, precision):
-    options = {**TINY, "time": 256, "relative_position_buckets": 0, "attention_dropout": 0.1}
-    assert_within_a_tenth(_encoder(pattern, "tiles", precision, **options))
-
-
-@pytest.mark.parametrize(("pattern", "back_end"), [("(f)x4", "eager"), ("sfkf-", "eager"), ("sfkf", "fused")])
-def test_other_kinds_of_sublayers(pattern, back_end):
-    assert_within_a_tenth(_encoder(pattern, back_end, **TINY))
+def slow_cases():
+    for precision in ("fp32", "bf16"):
+        for back_end in ON_A_PROCESSOR:
+            yield from ((_encoder, pattern, back_end, precision, TINY) for pattern in ("sfsf", "sflflflf"))
+            yield from ((_causal, pattern, back_end, precision, CAUSAL_TINY) for pattern in ("sfsf", "sflf"))
+            yield _encoder, "sfsflf", back_end, precision, LARGER
+        for back_end, options in OF_ENCODERS:
+            yield _encoder, "sfsflf", back_end, precision, {**TINY, **options}
+        for options in OF_CAUSAL:
+            yield _causal, "sfsflf", "eager", precision, {**CAUSAL_TINY, **options}
+        longer = {**TINY, "time": 256, "relative_position_buckets": 0}
+        for setting, back_end in product(SETTINGS, ("eager", "tiles")):
+            yield _encoder, f"s[{setting}]fs[{setting}]flf", back_end, precision, longer
+        for pattern in ("s[window=32]fs[window=32]f", "s[window=32,global=1]fs[window=32,global=1]flf"):
+            yield _encoder, pattern, "tiles", precision, {**longer, "attention_dropout": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("pattern", "precision"),
-    [("(c)x4", "fp32"), ("(c)x4", "bf16"), ("(c[width=4])x4", "fp32"), ("(c[width=4])x4", "bf16")],
+    ("build", "pattern", "back_end", "precision", "options"),
+    [*quick_cases(), *(pytest.param(*case, marks=pytest.mark.slow) for case in slow_cases())],
 )
-def test_convolution(pattern, precision):
-    assert_within_a_tenth(_encoder(pattern, "eager", precision, **TINY))
-
-
-def test_convolution_that_looks_back():
-    assert_within_a_tenth(_causal("(c[width=9])x4", "eager", **CAUSAL_TINY))
+def test_memory_by_formula_is_what_is_measured(build, pattern, back_end, precision, options):
+    assert_within_a_tenth(build(pattern, back_end, precision, **options))
 
 
 def test_a_kind_that_does_not_count_is_named():

@@ -1,24 +1,17 @@
-"""Optimizer ``fused_adam``: Adam with decoupled weight decay in one fused kernel, by apex or torch; and what it shares.
+"""Optimizer ``fused_adam``: Adam with decoupled weight decay in torch's fused kernel; and what it shares.
 
-fairseq's own ``adam`` is fused with apex alone and otherwise loops over the weights in Python.
+fairseq's own ``adam`` is fused with NVIDIA apex alone and otherwise loops over the weights in Python.
 
-A run may be resumed on either library. Each takes the other's state without a word until the next update: torch then
-misses `step`, and apex begins to count anew, so that the moments are corrected for a bias that they no longer have.
-
-| | apex (apex/optimizers/fused_adam.py) | torch |
-|---|---|---|
-| number of updates | `step` of a group, a number (a tensor where capturable) | `step` of each weight, a tensor |
-| moments | `exp_avg`, `exp_avg_sq` of each weight | the same |
-| settings of a group | lr, betas, eps, weight_decay, bias_correction | lr, betas, eps, weight_decay, fused and more |
+Version 0.1.0 took apex's where it was installed. Such a checkpoint counts updates in ``step`` of a group of weights,
+torch in ``step`` of each weight; moments have the same names.
 """
 
 import ast
 import copy
-import importlib
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, List, Optional  # noqa: UP035
+from typing import Any, List  # noqa: UP035
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -141,9 +134,7 @@ class FusedAdamConfig(FairseqDataclass):
     adam_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     adam_eps: float = option(1e-6, "epsilon")
     weight_decay: float = option(0.01, "decoupled weight decay")
-    no_decay_bias_and_norm: bool = option(
-        False, "exempt biases and LayerNorms from weight decay (the paper's code decays everything)"
-    )
+    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay; the paper's code decays all")
     lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
 
 
@@ -155,7 +146,8 @@ class FusedAdam(AdamLikeOptimizer):
 
     def __init__(self, cfg: FusedAdamConfig, params):
         super().__init__(cfg)
-        self._optimizer = _fused_adam(self.groups_of(list(params)), self.optimizer_config)
+        logger.info("optimizer: torch.optim.AdamW(fused=True)")
+        self._optimizer = torch.optim.AdamW(self.groups_of(list(params)), fused=True, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -173,68 +165,32 @@ class FusedAdam(AdamLikeOptimizer):
         super().load_state_dict(state_dict, optimizer_overrides)
 
     def fitted(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """apex's and torch's differ."""
-        return fitted(saved, self._optimizer)
+        """apex's counts the updates elsewhere."""
+        return from_apex(saved, self._optimizer)
 
     @property
     def supports_flat_params(self) -> bool:
         return not self.cfg.no_decay_bias_and_norm
 
 
-def _fused_adam(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    return by_apex("FusedAdam", groups, adam_w_mode=True, **options) or _by_torch(groups, options)
-
-
-def _by_torch(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    logger.info("optimizer: torch.optim.AdamW(fused=True)")
-    return torch.optim.AdamW(groups, fused=True, **options)
-
-
-def are_on_gpu(groups: list[dict]) -> bool:
-    """Where apex's kernels are; with --cpu they are not, whatever the machine has."""
-    return any(weight.is_cuda for group in groups for weight in group["params"])
-
-
-def by_apex(name: str, groups: list[dict], **options: Any) -> Optional[torch.optim.Optimizer]:
-    """An optimizer of apex's; None where it is not there, and for weights that are not on a GPU."""
-    if not are_on_gpu(groups):
-        return None
-    try:
-        optimizer = getattr(importlib.import_module("apex.optimizers"), name)(groups, **options)
-        logger.info("optimizer: apex.optimizers.%s", name)
-        return optimizer
-    except (ImportError, RuntimeError) as error:  # RuntimeError: apex was built without its kernels
-        logger.info("optimizer: no apex.optimizers.%s (%s)", name, error)
-        return None
-
-
-def fitted(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
-    """A checkpoint's state in the layout of the optimizer that is to load it; the checkpoint's stays as it is.
+def from_apex(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[str, Any]:
+    """A checkpoint's state in the layout of torch's AdamW, which is to load it; what is torch's comes back as it is.
 
     Args:
-        saved: what ``state_dict`` of either returned, with as many groups as `own` has.
-        own: apex's FusedAdam, or torch's AdamW.
+        saved: what ``state_dict`` of apex's FusedAdam returned, or torch's, with as many groups as `own` has.
     """
-    own_is_torchs = isinstance(own, torch.optim.AdamW)
-    if own_is_torchs == _is_torchs(saved):
+    if (
+        any("step" in moments for moments in saved["state"].values())
+        or "bias_correction" not in saved["param_groups"][0]
+    ):
         return saved
     state, groups, updates = dict(saved["state"]), [], 0
     for group, own_group in zip(saved["param_groups"], own.param_groups, strict=True):
-        settings = {name: value for name, value in own_group.items() if name not in ("params", "step")}
-        settings |= {name: group[name] for name in SHARED_SETTINGS} | {"params": group["params"]}
-        moments = {number: state[number] for number in group["params"] if number in state}
-        if own_is_torchs:
-            updates = int(group.get("step", 0))
-            state |= {number: {**each, "step": torch.tensor(float(updates))} for number, each in moments.items()}
-        elif moments:
-            settings["step"] = updates = _same_for_all(int(each["step"]) for each in moments.values())
-            state |= {number: _without_step(each) for number, each in moments.items()}
-        groups.append(settings)
-    logger.info(
-        "optimizer: the checkpoint's state is %s, after %d updates; it continues as %s",
-        *(("apex's FusedAdam's", updates, "torch's AdamW's") if own_is_torchs else
-          ("torch's AdamW's", updates, "apex's FusedAdam's")),
-    )  # fmt: skip
+        updates = int(group.get("step", 0))
+        for number in state.keys() & set(group["params"]):
+            state[number] = {**state[number], "step": torch.tensor(float(updates))}
+        groups.append({**own_group, **{name: group[name] for name in (*SHARED_SETTINGS, "params")}})
+    logger.info("optimizer: the checkpoint's state is apex's FusedAdam's, after %d updates", updates)
     return {**saved, "state": state, "param_groups": groups}
 
 
@@ -258,7 +214,10 @@ def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[s
         return saved
     others = {name: value for name, value in moments[0].items() if name not in MOMENTS}
     if "step" in others:
-        others["step"] = torch.tensor(float(_same_for_all(int(each["step"]) for each in moments)))
+        counts = {int(each["step"]) for each in moments}  # torch counts those of a weight that had a gradient
+        if len(counts) > 1:
+            logger.warning("optimizer: weights had %d to %d updates; the most count for all", min(counts), max(counts))
+        others["step"] = torch.tensor(float(max(counts)))
     state = [copy.deepcopy(others) for _ in weights]  # torch counts each tensor's updates in place
     for name in MOMENTS:
         vector = torch.cat([each[name].flatten() for each in moments])
@@ -266,24 +225,3 @@ def joined_or_split(saved: dict[str, Any], own: torch.optim.Optimizer) -> dict[s
             own_state[name] = part.view(weight.shape)
     group = {**saved["param_groups"][0], "params": list(range(len(weights)))}
     return {**saved, "state": dict(enumerate(state)), "param_groups": [group]}
-
-
-def _is_torchs(saved: dict[str, Any]) -> bool:
-    if saved["state"]:
-        return any("step" in moments for moments in saved["state"].values())
-    return "bias_correction" not in saved["param_groups"][0]  # before the first update
-
-
-def _same_for_all(updates: Iterable[int]) -> int:
-    """apex counts the updates of a group, as one vector does; torch those of a weight that had a gradient."""
-    counts = sorted(set(updates))
-    if len(counts) > 1:
-        logger.warning(
-            "optimizer: some weights had %d updates and some %d; %d are counted for all",
-            counts[0], counts[-1], counts[-1],
-        )  # fmt: skip
-    return counts[-1]
-
-
-def _without_step(moments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in moments.items() if name != "step"}

@@ -1,4 +1,4 @@
-"""Optimizer ``nvlamb``: LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA trains with it, by apex or by torch.
+"""Optimizer ``nvlamb``: LAMB (You et al., 2019, arXiv 1904.00962) as NVIDIA trains with it.
 
 fairseq's own ``lamb`` needs apex, clips the gradients a second time, to norm 1, and knows no other options.
 
@@ -28,7 +28,7 @@ from omegaconf import II
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import MOMENTS, AdamLikeOptimizer, betas_of, by_apex
+from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import MOMENTS, AdamLikeOptimizer, betas_of
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 PIECE = 2**18
 # Elements of which a GPU has the updates in memory at once; more only where one tensor has more.
 BUCKET = 2**25
+DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
+DEFAULTS |= {"bias_correction": True, "max_weight_norm": 0.0, "ratio_without_decay": True}
 
 
 class Lamb(torch.optim.Optimizer):
@@ -56,22 +58,8 @@ class Lamb(torch.optim.Optimizer):
         ratio_without_decay: whether the ratio holds for weights that are not decayed, too: apex's ``use_nvlamb``.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        bias_correction: bool = True,
-        max_weight_norm: float = 0.0,
-        ratio_without_decay: bool = True,
-    ):
-        settings = dict(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm, ratio_without_decay=ratio_without_decay,
-        )  # fmt: skip
-        super().__init__(params, settings)
+    def __init__(self, params: Iterable[Any], **settings: Any):
+        super().__init__(params, {**DEFAULTS, **settings})
 
     _scratch: Optional[Tensor] = None  # one tensor's update on a processor, kept: new memory costs more than the sums
 
@@ -85,11 +73,11 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             weights = [weight for weight in group["params"] if weight.grad is not None and weight.numel()]
-            on_gpu, on_cpu = ([w for w in weights if _is_on_gpu(w) == place] for place in (True, False))
             time = _time_of(group, torch.device("cpu"))
-            for weight in on_cpu:
-                self._step_on_processor(group, time, self._tensors_of(weight))
-            for bucket in _buckets(on_gpu):
+            for weight in weights:
+                if not _is_on_gpu(weight):
+                    self._step_on_processor(group, time, self._tensors_of(weight))
+            for bucket in _buckets(filter(_is_on_gpu, weights)):
                 _step_on_gpu(group, [self._tensors_of(weight) for weight in bucket])
         return loss
 
@@ -107,7 +95,7 @@ class Lamb(torch.optim.Optimizer):
         squares = [0.0, 0.0]
         for w, u, g, m, v in zip(*(tensor.split(PIECE) for tensor in flat), strict=True):
             torch.mul(w, -group["weight_decay"], out=u)
-            _subtract_adams_update([u], [g], [m], [v], [time], group)
+            _subtract_adams_update(group, [time], [u], [g], [m], [v])
             squares[0] += torch.dot(w, w).item()
             squares[1] += torch.dot(u, u).item()
         flat[0].add_(update, alpha=group["lr"] * _ratio(*map(math.sqrt, squares), group))
@@ -136,7 +124,7 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[_Tensors]) -> None:
     weights = [each.weight.contiguous() for each in tensors]
     updates = torch._foreach_mul(weights, -group["weight_decay"])
     times = [_time_of(group, weights[0].device)] * len(weights)
-    _subtract_adams_update(updates, *map(list, list(zip(*tensors, strict=True))[1:]), times, group)
+    _subtract_adams_update(group, times, updates, *map(list, list(zip(*tensors, strict=True))[1:]))
     norms = torch.stack([*torch._foreach_norm(weights), *torch._foreach_norm(updates)]).tolist()
     pairs = zip(norms[: len(weights)], norms[len(weights) :], strict=True)
     torch._foreach_mul_(updates, [group["lr"] * _ratio(*pair, group) for pair in pairs])
@@ -150,7 +138,7 @@ def _is_on_gpu(weight: Tensor) -> bool:
     return weight.is_cuda
 
 
-def _buckets(weights: list[Tensor]) -> Iterator[list[Tensor]]:
+def _buckets(weights: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """The weights in turn, as many together as have BUCKET elements; those of a bucket on one device."""
     bucket, size = [], 0
     for weight in weights:
@@ -168,20 +156,16 @@ def _time_of(group: dict[str, Any], device: torch.device) -> Tensor:
     return torch.tensor(group["step"] if group["bias_correction"] else torch.inf, dtype=torch.float32, device=device)
 
 
-def _subtract_adams_update(
-    start: list[Tensor],
-    gradients: list[Tensor],
-    first: list[Tensor],
-    second: list[Tensor],
-    times: list[Tensor],
-    group: dict[str, Any],
-) -> None:
-    """Updates both moments and subtracts Adam's update, at rate 1, from `start`: torch's fused Adam, one kernel."""
+def _subtract_adams_update(group: dict[str, Any], times: list[Tensor], *tensors: list[Tensor]) -> None:
+    """Updates both moments and subtracts Adam's update, at rate 1: torch's fused Adam, one kernel.
+
+    Args:
+        times: updates made, for each tensor.
+        tensors: what it is subtracted from, gradients, first and second moments.
+    """
     b1, b2 = group["betas"]
-    torch._fused_adam_(
-        start, gradients, first, second, [], times, lr=1.0, beta1=b1, beta2=b2, eps=group["eps"], weight_decay=0.0,
-        amsgrad=False, maximize=False,
-    )  # fmt: skip
+    rates = {"lr": 1.0, "beta1": b1, "beta2": b2, "eps": group["eps"], "weight_decay": 0.0}
+    torch._fused_adam_(*tensors, [], times, **rates, amsgrad=False, maximize=False)
 
 
 def _ratio(weight_norm: float, update_norm: float, group: dict[str, Any]) -> float:
@@ -212,18 +196,10 @@ class NvLambConfig(FairseqDataclass):
     lamb_betas: Any = option("(0.9, 0.999)", "decay of the running means, as '(b1, b2)'")
     lamb_eps: float = option(1e-6, "epsilon")
     weight_decay: float = option(0.01, "decay, within the trust ratio")
-    no_decay_bias_and_norm: bool = option(
-        False, "exempt biases and LayerNorms from weight decay, as NVIDIA's BERT does"
-    )
-    no_ratio_without_decay: bool = option(
-        False, "weights without decay take the rate as it is, without a trust ratio, as NVIDIA's BERT does"
-    )
-    no_bias_correction: bool = option(
-        False, "leave the running means as they start, at zero, as NVIDIA's Transformer-XL does"
-    )
-    max_weight_norm: float = option(
-        0.0, "bound of a tensor's norm in its trust ratio, 10 in NVIDIA's Transformer-XL; 0 for none"
-    )
+    no_decay_bias_and_norm: bool = option(False, "exempt biases and LayerNorms from decay, as NVIDIA's BERT does")
+    no_ratio_without_decay: bool = option(False, "no trust ratio without decay, as in NVIDIA's BERT")
+    no_bias_correction: bool = option(False, "leave the means as they start, as NVIDIA's Transformer-XL does")
+    max_weight_norm: float = option(0.0, "bound of a norm in the trust ratio, 10 in NVIDIA's Transformer-XL; 0: none")
     lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
 
 
@@ -235,8 +211,11 @@ class NvLamb(AdamLikeOptimizer):
 
     def __init__(self, cfg: NvLambConfig, params):
         super().__init__(cfg)
-        _refuse_impossible(cfg)
-        self._optimizer = _lamb(self.groups_of(list(params)), self.optimizer_config)
+        for name in ("lamb_eps", "weight_decay", "max_weight_norm"):
+            if not getattr(cfg, name) >= 0:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be 0 or more")
+        logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
+        self._optimizer = Lamb(self.groups_of(list(params)), **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -259,21 +238,3 @@ class NvLamb(AdamLikeOptimizer):
     def supports_flat_params(self) -> bool:
         """False: each tensor has its own ratio."""
         return False
-
-
-def _refuse_impossible(cfg: NvLambConfig) -> None:
-    """Raises a UserError for a number that means nothing."""
-    for name in ("lamb_eps", "weight_decay", "max_weight_norm"):
-        if not getattr(cfg, name) >= 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be 0 or more")
-
-
-def _lamb(groups: list[dict], options: dict[str, Any]) -> torch.optim.Optimizer:
-    if not options["max_weight_norm"]:  # which apex has not
-        shared = {name: options[name] for name in ("lr", "betas", "eps", "weight_decay", "bias_correction")}
-        ratio = options["ratio_without_decay"]
-        optimizer = by_apex("FusedLAMB", groups, adam_w_mode=True, max_grad_norm=torch.inf, use_nvlamb=ratio, **shared)
-        if optimizer is not None:
-            return optimizer
-    logger.info("optimizer: LAMB by the kernels of torch's fused Adam")
-    return Lamb(groups, **options)

@@ -17,9 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WarmupConfig(FairseqDataclass):
-    warmup_ratio: float = option(
-        0.01, "share of all updates (of --max-update or --max-epoch) over which the rate grows from zero"
-    )
+    warmup_ratio: float = option(0.01, "share of all updates over which the rate grows from zero")
     max_update: int = II("optimization.max_update")
     max_epoch: int = II("optimization.max_epoch")
     lr: List[float] = II("optimization.lr")  # noqa: UP006  omegaconf reads it
@@ -94,12 +92,7 @@ def tell_updates_per_epoch(trainer, epoch: int) -> None:
         trainer.lr_scheduler.set_updates_per_epoch(math.ceil(len(trainer.epoch_iterator) / frequency))
 
 
-@dataclass
-class LinearWarmupConfig(WarmupConfig):
-    """No more than what all have."""
-
-
-@register_lr_scheduler("linear_warmup", dataclass=LinearWarmupConfig)
+@register_lr_scheduler("linear_warmup", dataclass=WarmupConfig)
 class LinearWarmupSchedule(WarmupSchedule):
     """The rate of update n (from 1) of T, W of them warm-up: peak n / W, then peak (T - n + 1) / (T - W)."""
 
@@ -117,9 +110,7 @@ class LinearWarmupSchedule(WarmupSchedule):
 
 @dataclass
 class PolynomialWarmupConfig(WarmupConfig):
-    power: float = option(
-        0.5, "after the warm-up the rate is its peak times this power of the share of updates that are left"
-    )
+    power: float = option(0.5, "of the share of updates that are left, times which the rate is its peak")
 
 
 @register_lr_scheduler("polynomial_warmup", dataclass=PolynomialWarmupConfig)

@@ -50,13 +50,6 @@ def test_epochs_give_the_same_rates_as_updates_and_a_resumed_run_keeps_them(kind
     assert rates(resumed, 20) == rates(schedule, 20)
 
 
-@pytest.mark.parametrize(("max_update", "total"), [(1000, 20), (10, 10)])
-def test_the_smaller_of_epochs_and_updates_counts(max_update, total):
-    schedule = schedule_of(LinearWarmupSchedule, max_epoch=4, max_update=max_update)
-    schedule.set_updates_per_epoch(5)
-    assert schedule.total_updates == total
-
-
 def test_a_single_update_is_at_the_peak_and_the_rate_stays_zero_after_the_end():
     assert rates(schedule_of(LinearWarmupSchedule, max_update=1), 3) == [0.5, 0, 0]
 

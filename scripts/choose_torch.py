@@ -86,7 +86,7 @@ def decide_for_gpus(torch_metadata: dict) -> tuple[str, str]:
         return requirement, f"{what}; no torch from 2.6 on runs with driver {driver} on a GPU of {told}"
     if build == torch_builds.BUILDS[0]:
         return decide(torch_metadata, gpu=True, macos=False)
-    reason = torch_builds.why(build, there, driver)
+    reason = torch_builds.why(there, driver)
     return f"torch==={build.version}", f"torch {build.version}, {reason}; several GB (about 5 minutes)"
 
 

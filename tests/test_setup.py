@@ -170,16 +170,16 @@ OFFERS = {"cpu": ("2.13.0+cpu", OTHERS), "PyPI": ("2.13.0", OTHERS + CUDA), "own
 @pytest.mark.parametrize(
     ("capabilities", "driver", "offer", "wanted", "reason"),
     [
-        ("6.0", "580.65.06", "PyPI", "torch===2.7.1", "the newest on PyPI that has kernels for compute capability 6.0"),
-        ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "has kernels for compute capability 7.0; several GB"),
-        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "has kernels for compute capability 7.0; several GB"),
+        ("6.0", "580.65.06", "PyPI", "torch===2.7.1", "the newest on PyPI with kernels for compute capability 6.0"),
+        ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
+        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
         ("7.0", "580.65.06", "own", "torch==2.13.0+cu126", "for the GPU"),
         ("7.5", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
         ("8.0", "580.65.06", "cpu", "torch===2.13.0", "with CUDA for the GPU"),
-        ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550 (2.13.0 needs 580)"),
+        ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550"),
         ("9.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
         ("12.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
-        ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "has kernels for compute capability 7.0 and 12.0"),
+        ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 and 12.0"),
         ("12.0 12.0 6.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
         (
             "3.5",

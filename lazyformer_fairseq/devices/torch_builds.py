@@ -76,27 +76,16 @@ def newest_for(capabilities: Sequence[Capability], driver: Optional[int] = None)
     """
 
     def served(build: Build) -> int:
-        return len(capabilities) - len(_lacking(build, capabilities))
+        return sum(has_kernels(capability, build.architectures) for capability in capabilities)
 
     found = max((build for build in BUILDS if can_run(driver, build.cuda)), key=served, default=None)
     return found if found and (served(found) or not capabilities) else None
 
 
-def why(build: Build, capabilities: Sequence[Capability], driver: Optional[int]) -> str:
-    """The reason that :func:`newest_for` chose this one, in words."""
-    lacking = _lacking(build, capabilities)
-    reasons, without_driver = [], newest_for(capabilities) or build
-    if served := set(capabilities) - set(lacking):
-        reasons.append(f"has kernels for compute capability {in_words(served)}")
-    if without_driver != build:
-        least = LEAST_DRIVER[without_driver.cuda.partition(".")[0]]
-        reasons.append(f"runs with driver {driver} ({without_driver.version} needs {least})")
-    left_out = f"; none has them for {in_words(lacking)} too" if lacking else ""
-    return f"the newest on PyPI that {' and '.join(reasons) or 'was tried'}{left_out}"
-
-
-def _lacking(build: Build, capabilities: Iterable[Capability]) -> list[Capability]:
-    return [capability for capability in capabilities if not has_kernels(capability, build.architectures)]
+def why(capabilities: Sequence[Capability], driver: Optional[int]) -> str:
+    """What :func:`newest_for` looked at, in words."""
+    of = f" with kernels for compute capability {in_words(capabilities)}" if capabilities else ""
+    return f"the newest on PyPI{of} that runs with driver {driver}"
 
 
 def in_words(capabilities: Iterable[Capability]) -> str:

@@ -48,7 +48,7 @@ def _remedy(there: list[nvidia_smi.Capability], driver: Optional[int]) -> str:
     build = newest_for(there, driver)
     if build is None:
         return "no torch from 2.6 on can use them"
-    return f"pip install torch==={build.version}, {why(build, there, driver)}"
+    return f"pip install torch==={build.version}, {why(there, driver)}"
 
 
 if __name__ == "__main__":

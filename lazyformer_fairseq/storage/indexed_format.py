@@ -8,7 +8,6 @@ PREFIX.idx  type of the ids, number of items, sizes (int32, ids of each item), p
 """
 
 import mmap
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,18 +23,11 @@ from lazyformer_fairseq.storage.atomic import atomic_file
 
 # As in fairseq.data.indexed_dataset, which takes seconds to import; a test compares them.
 MAGIC = b"MMIDIDX\x00\x00"
-TYPES = {
-    1: np.uint8,
-    2: np.int8,
-    3: np.int16,
-    4: np.int32,
-    5: np.int64,
-    6: np.float64,
-    7: np.double,
-    8: np.uint16,
-    9: np.uint32,
-    10: np.uint64,
-}
+TYPES = dict(
+    enumerate(
+        (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.double, np.uint16, np.uint32, np.uint64), 1
+    )
+)
 HEADER = struct.Struct(f"<{len(MAGIC)}sQBQ")  # the format's version (1), a code for the type, the number of items
 BYTES_OF_ITEM = 4 + 8
 WRITE_AGAIN = "copy or binarise both files again"
@@ -173,22 +165,18 @@ def join_parts(parts: Sequence[Prefix], target: Prefix) -> None:
     """
     dtype = read_index(parts[0]).dtype
     for part in parts:
-        _check_part(part, dtype)
+        index = read_index(part)
+        if index.dtype != dtype:
+            raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
+        expected = int(index.sizes.sum(dtype=np.int64)) * dtype.itemsize
+        if (found := Path(f"{part}.bin").stat().st_size) != expected:
+            raise UserError(f"{part}.bin: {found} bytes, but its index speaks of {expected}; write the part again")
     with atomic_file(f"{target}.idx") as index, atomic_file(f"{target}.bin") as data:
         for part in parts:
             with open(f"{part}.bin", "rb") as source:
                 shutil.copyfileobj(source, data, 1 << 20)
         # Three passes over the parts' indexes: the sizes of a shard's sentences need not fit into memory.
         write_index(index, lambda: (read_index(part).sizes for part in parts), dtype)
-
-
-def _check_part(prefix: Prefix, dtype: np.dtype) -> None:
-    index = read_index(prefix)
-    if index.dtype != dtype:
-        raise UserError(f"{index.path}: its ids are {index.dtype}, those of the other parts {dtype}")
-    expected = int(index.sizes.sum(dtype=np.int64)) * dtype.itemsize
-    if (found := Path(f"{prefix}.bin").stat().st_size) != expected:
-        raise UserError(f"{prefix}.bin: {found} bytes, but its index speaks of {expected}; write the part again")
 
 
 def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]], dtype: Dtype) -> None:
@@ -199,23 +187,14 @@ def write_index(stream: BinaryIO, read_sizes: Callable[[], Iterable[np.ndarray]]
         dtype: numpy's type of the ids.
     """
     dtype = np.dtype(dtype)
-    stream.write(HEADER.pack(MAGIC, 1, _code_of(dtype), sum(map(len, read_sizes()))))
+    code = next(code for code, kind in TYPES.items() if dtype == kind)
+    stream.write(HEADER.pack(MAGIC, 1, code, sum(map(len, read_sizes()))))
     for sizes in read_sizes():
         sizes.astype(np.int32).tofile(stream)
-    for pointers in _pointers(read_sizes(), dtype.itemsize):
-        pointers.tofile(stream)
-
-
-def _code_of(dtype: np.dtype) -> int:
-    return next(code for code, type_ in TYPES.items() if dtype == type_)
-
-
-def _pointers(arrays: Iterable[np.ndarray], item_size: int) -> Iterator[np.ndarray]:
-    """int64: bytes before each item."""
     before = 0
-    for sizes in arrays:
-        ends = before + np.cumsum(sizes, dtype=np.int64) * item_size
-        yield ends - sizes.astype(np.int64) * item_size
+    for sizes in read_sizes():
+        ends = before + np.cumsum(sizes, dtype=np.int64) * dtype.itemsize
+        (ends - sizes.astype(np.int64) * dtype.itemsize).tofile(stream)
         before = ends[-1] if len(ends) else before
 
 
@@ -242,68 +221,26 @@ def check_items(
         raise UserError(
             f"{index.path}: an empty shard, it has no item; leave it out of --data, or binarise the text again"
         )
-    data = Path(f"{prefix}.bin")
-    vocab_size = np.iinfo(index.dtype).max + 1 if vocab_size is None else vocab_size
-    _check_start(index)
-    _check_type(index, vocab_size)
-    _check_size(index, data)
-    ids = np.memmap(data, dtype=index.dtype, mode="r")
-    pieces = _samples(index) if how == "quick" else _all_pieces(index, part, parts)
-    for first, last in pieces:
-        _check_piece(index, data, ids, first, last, vocab_size, eos)
-    return len(ids) - len(index.sizes)
-
-
-def _check_start(index: Index) -> None:
+    data, largest = Path(f"{prefix}.bin"), np.iinfo(index.dtype).max
+    vocab_size = largest + 1 if vocab_size is None else vocab_size
     if index.pointers[0] != 0:
         raise UserError(f"{index.path}: damaged: its first item starts at byte {index.pointers[0]:,}; {WRITE_AGAIN}")
-    if len(index.sizes) > 1 and index.sizes[0] > 0:
-        width = float(index.pointers[1] / index.sizes[0])
-        if width in (1, 2, 4, 8) and width != index.dtype.itemsize:
-            raise UserError(
-                f"{index.path}: its header says {index.dtype}, but its items lie as if an id had {width:.0f} bytes; "
-                f"{WRITE_AGAIN}"
-            )
-
-
-def _check_type(index: Index, vocab_size: int) -> None:
-    largest = np.iinfo(index.dtype).max
     if vocab_size - 1 > largest:
         raise UserError(
             f"{index.path}: its ids are {index.dtype}, at most {largest:,}, but dict.txt has {vocab_size:,} symbols: "
             "one of the two is of another corpus; take both from the same folder"
         )
-
-
-def _check_size(index: Index, data: Path) -> None:
     found, expected = data.stat().st_size, index.bytes
-    if found == expected:
-        return
-    if other := _index_of_size(data, found):
-        hint = f"{other} speaks of as many bytes: were files swapped? Put each beside its own"
-    elif width := _other_width(index, found):
-        hint = f"as many as ids of {width} bytes would take, but the index says {index.dtype}; binarise the text again"
-    else:
-        hint = WRITE_AGAIN
-    what = "truncated" if found < expected else "too long"
-    raise UserError(f"{data}: {what}: {found:,} bytes, {expected:,} by {index.path.name}; {hint}")
-
-
-def _index_of_size(data: Path, size: int) -> Optional[str]:
-    """Another index in the folder, or in its neighbours, that belongs to a .bin of `size` bytes."""
-    for path in sorted((*data.parent.glob("*.idx"), *data.parent.parent.glob(f"shard*/{data.stem}.idx"))):
-        if path != data.with_suffix(".idx"):
-            try:
-                if read_index(path.with_suffix("")).bytes == size:
-                    return os.path.relpath(path, data.parent)
-            except UserError:
-                continue
-    return None
-
-
-def _other_width(index: Index, found: int) -> Optional[int]:
-    count = index.bytes // index.dtype.itemsize
-    return next((width for width in (1, 2, 4, 8) if width * count == found), None)
+    if found != expected:
+        raise UserError(
+            f"{data}: {'truncated' if found < expected else 'too long'}: {found:,} bytes, {expected:,} by "
+            f"{index.path.name}; copy or binarise both files again, or put each beside its own"
+        )
+    ids = np.memmap(data, dtype=index.dtype, mode="r")
+    pieces = _samples(index) if how == "quick" else _all_pieces(index, part, parts)
+    for first, last in pieces:
+        _check_piece(index, data, ids, first, last, vocab_size, eos)
+    return len(ids) - len(index.sizes)
 
 
 def _samples(index: Index) -> Iterator[tuple[int, int]]:
@@ -317,10 +254,8 @@ def _samples(index: Index) -> Iterator[tuple[int, int]]:
 
 def _all_pieces(index: Index, part: int, parts: int) -> Iterator[tuple[int, int]]:
     items = len(index.sizes)
-    name = os.path.join(index.path.parent.name, index.path.stem)
-    with tqdm(
-        total=items, desc=f"checking {name}", unit="item", unit_scale=True, disable=True if part else None
-    ) as bar:
+    name = f"checking {index.path.parent.name}/{index.path.stem}"
+    with tqdm(total=items, desc=name, unit="item", unit_scale=True, disable=True if part else None) as bar:
         start, number = 0, 0
         while start < items:
             end = _end_of_piece(index, start, ITEMS_AT_ONCE, IDS_AT_ONCE)

@@ -53,8 +53,7 @@ def test_without_nvidia_smi(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "visible"),
-    [("0, 2", ["0", "2"]), ("GPU-8a9b", ["GPU-8a9b"]), ("", []), ("-1", []), ("1,-1,2", ["1"])],
+    ("chosen", "visible"), [("0, 2", ["0", "2"]), ("GPU-8a9b", ["GPU-8a9b"]), ("", []), ("-1", []), ("1,-1,2", ["1"])]
 )
 def test_gpus_that_torch_will_not_see_do_not_count(machine, monkeypatch, chosen, visible):
     machine("9.0", "9.0", "9.0")

@@ -5,12 +5,10 @@ import re
 import pytest
 import torch
 from helpers import ROOT
-from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from lazyformer_fairseq.devices import torch_builds
-from lazyformer_fairseq.devices.torch_builds import BUILDS, can_run, has_kernels, newest_for, why
+from lazyformer_fairseq.devices.torch_builds import BUILDS, can_run, has_kernels, newest_for
 
 P100, GTX_1080, V100, T4, A100, L4, H100, B200, RTX_5090 = (
     *((6, 0), (6, 1), (7, 0), (7, 5), (8, 0)),
@@ -45,45 +43,6 @@ CAPABILITIES = st.sampled_from([(3, 5), (5, 2), P100, GTX_1080, V100, T4, A100, 
 def test_the_newest_that_the_gpus_and_the_driver_run(there, driver, version):
     found = newest_for(there, driver)
     assert (found and found.version) == version
-
-
-@given(st.lists(CAPABILITIES, min_size=1, max_size=4), st.sampled_from([None, 450, 525, 579, 580, 600]))
-def test_no_other_build_serves_more_gpus(there, driver):
-    def served(build):
-        return sum(has_kernels(capability, build.architectures) for capability in there)
-
-    runnable = [build for build in BUILDS if can_run(driver, build.cuda)]
-    found = newest_for(there, driver)
-    assert (served(found) if found else 0) == max(map(served, runnable), default=0)
-    if found:
-        assert all(served(build) < served(found) for build in runnable[: runnable.index(found)]), "a newer one"
-
-
-@pytest.mark.parametrize(
-    ("there", "driver", "reason"),
-    [
-        ([V100, V100], 580, "the newest on PyPI that has kernels for compute capability 7.0"),
-        (
-            [RTX_5090, V100],
-            550,
-            "the newest on PyPI that has kernels for compute capability 7.0 and 12.0",
-        ),
-        (
-            [A100],
-            550,
-            "the newest on PyPI that has kernels for compute capability 8.0 "
-            "and runs with driver 550 (2.13.0 needs 580)",
-        ),
-        ([], 550, "the newest on PyPI that runs with driver 550 (2.13.0 needs 580)"),
-        (
-            [RTX_5090, P100],
-            580,
-            "the newest on PyPI that has kernels for compute capability 12.0; none has them for 6.0 too",
-        ),
-    ],
-)
-def test_the_reason_is_said(there, driver, reason):
-    assert why(newest_for(there, driver), there, driver) == reason
 
 
 # NVIDIA's guide: "cubin generated for compute capability X.y executes on X.z with z >= y"; PTX on all later ones.
@@ -130,7 +89,3 @@ def test_the_page_has_what_is_chosen():
             there = [tuple(map(int, text.split(".")))]
             assert [newest_for(there, driver).version for driver in (580, 579)] == versions
             assert newest_for(there, 525).version == versions[1]
-
-
-def test_capabilities_in_words():
-    assert torch_builds.in_words([(12, 0), (7, 0), (9, 0), (7, 0)]) == "7.0, 9.0 and 12.0"

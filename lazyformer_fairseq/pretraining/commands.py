@@ -8,15 +8,17 @@ from typing import Any, Optional
 
 import click
 
-from lazyformer_fairseq.arguments import refuse_missing_folders
+from lazyformer_fairseq.arguments import options_by_name, refuse_missing_folders
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.options import Command, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.launch import Launch, find_config, refuse_unknown_arch
-from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, RECIPES, causal_options
+from lazyformer_fairseq.pretraining.launch import Launch, find_config, refuse_unknown, words_of_options
+from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
+from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, PHASES, RECIPES, causal_options
 
 SETTINGS = {"ignore_unknown_options": True}
 GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
+WEIGHTS = "model.safetensors"
 PER_GPU = ("--sequences-per-gpu", "--batch-size", "--max-sentences")
 
 
@@ -32,9 +34,13 @@ class Pretraining(Launch):
         None, "A multiple of nodes x gpus.", low=1, shown="the recipe's; table5's is 256"
     )
     recipe: Optional[str] = option(
-        None, "table5, or a phase of PAR BERT's, both of which `lazyformer pretrain-phases` runs.",
-        choices=tuple(RECIPES), shown="table5",
-    )  # fmt: skip
+        None, "table5, a phase of PAR BERT's, or both in turn.", choices=("table5", *PHASES, "phases"), shown="table5"
+    )
+    phase1: str = option("", "With --recipe phases, for phase 1 alone, as '--max-update 100'.", metavar="'OPTIONS'")
+    phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
+    distill: Optional[Path] = option(
+        None, "Where ARCH is a folder: a teacher, a checkpoint or its folder.", metavar="ORIGINAL"
+    )
 
 
 @dataclass(frozen=True)
@@ -70,35 +76,58 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     \b
     --recipe phase1: 7,038 updates of 65,536 sequences of 128 tokens, LAMB, peak rate 6e-3, 28.43% warm-up
     --recipe phase2: 1,563 updates of 32,768 sequences of 512 tokens, LAMB, peak rate 4e-3, 12.8% warm-up
+    --recipe phases: both, in DIR/phase1 and DIR/phase2, which starts from phase 1's weights; see docs/par_bert.md
 
     Run again, it resumes from its last checkpoint, on as many GPUs as there are then. It saves every 5,000 updates and
     keeps three of these, and for good those of every 100,000th update (--keep-updates-list), as the paper fine-tunes
     some. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and ends it with exit code 75 (Ctrl-C: 130).
 
+    ARCH may be a folder that `lazyformer import` or `lazyformer export` wrote: its model goes on with masked LM, for
+    100,000 updates, a tenth. With --distill it learns from ORIGINAL too: from its words (--distill-words-weight,
+    --distill-temperature) and its last attention (--distill-attention-weight). See docs/warm_start.md.
+
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
     fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
     """
-    recipe, per_update = RECIPES[run.recipe or "table5"], run.sequences_per_update
-    sequences = per_update or recipe.sequences
     if arch.endswith(".yaml"):
         if run.recipe:
             raise UserError(f"--recipe {run.recipe}: {arch} is a recipe itself; write recipe={run.recipe} behind it")
-        run.refuse_uneven(per_update or 256, "sequences")
-        return _from_yaml(run, arch, "pretraining", data, given, per_update)
+        run.refuse_uneven(run.sequences_per_update or 256, "sequences")
+        return _from_yaml(run, arch, "pretraining", data, given, run.sequences_per_update)
+    warm = Path(arch) if arch not in ARCHITECTURES and Path(arch).is_dir() else None
+    if warm is None:
+        refuse_unknown(arch, ARCHITECTURES, "arch or folder")
+    if run.distill and not (warm and run.distill.exists()):
+        raise UserError(
+            f"{run.distill}: no such file or folder" if warm else f"--distill: {arch} is no folder of a model"
+        )
+    if run.recipe and warm:
+        raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
+    if run.recipe == "phases":
+        words = words_of_options(run, without=("recipe", "phase1", "phase2"))
+        return pretrain_in_phases(arch, data, [*words, *given], run.phase1, run.phase2, run.dry_run)
+    recipe = RECIPES["continue" if warm else run.recipe or "table5"]
+    sequences = run.sequences_per_update or recipe.sequences
     run.refuse_uneven(sequences, "sequences")
-    refuse_unknown_arch(arch, ARCHITECTURES)
     _check(run, data)
-    tokens = recipe.tokens or ARCHITECTURES[arch].max_positions or 512
+    model = _options_of_model(warm) if warm else ["--arch", arch]
+    tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
-    job = job_of(arch, None, data, (*sizes, *given), per_update)
-    run.show_plan(job)
-    at_once = (16 if run.found else 4) * max(1, 512 // tokens)
+    job = job_of("bert_base" if warm else arch, None, data, (*sizes, *model[2:], *given), run.sequences_per_update)
+    at_once = (16 if run.found else 4) * (1 if warm else max(1, 512 // tokens))
+    if not run.distill:  # whose memory is not counted
+        run.show_plan(job)
+    batch = run.per_gpu or (at_once if run.distill else run.batch(job, at_once))
     options = f"""
-        --task full_sentences_masked_lm --arch {arch} --criterion masked_lm_accuracy {recipe.options}
-        --batch-size {run.per_gpu or run.batch(job, at_once)} --required-batch-size-multiple 1
-        --save-dir checkpoints/{arch} --no-epoch-checkpoints
-        --num-workers 2 --log-format simple --seed 1"""
-    run.train(data, [*sizes, *shlex.split(options)], given)
+        --task full_sentences_masked_lm --criterion {"continued_masked_lm" if warm else "masked_lm_accuracy"}
+        {recipe.options} --batch-size {batch} --required-batch-size-multiple 1
+        --no-epoch-checkpoints --num-workers 2 --log-format simple --seed 1"""
+    words = [*model, *sizes, *shlex.split(options), "--save-dir", f"checkpoints/{Path(arch).absolute().name}"]
+    if warm:
+        words += ["--finetune-from-model", str(warm / WEIGHTS)]
+    if run.distill:
+        words += ["--distill", str(run.distill), "--warm-start", str(warm / "warm_start.json")]
+    run.train(data, words, given)
 
 
 @click.command(cls=Command, context_settings=SETTINGS)
@@ -140,7 +169,7 @@ def train(arch: str, data: str, given: tuple[str, ...], run: Training) -> None:
             behind = run.recipe.replace("-", "_")
             raise UserError(f"--recipe {run.recipe}: with a YAML file write recipe={behind} behind it")
         return _from_yaml(run, arch, "language_modeling", data, given, run.rows_per_update)
-    refuse_unknown_arch(arch, CAUSAL_ARCHITECTURES)
+    refuse_unknown(arch, CAUSAL_ARCHITECTURES)
     _check(run, data)
     job = job_of(arch, None, data, given, rows)
     run.show_plan(job)
@@ -183,3 +212,16 @@ def _check(run: Launch, data: str) -> None:
     """Raises a UserError where the data is not here; ``--dry-run`` may be given on another machine."""
     if not run.dry_run:
         refuse_missing_folders(data)
+
+
+def _options_of_model(warm: Path) -> list[str]:
+    """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
+    if not (warm / WEIGHTS).is_file():
+        raise UserError(f"{warm / WEIGHTS}: no such file or folder")
+    from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import CONFIG_FILE, read_config
+
+    words = ["--arch", "lazyformer"]
+    for name, value in read_config(warm / CONFIG_FILE).items():
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words

@@ -3,18 +3,18 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
 
 from lazyformer_fairseq.devices.nvidia_smi import count_gpus, smallest_memory
 from lazyformer_fairseq.devices.precision import precision_here
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.options import option
+from lazyformer_fairseq.options import PRECISION, flag_of, option
 
 if TYPE_CHECKING:
     from lazyformer_fairseq.measure.planning.job import Job
@@ -44,9 +44,7 @@ class Launch:
         None, "Times that all processes start again, from the last checkpoint, when one dies.",
         low=0, shown="3; 0 where there is only one process",
     )  # fmt: skip
-    fp16: bool = option(False, "The precision.", shown="on GPUs without bf16")
-    bf16: bool = option(False, "The precision.", shown="on GPUs that have it")
-    fp32: bool = option(False, "The precision.", shown="on a CPU")
+    precision: Optional[str] = PRECISION()
     fit: bool = option(True, "Take as large a batch as fits the GPUs' memory by formula, unless you give one.")
     dry_run: bool = option(
         False, "Print the command, and on standard error what `lazyformer plan` prints; run nothing."
@@ -62,8 +60,6 @@ class Launch:
             raise UserError(f"--node-rank {self.node_rank}: --nodes {self.nodes} are numbered from 0 to {last}")
         if self.found and self.processes > self.found:
             raise UserError(f"--gpus {self.processes}: this node has {self.found}; give as many at most")
-        if len(given := self._given_precisions) > 1:
-            raise UserError(f"--{given[0]}, --{given[1]}: give one precision")
 
     @cached_property
     def found(self) -> int:
@@ -114,7 +110,7 @@ class Launch:
 
         try:
             made = job()
-            precision = self._precision if self.found or self._given_precisions else "fp16"
+            precision = self.precision or (precision_here() if self.found else "fp16")
             place = Place(self.world, (self.found and smallest_memory()) or V100_BYTES, precision)
             click.echo(as_text(make_plan(made, place, made.attention_backend)), err=True)
         except UserError as error:
@@ -122,7 +118,9 @@ class Launch:
 
     def train(self, data: str, options: list[str], given: tuple[str, ...]) -> None:
         """Becomes fairseq-train on `data`, with `options` and those that the user has `given`, which win."""
-        refuse_own(given)
+        for name in (word.partition("=")[0] for word in given):
+            if advice := OWN.get(name):
+                raise UserError(f"{name}: {advice}")
         options = [*options, "--distributed-world-size", str(self.world)]
         if not self.found:
             options.append("--cpu")
@@ -150,12 +148,8 @@ class Launch:
         self._become("lazyformer_fairseq.pretraining.hydra_train", [*where, *words, *given])
 
     @property
-    def _given_precisions(self) -> list[str]:
-        return [name for name in ("fp16", "bf16", "fp32") if getattr(self, name)]
-
-    @property
     def _precision(self) -> str:
-        return next(iter(self._given_precisions), None) or precision_here()
+        return self.precision or precision_here()
 
     def _torchrun(self) -> list[str]:
         """What stands before the module that trains; nothing where one process is neither shared nor restarted."""
@@ -186,24 +180,27 @@ class Launch:
 
 
 def _in_hydras_words(value: Setting) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, str):
         return "'{}'".format(value.replace("\\", "\\\\").replace("'", "\\'"))
-    return str(value)
+    return str(value).lower()
 
 
-def refuse_own(given: tuple[str, ...]) -> None:
-    """Raises a UserError for an option of fairseq-train that a launch decides."""
-    for word in given:
-        if advice := OWN.get(word.partition("=")[0]):
-            raise UserError(f"{word.partition('=')[0]}: {advice}")
-
-
-def refuse_unknown_arch(name: str, known: Iterable[str]) -> None:
+def refuse_unknown(name: str, known: Iterable[str], what: str = "arch") -> None:
     """Raises a UserError, with the nearest names."""
     if name not in known:
-        raise UserError(f"{name}: no such arch{nearest(name, known)}")
+        raise UserError(f"{name}: no such {what}{nearest(name, known)}")
+
+
+def words_of_options(run: Any, without: Collection[str]) -> list[str]:
+    """Options of a command that were given, as words of a command line."""
+    words = []
+    for one in fields(run):
+        value = getattr(run, one.name)
+        if one.name in without or value == one.default:
+            continue
+        flag = flag_of(one)
+        words += [flag, str(value)] if not isinstance(value, bool) else [flag if value else flag.replace("--", "--no-")]
+    return words
 
 
 def find_config(name: str, kind: str) -> Path:

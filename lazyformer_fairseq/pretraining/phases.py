@@ -1,4 +1,4 @@
-"""The command ``lazyformer pretrain-phases``: PAR BERT's two phases, each a ``lazyformer pretrain`` of its own.
+"""``lazyformer pretrain --recipe phases``: PAR BERT's two phases, each a ``lazyformer pretrain`` of its own.
 
 OUT/phases.json             the settings, the same at every start
 OUT/phase1, OUT/phase2      what `lazyformer pretrain` writes; finished.json in it once all updates are made
@@ -7,16 +7,12 @@ OUT/phase1, OUT/phase2      what `lazyformer pretrain` writes; finished.json in 
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Optional
 
 import click
 
 from lazyformer_fairseq.arguments import options_by_name, refuse_missing_folders, words_of
 from lazyformer_fairseq.child_process import run_to_its_end
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
-from lazyformer_fairseq.pretraining.commands import GIVEN, SETTINGS
-from lazyformer_fairseq.pretraining.launch import refuse_unknown_arch
 from lazyformer_fairseq.pretraining.recipes import PHASES, RECIPES
 from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.storage.run_lock import keep_settings
@@ -29,52 +25,27 @@ OWN = {
 }
 # What may change when a pre-training is resumed: it changes how it runs, not what is trained.
 FREE = (
-    *("gpus", "nodes", "node_rank", "master", "max_restarts", "fp16", "bf16", "fp32", "fit", "no_fit", "dry_run"),
+    *("gpus", "nodes", "node_rank", "master", "max_restarts", "precision", "fit", "no_fit", "dry_run", "save_dir"),
     *("sequences_per_gpu", "batch_size", "max_sentences", "batch_size_valid", "num_workers", "ddp_backend"),
     *("attention_backend", "lazy_backend", "compile", "verify"),
     *("log_interval", "log_format", "tensorboard_logdir", "wandb_project"),
     *("save_interval_updates", "keep_interval_updates", "keep_updates_list", "validate_interval_updates"),
 )
-TINY = {
-    "phase1": "--tokens-per-sample 32 --sequences-per-update 64 --max-update 300 --lr 1e-2",
-    "phase2": "--tokens-per-sample 128 --sequences-per-update 32 --max-update 66 --lr 6.7e-3",
-}
-TINY_BOTH = (
-    "--encoder-embed-dim 48 --encoder-ffn-embed-dim 192 --encoder-attention-heads 2 --max-positions 128 --dropout 0 "
-    "--attention-dropout 0 --batch-size 64 --num-workers 0 --save-interval-updates 50 --max-valid-steps 10"
-)
 
 
-@click.command("pretrain-phases", context_settings=SETTINGS)
-@click.argument("arch")
-@click.argument("data")
-@GIVEN
-@click.option("--save-dir", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder OUT of both phases.  [default: checkpoints/ARCH_phases]")  # fmt: skip
-@click.option("--phase1", default="", metavar="'OPTIONS'", show_default=False,
-              help="For phase 1 alone, as '--max-update 100 --lr 1e-3'.")  # fmt: skip
-@click.option("--phase2", default="", metavar="'OPTIONS'", show_default=False, help="For phase 2 alone.")
-@click.option("--tiny", is_flag=True, help="Both phases in miniature: some 95 seconds on one core.")
-def pretrain_phases(
-    arch: str, data: str, given: tuple[str, ...], save_dir: Optional[Path], phase1: str, phase2: str, tiny: bool
-) -> None:
-    """Pre-train ARCH (par_bert_base, bert_base, ...) on DATA in PAR BERT's two phases, on the GPUs there are.
+def pretrain_in_phases(arch: str, data: str, given: list[str], phase1: str, phase2: str, is_dry: bool) -> None:
+    """Runs both phases, each as a process, to their ends. A phase that is finished is not repeated.
 
-    \b
-    OUT/phase1: 7,038 updates of 65,536 sequences of 128 tokens, peak rate 6e-3, 28.43% warm-up
-    OUT/phase2: 1,563 updates of 32,768 sequences of 512 tokens, peak rate 4e-3, 12.8% warm-up
+    Args:
+        given: options of ``lazyformer pretrain`` and of fairseq-train, for both phases.
+        phase1, phase2: more of these, for one phase, which win.
 
-    Both: LAMB, weight decay 0.01 but for biases and LayerNorms, clip 1.0, decay to zero by the square root of what is
-    left. Phase 2 starts from phase 1's weights, with a fresh optimizer and schedule, and packs the text anew. Options
-    of `lazyformer pretrain` and of fairseq-train may follow, for both phases, and win: --gpus 4, --seed 2.
-
-    Stop it at any time; rerun to resume. A phase that is finished is not repeated. The model is OUT/phase2. See
-    docs/par_bert.md.
+    Raises:
+        UserError: an option that cannot be given, or other settings than before in the same folder.
+        SystemExit: a phase was stopped, or failed: with its exit code.
     """
-    refuse_unknown_arch(arch, ARCHITECTURES)
-    out = save_dir or Path(f"checkpoints/{arch}_phases")
-    words = {phase: _words(phase, own, given, tiny) for phase, own in (("phase1", phase1), ("phase2", phase2))}
-    is_dry = "--dry-run" in given
+    out = Path(options_by_name(given).get("save_dir", f"checkpoints/{arch}_phases"))
+    words = {phase: _words(phase, own, given) for phase, own in zip(PHASES, (phase1, phase2), strict=True)}
     if not is_dry:
         refuse_missing_folders(data)
         settings = {"arch": arch, "data": data, **_kept(words)}
@@ -83,25 +54,20 @@ def pretrain_phases(
     for phase in PHASES:
         _run(phase, arch, data, out / phase, words[phase], is_dry)
     if not is_dry:
-        click.echo(_what_next(out / PHASES[-1] / LAST))
+        model = out / PHASES[-1] / LAST
+        click.echo(f"both phases are finished; the model is {model}. To fine-tune it:")
+        click.echo(f"  lazyformer finetune {model} GLUE_DATA RESULTS")
+        click.echo(f"  lazyformer finetune --task squad {model} SQUAD_DATA RESULTS")
 
 
-def _what_next(model: Path) -> str:
-    return f"""both phases are finished; the model is {model}. To fine-tune it:
-  lazyformer finetune {model} GLUE_DATA RESULTS
-  lazyformer finetune-squad {model} SQUAD_DATA RESULTS"""
-
-
-def _words(phase: str, options: str, given: tuple[str, ...], tiny: bool) -> list[str]:
+def _words(phase: str, options: str, given: list[str]) -> list[str]:
     """Options of `lazyformer pretrain`; of several with the same name the last counts."""
     own = words_of(options, f"--{phase}")
-    refused = {*options_by_name(given), *options_by_name(own)} & set(OWN)
-    if phase == PHASES[0] and "finetune_from_model" not in options_by_name(given):
-        refused -= {"finetune_from_model"}
-    if refused:
-        name = min(refused)
-        raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
-    return [*(f"{TINY_BOTH} {TINY[phase]}".split() if tiny else []), *given, *own]
+    refused = OWN if phase == "phase2" else OWN.keys() - {"finetune_from_model"}
+    for name in (*options_by_name(own), *options_by_name(given)):
+        if name in refused and (name in options_by_name(own) or name != "save_dir"):
+            raise UserError(f"--{name.replace('_', '-')}: {OWN[name]}")
+    return [*given, *own]
 
 
 def _kept(words: dict[str, list[str]]) -> dict[str, str]:
@@ -121,7 +87,7 @@ def _run(phase: str, arch: str, data: str, folder: Path, words: list[str], is_dr
         return
     click.echo(f"{phase}: {folder}", err=True)
     command = [sys.executable, "-m", "lazyformer_fairseq.cli", "pretrain", arch, data]
-    ended = run_to_its_end([*command, "--recipe", phase, "--save-dir", str(folder), *words])
+    ended = run_to_its_end([*command, *words, "--recipe", phase, "--save-dir", str(folder)])
     if ended.code:
         how = "stopped" if ended.was_stopped else f"ended with exit code {ended.code}"
         click.echo(f"{phase}: {how}; rerun to resume", err=True)

@@ -30,13 +30,12 @@ class Recipe:
     options: str
 
 
+ADAM = """--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01
+    --save-interval-updates 5000 --keep-interval-updates 3 --log-interval 100"""
 RECIPES = {
-    "table5": Recipe(
-        "LazyFormer, Table 5", None, 256, 1_000_000,
-        "--optimizer fused_adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0 "
-        "--lr-scheduler linear_warmup --lr 1e-4 --warmup-ratio 0.01 --log-interval 100 "
-        f"--save-interval-updates 5000 --keep-interval-updates 3 --keep-updates-list {LAZYFORMER_KEPT}",
-    ),
+    "table5": Recipe("LazyFormer, Table 5", None, 256, 1_000_000, f"{ADAM} --keep-updates-list {LAZYFORMER_KEPT}"),
+    "continue": Recipe("a tenth of it, for a trained model", None, 256, 100_000, ADAM),
     # Tokens, sequences and updates are the paper's, which says no more than NVLAMB of all else: that is what NVIDIA's
     # BERT (DeepLearningExamples, PyTorch) has for the same sequences and updates.
     "phase1": Recipe(

@@ -87,7 +87,7 @@ def _continue_lines(result: Mapping[str, Any], path: Path) -> str:
     """Commands that go on with pre-training, one for each budget."""
     data = result["text"] if Path(result["text"]).is_dir() else "DATA"
     folders = [path / "models" / f"{row['budget']:g}" for row in result["budgets"]]
-    lines = [f"lazyformer continue {folder} {data} --save-dir {path / 'trained' / folder.name}" for folder in folders]
+    lines = [f"lazyformer pretrain {folder} {data} --save-dir {path / 'trained' / folder.name}" for folder in folders]
     return "\n".join(["```bash", *lines, "```"])
 
 

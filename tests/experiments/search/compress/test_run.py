@@ -81,7 +81,7 @@ def test_a_search_and_what_it_writes(model, data_folder, latencies, tmp_path):
         assert found["on_other_text"]["above"] == pytest.approx(rise_on_other_text(old, hub, data_folder), abs=1e-5)
         record = json.loads((folder / "warm_start.json").read_text())
         assert (record["old_pattern"], record["new_pattern"]) == ("sfsf", found["pattern"])
-        assert f"lazyformer continue {folder} {data_folder} --save-dir" in (out / "report.md").read_text()
+        assert f"lazyformer pretrain {folder} {data_folder} --save-dir" in (out / "report.md").read_text()
         assert found["pattern"] in [expand(pattern) for pattern in patterns_in(said)]
 
 
@@ -163,7 +163,7 @@ def test_a_bert_of_the_hub_is_imported_first(tmp_path, kind):
     assert CliRunner().invoke(main, ["import", str(tmp_path / "in"), str(tmp_path / "ours")]).exit_code == 0
     words = ("--tokens", 64, "--candidates", "identity", "--top", 1, "--budgets", 0.8)
     said = search("compress", tmp_path / "ours", tmp_path / "text.txt", tmp_path / "out", *words)
-    assert "`" in said and "lazyformer continue" in (tmp_path / "out" / "report.md").read_text()
+    assert "`" in said and "lazyformer pretrain" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_causal_model_is_refused(tmp_path, data_folder):

@@ -15,7 +15,7 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMCo
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdamConfig
 from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLambConfig
-from lazyformer_fairseq.fairseq_plugin.optim.schedules import LinearWarmupConfig, PolynomialWarmupConfig
+from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingConfig
@@ -84,7 +84,7 @@ CONFIGS = {
     "`--criterion continued_masked_lm`": ContinuedMaskedLMConfig,
     "`--optimizer fused_adam`": FusedAdamConfig,
     "`--optimizer nvlamb`": NvLambConfig,
-    "`--lr-scheduler linear_warmup`": LinearWarmupConfig,
+    "`--lr-scheduler linear_warmup`": WarmupConfig,
     "`--lr-scheduler polynomial_warmup`": PolynomialWarmupConfig,
 }
 SET_BY_ARCH = {

@@ -101,7 +101,7 @@ REPLACEMENTS = (
         LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "models.safetensors_files:loading_checkpoints",
         "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle"),
     Replacement(
-        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoint_loading:checking_archive_first",
+        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoint_loading:refusing_archives",
         "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
     Replacement(LOADING, "os:environ", "reliability.checkpoint_loading:forbid_unsafe_loads",
                 "a variable of the environment switches torch's protection off", MAKES),
@@ -162,18 +162,29 @@ _ABSENT = object()
 _before: dict[Replacement, Any] = {}  # what stood where ours is in place now
 
 
-def install(*stages: Stage) -> list[Replacement]:
+def install(*stages: Stage, strict: bool = False) -> list[Replacement]:
     """Puts the rows of some stages in place, in the table's order; skips those already there.
 
-    Warns of rows that do not fit: stock tasks can do without them. :func:`start_run` refuses.
+    Warns of rows whose target is not there: stock tasks can do without them.
+
+    Args:
+        strict: a run of ours cannot.
 
     Returns:
         Those that were not in place before.
+
+    Raises:
+        UserError: `strict`, and a target is not there.
     """
-    misfits = _misfits(*stages)
+    missing = [row for row in REPLACEMENTS if row.stage in stages and row not in _before]
+    misfits = {row: misfit for row in missing if (misfit := find_misfit(row))}
     if misfits:
-        logger.warning(_in_words(misfits))
-    fresh = [row for row in REPLACEMENTS if row.stage in stages and row not in _before and row not in misfits]
+        listed = "\n  ".join(misfits.values())
+        message = f"the plugin is written for {WRITTEN_FOR}; install that, these do not fit\n  {listed}"
+        if strict:
+            raise UserError(message)
+        logger.warning(message)
+    fresh = [row for row in missing if row not in misfits]
     for row in fresh:
         _put(row)
     return fresh
@@ -189,8 +200,7 @@ def start_run(command_line: bool = False) -> None:
         UserError: names every row that does not fit; a run that only some of them protect is not safe.
     """
     stages = set(Stage) if command_line else set(Stage) - {Stage.COMMAND_LINE}
-    _refuse_misfits(*stages)
-    install(*stages)
+    install(*stages, strict=True)
 
 
 @contextmanager
@@ -200,8 +210,7 @@ def loading_safely() -> Iterator[None]:
     Raises:
         UserError: as :func:`start_run`.
     """
-    _refuse_misfits(Stage.LOADING)
-    fresh = install(Stage.LOADING)
+    fresh = install(Stage.LOADING, strict=True)
     try:
         yield
     finally:
@@ -210,63 +219,15 @@ def loading_safely() -> Iterator[None]:
                 _remove(row)
 
 
-def _refuse_misfits(*stages: Stage) -> None:
-    if misfits := _misfits(*stages):
-        raise UserError(_in_words(misfits))
-
-
-def _misfits(*stages: Stage) -> dict[Replacement, str]:
-    """The rows not yet in place that do not fit, and why."""
-    missing = (row for row in REPLACEMENTS if row.stage in stages and row not in _before)
-    return {row: misfit for row in missing if (misfit := find_misfit(row))}
-
-
-def _in_words(misfits: dict[Replacement, str]) -> str:
-    listed = "\n  ".join(misfits.values())
-    return f"the plugin is written for {WRITTEN_FOR}; install that, these do not fit\n  {listed}"
-
-
 def find_misfit(row: Replacement) -> Optional[str]:
-    """What is wrong with a row's target, in words; None where it is as ours expects it."""
+    """What is wrong with a row's target, in words; None where it is there. A test compares the parameters."""
     try:
         _, name, standing = _find(row.target)
     except (ImportError, AttributeError) as error:
         return f"{row.target} is not there ({error})"
-    if standing is _ABSENT:  # a module may shadow a name of Python's
-        return None if hasattr(builtins, name) else f"{row.target} is not there"
-    if row.how is How.MAKES or inspect.isbuiltin(standing):
-        return None
-    ours = _ours(row)
-    if not inspect.isclass(ours):
-        return _other_parameters(row.target, standing, ours, 1 if row.how is How.AROUND else 0)
-    methods = [method for method in vars(ours).values() if getattr(method, "__override__", False)]
-    return "\n  ".join(filter(None, (_misfit_of_method(row.target, standing, method) for method in methods))) or None
-
-
-def _misfit_of_method(target: str, base: type, ours: Any) -> Optional[str]:
-    """The same for a method that says ``@override``."""
-    function = getattr(ours, "__func__", ours)
-    theirs = inspect.getattr_static(base, function.__name__, None)
-    if theirs is None:
-        return f"{target}.{function.__name__} is not there"
-    return _other_parameters(f"{target}.{function.__name__}", theirs, function)
-
-
-def _other_parameters(target: str, standing: Any, ours: Callable, skip: int = 0) -> Optional[str]:
-    theirs, takes_all = _parameters(getattr(standing, "__func__", standing))
-    names, passes_all_on = _parameters(ours)
-    names = names[skip:]
-    if takes_all or names == (theirs[: len(names)] if passes_all_on else theirs):
-        return None
-    return f"{target} takes ({', '.join(theirs)}), not ({', '.join(names)})"
-
-
-def _parameters(function: Callable) -> tuple[list[str], bool]:
-    """Names of a function's parameters, and whether it takes any others too, as one does that passes all on."""
-    parameters = inspect.signature(function).parameters.values()
-    any_others = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    names = [parameter.name for parameter in parameters if parameter.kind not in any_others]
-    return names, any_others <= {parameter.kind for parameter in parameters}
+    if standing is _ABSENT and not hasattr(builtins, name):  # a module may shadow a name of Python's
+        return f"{row.target} is not there"
+    return None
 
 
 def _find(target: str) -> tuple[Any, str, Any]:

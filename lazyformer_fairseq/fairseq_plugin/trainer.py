@@ -162,12 +162,7 @@ class SafeTrainer(fairseq_trainer.Trainer):
 
     @override
     def load_checkpoint(
-        self,
-        filename,
-        reset_optimizer=False,
-        reset_lr_scheduler=False,
-        optimizer_overrides=None,
-        reset_meters=False,
+        self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None, reset_meters=False
     ):
         """Also loads what was skipped so far and what the task carries; keeps what fairseq forgets of an epoch.
 
@@ -184,21 +179,16 @@ class SafeTrainer(fairseq_trainer.Trainer):
             return None
         if hasattr(self.task, "take_from_checkpoint"):  # fairseq sends the state to all processes, but not to the task
             self.task.take_from_checkpoint(extra_state)
-        if not extra_state["train_iterator"]["iterations_in_epoch"]:
-            self._go_on_between_epochs(extra_state, not reset_meters, not (reset_optimizer or reset_lr_scheduler))
-        return extra_state
-
-    def _go_on_between_epochs(self, extra_state: dict, with_meters: bool, with_schedule: bool) -> None:
-        """Of an epoch that was over when its checkpoint was written, keeps what fairseq forgets.
-
-        The schedule would have received its validation next. The log's averages over the last updates continue from
-        epoch to epoch; only those of the whole epoch start anew.
-        """
-        if with_meters:
+        if extra_state["train_iterator"]["iterations_in_epoch"]:
+            return extra_state
+        # The epoch was over. The log's averages over the last updates continue from epoch to epoch; only those of the
+        # whole epoch start anew. The schedule would have received its validation next.
+        if not reset_meters:
             meters = extra_state.get("metrics", {})
             metrics.load_state_dict({name: meters[name] for name in ("train_inner",) if name in meters})
-        if with_schedule:
+        if not (reset_optimizer or reset_lr_scheduler):
             self.lr_step(extra_state["train_iterator"]["epoch"] - 1, extra_state.get("val_loss"))
+        return extra_state
 
     def _save_if_listed(self) -> None:
         """For ``--keep-updates-list``: saves what fairseq's ``save_checkpoint`` does, as ``checkpoint_update_N.pt``."""

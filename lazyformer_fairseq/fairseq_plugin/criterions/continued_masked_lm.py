@@ -5,25 +5,24 @@ training alone: checkpoints hold the new model and nothing else, validation meas
 the original again.
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion, total, with_spans
+from lazyformer_fairseq.fairseq_plugin.models import hub
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
@@ -31,27 +30,19 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
-FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
-ENCODERS = "lazyformer"  # fairseq's name of the model class
 LEAST = 1e-9  # of a student's probability, where it cannot look
 _ADVICE = "give --distill-attention-weight 0"
 
 
 @dataclass
 class ContinuedMaskedLMConfig(FairseqDataclass):
-    distill: Optional[str] = option(
-        None, "a checkpoint, or a folder with one: the teacher, whose words and last attention the model learns too"
-    )
+    distill: Optional[str] = option(None, "a teacher: a checkpoint, or a folder with one")
     distill_temperature: float = option(2.0, "of the words' distributions, teacher's and model's")
     distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
     distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
-    distill_attention_weight: float = option(
-        1.0, "of its last attention distribution: the mean divergence of a query counts as much as a masked word's"
-    )
+    distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
     replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see warm_start.md")
-    warm_start: Optional[str] = option(
-        None, "warm_start.json of `lazyformer import`; where it says that heads were moved, --distill follows them"
-    )
+    warm_start: Optional[str] = option(None, "warm_start.json of `lazyformer import`")
 
 
 @register_criterion("continued_masked_lm", dataclass=ContinuedMaskedLMConfig)
@@ -64,9 +55,16 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
 
     def __init__(self, cfg: ContinuedMaskedLMConfig, task):
         super().__init__(task)
-        _check(cfg)
+        if cfg.replace_progressively is not None:
+            raise UserError("--replace-progressively: went, for it gained nothing (docs/warm_start.md); leave it out")
+        for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
+            if not 0 <= (value := getattr(cfg, name)) < math.inf:
+                raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")
+        if not 0 < cfg.distill_temperature < math.inf:
+            raise UserError(f"--distill-temperature {cfg.distill_temperature:g}: must be more than 0")
         self.cfg = cfg
-        self.record = None if cfg.warm_start is None else read_record(Path(cfg.warm_start))
+        if cfg.warm_start and Path(cfg.warm_start).is_file() and '"head_order": [' in Path(cfg.warm_start).read_text():
+            raise UserError(f"--warm-start {cfg.warm_start}: heads were moved, which went; import the model again")
         # In a plain container, so that neither the optimizer nor a checkpoint finds this model.
         self.teacher = () if cfg.distill is None else (load_original(cfg.distill, task),)
         self.networks: tuple[Stack, ...] = ()  # the student's, then the teacher's
@@ -121,25 +119,12 @@ class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
         found = distribution(own, last, states[last], padding_mask)
         with torch.no_grad():
             teachers_own = distribution(teachers, teachers_last, teachers_states[teachers_last], padding_mask)
-        order = None if self.record is None else self.record.head_order(teachers_last, last)
-        return attention_kl(found, teachers_own if order is None else teachers_own[:, order], padding_mask)
+        return attention_kl(found, teachers_own, padding_mask)
 
 
 def network_of(model: nn.Module) -> Stack:
     """The encoder's sublayers, in whatever fairseq wraps the model."""
     return next(module for module in model.modules() if isinstance(module, Stack))
-
-
-def _check(cfg: ContinuedMaskedLMConfig) -> None:
-    """Raises a UserError for a number that means nothing, and for what went."""
-    if cfg.replace_progressively is not None:
-        raise UserError("--replace-progressively: went, for it gained nothing (docs/warm_start.md); leave it out")
-    for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
-        value = getattr(cfg, name)
-        if not 0 <= value < math.inf:
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")
-    if not 0 < cfg.distill_temperature < math.inf:
-        raise UserError(f"--distill-temperature {cfg.distill_temperature:g}: must be more than 0")
 
 
 def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
@@ -219,69 +204,8 @@ def load_original(path: str, task: FairseqTask) -> nn.Module:
         task: whose dictionary must be the checkpoint's.
 
     Raises:
-        UserError: as `load_safely`, or it is no encoder of
-            ours, or has another dictionary.
+        UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
     """
     file = checkpoint_at(Path(path))
-    state = load_safely(file)
-    try:
-        options, weights = {**state["cfg"]["model"], "_name": ENCODERS}, state["model"]
-        if "sublayer_pattern" not in options or "decoder_embed_dim" in options:
-            raise UserError("holds no masked language model of this package")
-        # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
-        with torch.device("meta"):
-            sizes = task.build_model(OmegaConf.create(options)).state_dict()
-        held, wanted = (sum(each.numel() for each in those.values()) for those in (weights, sizes))
-        if wanted > 2 * held:
-            raise UserError(f"its settings ask for {wanted:,} weights, it holds {held:,}")
-        model = task.build_model(OmegaConf.create(options))
-        model.load_state_dict(weights)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OmegaConfBaseException) as error:
-        raise UserError(f"{file}: {error}") from error
+    model = hub.build(LazyFormerModel, load_safely(file), task.source_dictionary, file)
     return model.eval().requires_grad_(False)
-
-
-class Record(NamedTuple):
-    """What `lazyformer import` noted beside a model that it made. It moved heads once, and such a folder still does.
-
-    Attributes:
-        sources: for each new sublayer the number of the old one, or None.
-        head_orders: for each new sublayer, the old head that each of its heads was; None where none moved.
-    """
-
-    sources: tuple[Optional[int], ...]
-    head_orders: tuple[Optional[tuple[int, ...]], ...]
-
-    def head_order(self, old: int, read: int) -> Optional[list[int]]:
-        """How the heads of old sublayer `old` stand now, where it became one that reads new sublayer `read`.
-
-        None where they stand as they did, or nothing came of it.
-        """
-        readers = (number for number, source in enumerate(self.sources) if source == old and number > read)
-        order = next((self.head_orders[number] for number in readers), None)
-        return None if order is None else list(order)
-
-
-def read_record(path: Path) -> Record:
-    """Reads warm_start.json. Raises a UserError where it is missing, damaged or of another format."""
-    try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"--warm-start {path}: cannot be read as JSON ({error})") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UserError(f"--warm-start {path}: not the warm_start.json that `lazyformer import` writes")
-    if record.get("format_version") != FORMAT_VERSION:
-        version = record.get("format_version")
-        raise UserError(f"--warm-start {path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
-    try:
-        return _as_record(record["sublayers"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"--warm-start {path}: damaged ({error!r}); write it again with `lazyformer import`") from None
-
-
-def _as_record(sublayers: list[dict[str, Any]]) -> Record:
-    orders = (each.get("head_order") for each in sublayers)
-    return Record(
-        tuple(None if each["from"] is None else int(each["from"]) for each in sublayers),
-        tuple(None if order is None else tuple(map(int, order)) for order in orders),
-    )

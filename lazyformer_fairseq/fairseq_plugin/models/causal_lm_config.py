@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.config import BACKENDS_HELP
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
@@ -26,30 +27,20 @@ class CausalLMConfig(FairseqDataclass):
     decoder_attention_heads: int = option(_DEFAULT.decoder_attention_heads, "number of attention heads")
     decoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm) instead of after it")
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
-        "relu", "activation of the feed-forward sublayers; relu_squared is Primer's"
+        "relu", "of the feed-forward sublayers; relu_squared is Primer's"
     )
     dropout: float = option(_DEFAULT.dropout, "dropout on embeddings, encoded distances, sublayer outputs and features")
     attention_dropout: float = option(_DEFAULT.attention_dropout, "dropout on attention distributions")
     activation_dropout: float = option(_DEFAULT.activation_dropout, "dropout after the feed-forward activation")
     adaptive_softmax_cutoff: str = option(
-        _DEFAULT.adaptive_softmax_cutoff,
-        "ids that start a new band of words, with commas; '' for one band, a full softmax",
+        _DEFAULT.adaptive_softmax_cutoff, "ids that start a new band of words; '': one band"
     )
-    adaptive_softmax_factor: int = option(
-        _DEFAULT.adaptive_softmax_factor, "each band's vectors are narrower than the last one's by this factor"
-    )
+    adaptive_softmax_factor: int = option(_DEFAULT.adaptive_softmax_factor, "by which each band's vectors are narrower")
     mem_len: int = option(_DEFAULT.mem_len, "tokens of the previous segments to attend to; 0 for no memory")
     clamp_len: int = option(0, "distances beyond this one are taken for it; 0 or -1 for no such limit")
-    same_length: bool = option(
-        False,
-        "every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself",
-    )
+    same_length: bool = option(False, "every query sees --mem-len tokens before it; else all of memory and segment")
     init_std: float = option(0.02, "standard deviation of the weights at first")
-    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
-        AUTO,
-        "how attention is computed, all exact: eager and materialize keep distributions, recompute and "
-        "fused do not; auto takes the fastest that was measured",
-    )
+    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(AUTO, BACKENDS_HELP)
     lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
 
 

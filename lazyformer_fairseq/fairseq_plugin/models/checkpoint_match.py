@@ -1,6 +1,7 @@
 """Whether a checkpoint's weights and dictionary are those that a model needs; which classification heads it has."""
 
 import hashlib
+import itertools
 import logging
 from argparse import Namespace
 from typing import ClassVar, NamedTuple, Optional
@@ -138,23 +139,14 @@ def match_positions(
     differ, remedy = f"the checkpoint has {found} positions, --max-positions is {positions}", f"--max-positions {found}"
     if found > positions:
         raise UserError(f"{differ}: give {remedy}; inputs may be shorter")
-    if bound := _bound_to_positions(state_dict, own, name, found, positions):
-        raise UserError(f"{differ}, and {bound} has a part for each, which cannot be repeated: give {remedy}")
+    for each in sorted(own.keys() & state_dict.keys() - {name}):
+        sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
+        if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
+            raise UserError(f"{differ}, and {each} has a part for each, which cannot be repeated: give {remedy}")
     if not copies:
         raise UserError(f"{differ}: give --copy-positions to copy those {found} again and again, or {remedy}")
     logger.warning("the checkpoint has %d positions: --copy-positions repeats them up to %d", found, positions)
     state_dict[name] = weight.repeat(-(-positions // found), 1)[:positions]
-
-
-def _bound_to_positions(
-    state_dict: dict[str, Tensor], own: dict[str, Tensor], name: str, found: int, positions: int
-) -> str:
-    """The first weight but `name` whose shape differs by the number of positions alone; "" if there is none."""
-    for each in sorted(own.keys() & state_dict.keys() - {name}):
-        sizes = set(zip(state_dict[each].shape, own[each].shape, strict=False))
-        if {pair for pair in sizes if pair[0] != pair[1]} == {(found, positions)}:
-            return each
-    return ""
 
 
 def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDict) -> None:
@@ -169,8 +161,12 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
     shapes_there, shapes_here = (_shapes_by_head(weights) for weights in (state_dict, own))
     unfit = {head for head, shapes in shapes_there.items() if shapes != shapes_here.get(head)}
     fresh = {_head(name) for name in own if name not in state_dict or _head(name) in unfit}
-    from_pooler = _from_pooler(state_dict, own, fresh)
-    for head in sorted(unfit - ({pooler_in_checkpoint(state_dict)} if from_pooler else set())):
+    source, from_pooler = pooler_in_checkpoint(state_dict), {}
+    for head, part in itertools.product(sorted(fresh) if source else (), ("weight", "bias")):
+        weight, mine = state_dict[f"{PREFIX}{source}.dense.{part}"], f"{PREFIX}{head}.dense.{part}"
+        if mine in own and own[mine].shape == weight.shape:
+            from_pooler[mine] = weight.clone()
+    for head in sorted(unfit - ({source} if from_pooler else set())):
         reason = "has another number of outputs, or of maps, there" if head in heads else "is none of this task's"
         logger.warning("classification head %s of the checkpoint is left out: it %s", head, reason)
     for name in in_checkpoint:
@@ -182,18 +178,6 @@ def match_classification_heads(state_dict: dict[str, Tensor], heads: nn.ModuleDi
         logger.info("%s starts as the checkpoint's pooler", name)
     for name, weight in (own | from_pooler).items():
         state_dict.setdefault(name, weight)
-
-
-def _from_pooler(state_dict: dict[str, Tensor], own: dict[str, Tensor], fresh: set[str]) -> dict[str, Tensor]:
-    """The dense maps of fresh heads, by name, where the checkpoint has a pooler of the same shape."""
-    source = pooler_in_checkpoint(state_dict)
-    found = {}
-    for head in fresh if source else ():
-        for part in ("weight", "bias"):
-            weight, mine = state_dict[f"{PREFIX}{source}.dense.{part}"], f"{PREFIX}{head}.dense.{part}"
-            if mine in own and own[mine].shape == weight.shape:
-                found[mine] = weight.clone()
-    return found
 
 
 def _shapes_by_head(weights: dict[str, Tensor]) -> dict[str, dict[str, torch.Size]]:
@@ -217,11 +201,12 @@ class SavedHead(NamedTuple):
 
 def heads_in_checkpoint(state_dict: dict[str, Tensor]) -> dict[str, SavedHead]:
     """The classification heads among the weights, and those of spans, by name."""
-    return {
-        _head(name): SavedHead(weight.size(0), _kind(name, state_dict))
-        for name, weight in state_dict.items()
-        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS))
-    }
+    found = {}
+    for name, weight in state_dict.items():
+        if name.startswith(PREFIX) and name.endswith((TO_CLASSES, TO_SPANS)):
+            kind = "dense" if f"{name.removesuffix(TO_CLASSES)}.dense.weight" in state_dict else "linear"
+            found[_head(name)] = SavedHead(weight.size(0), SPAN if name.endswith(TO_SPANS) else kind)
+    return found
 
 
 def has_pooler(state_dict: dict[str, Tensor]) -> bool:
@@ -235,10 +220,3 @@ def pooler_in_checkpoint(state_dict: dict[str, Tensor]) -> Optional[str]:
     if has_pooler(state_dict):
         return POOLER
     return NEXT_SENTENCE if f"{PREFIX}{NEXT_SENTENCE}.dense.weight" in state_dict else None
-
-
-def _kind(last: str, state_dict: dict[str, Tensor]) -> str:
-    """The kind of the head whose last map has this weight."""
-    if last.endswith(TO_SPANS):
-        return SPAN
-    return "dense" if f"{last.removesuffix(TO_CLASSES)}.dense.weight" in state_dict else "linear"

@@ -12,6 +12,10 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 from lazyformer_fairseq.patterns.kinds import describe_letters
 
+BACKENDS_HELP = (
+    "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; auto "
+    "takes the fastest that was measured"
+)
 _DEFAULT = ARCHITECTURES["lazyformer_m2x6_s"]
 
 
@@ -24,13 +28,9 @@ class LazyFormerConfig(FairseqDataclass):
     encoder_embed_dim: int = option(_DEFAULT.encoder_embed_dim, "embedding dimension")
     encoder_ffn_embed_dim: int = option(_DEFAULT.encoder_ffn_embed_dim, "width of the feed-forward sublayers")
     encoder_attention_heads: int = option(_DEFAULT.encoder_attention_heads, "number of attention heads")
-    encoder_normalize_before: bool = option(
-        False, "LayerNorm before each sublayer (pre-norm) instead of after it (BERT)"
-    )
+    encoder_normalize_before: bool = option(False, "LayerNorm before each sublayer (pre-norm), not after it (BERT)")
     activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option(
-        "gelu",
-        "activation of the feed-forward sublayers; gelu_tanh is GELU's approximation by a hyperbolic tangent, "
-        "relu_squared Primer's",
+        "gelu", "of the feed-forward sublayers; relu_squared is Primer's"
     )
     head_activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("gelu", "activation of the masked-LM head")
     layer_norm_eps: float = option(EPS, "what each LayerNorm adds to the variance; BERT's is 1e-12")
@@ -39,27 +39,12 @@ class LazyFormerConfig(FairseqDataclass):
     activation_dropout: float = option(0.0, "dropout after the feed-forward activation")
     pooler_dropout: float = option(0.0, "dropout in the classification head")
     max_positions: int = option(512, "longest sequence, <s> and </s> included")
-    copy_positions: bool = option(
-        False,
-        "copies a checkpoint's positions again and again, up to --max-positions, where it has fewer (Longformer, "
-        "section 5); to resume with them, add --reset-optimizer",
-    )
-    token_types: int = option(
-        0,
-        "rows of a table that says which of two texts a token is of; 2 for BERT's; this package's archs have none",
-    )
+    copy_positions: bool = option(False, "repeat a checkpoint's positions up to --max-positions, where it has fewer")
+    token_types: int = option(0, "rows of a table that says which of two texts a token is of; BERT has 2")
     relative_position_buckets: int = option(
-        _DEFAULT.relative_position_buckets, "buckets of T5's relative position bias; 0 for no such bias"
+        _DEFAULT.relative_position_buckets, "of T5's relative position bias; 0: none"
     )
     relative_position_max_distance: int = option(128, "from this distance on all relative positions share a bucket")
-    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(
-        AUTO,
-        "how attention is computed, all exact: eager and materialize keep distributions, recompute and fused do not; "
-        "auto takes the fastest that was measured",
-    )
+    attention_backend: ChoiceEnum([AUTO, *BACKENDS]) = option(AUTO, BACKENDS_HELP)
     lazy_backend: str = option("", SUPPRESS)  # see reliability.options.OLD_NAMES
-    compile: bool = option(
-        False,
-        "in training, run the encoder's sublayers and the masked-LM loss through torch.compile; needs a "
-        "C++ compiler, on a GPU triton",
-    )
+    compile: bool = option(False, "in training, run sublayers and masked-LM loss through torch.compile")

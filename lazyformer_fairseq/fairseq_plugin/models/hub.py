@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 from fairseq.data import Dictionary, data_utils
@@ -14,27 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
-from lazyformer_fairseq.data.datasets.question_windows import (
-    USUAL,
-    USUAL_ANSWERS,
-    FoundAnswer,
-    QuestionWindowsDataset,
-    WindowSettings,
-    make_windows,
-)
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
-    PER_WORD,
-    check_same_weights,
-    dictionary_hash,
-    has_pooler,
-    heads_in_checkpoint,
-)
+from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
@@ -64,16 +51,13 @@ def load(model_class: type, folder: Union[str, Path], checkpoint_file: Optional[
     Raises:
         UserError: where a file is missing, damaged, unsafe or does not belong to the others.
     """
-    checkpoint = checkpoint_at(Path(folder), checkpoint_file)
+    return load_state(model_class, None, checkpoint_at(Path(folder), checkpoint_file))
+
+
+def load_state(model_class: type, state: Optional[dict], checkpoint: Path) -> "LazyFormerHub":
+    """As :func:`load`, from what a checkpoint holds, if that is read already; with the tokenizer beside it."""
     tokenizer = load_tokenizer(checkpoint.parent / "tokenizer")  # first: that it is missing is the likelier mistake
-    return load_state(model_class, load_safely(checkpoint), checkpoint, tokenizer)
-
-
-def load_state(
-    model_class: type, state: dict, checkpoint: Path, tokenizer: Optional[TextTokenizer] = None
-) -> "LazyFormerHub":
-    """As :func:`load`, from what a checkpoint holds. Without a tokenizer it takes the one beside the checkpoint."""
-    tokenizer = tokenizer or load_tokenizer(checkpoint.parent / "tokenizer")
+    state = load_safely(checkpoint) if state is None else state
     model = build(model_class, state, tokenizer.dictionary, checkpoint)
     logger.info("loaded %s", checkpoint)
     return LazyFormerHub(model, tokenizer)
@@ -107,7 +91,15 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     """
     try:
         options, weights = state["cfg"]["model"], state["model"]
-        _refuse_unknown(state["cfg"], path)
+        for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
+            name = (state["cfg"].get(part) or {}).get("_name")
+            if name is not None and name not in registry:
+                raise UserError(
+                    f"{path}: its {part} {name!r} is unknown here; import what registers it, if it is yours"
+                )
+        if unknown := sorted(set(options) - set(LazyFormerConfig.__dataclass_fields__)):
+            known = "not a checkpoint of this package's models, or of a later version"
+            raise UserError(f"{path}: {known}: no setting {', '.join(unknown)}")
         cfg = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), with_new_names(options))
     except (KeyError, TypeError, AttributeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
@@ -117,8 +109,8 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
         # Sizes first, without memory: a few bytes of settings can demand more of it than there is.
         with torch.device("meta"):
             sizes = assemble(model_class, cfg, dictionary, weights).state_dict()
-        own = {**sizes, "dictionary_sha256": dictionary_hash(dictionary)}
-        check_same_weights(weights, own, PER_WORD)
+        own = {**sizes, "dictionary_sha256": checkpoint_match.dictionary_hash(dictionary)}
+        checkpoint_match.check_same_weights(weights, own, checkpoint_match.PER_WORD)
         model = assemble(model_class, cfg, dictionary, weights)
         model.load_state_dict(weights)
     except (ValueError, KeyError, IndexError, RuntimeError, OmegaConfBaseException) as error:
@@ -126,24 +118,12 @@ def build(model_class: type, state: dict, dictionary: Dictionary, path: Path) ->
     return model
 
 
-def _refuse_unknown(cfg: Mapping[str, Any], path: Path) -> None:
-    """Raises a UserError where a checkpoint names an arch, a task or a setting of the model that nobody knows here."""
-    for part, registry in (("model", ARCH_MODEL_REGISTRY), ("task", TASK_REGISTRY)):
-        name = (cfg.get(part) or {}).get("_name")
-        if name is not None and name not in registry:
-            raise UserError(f"{path}: its {part} {name!r} is unknown here; import what registers it, if it is yours")
-    if unknown := sorted(set(cfg["model"]) - set(LazyFormerConfig.__dataclass_fields__)):
-        raise UserError(
-            f"{path}: not a checkpoint of this package's models, or of a later version: no setting {', '.join(unknown)}"
-        )
-
-
 def assemble(model_class: type, cfg: LazyFormerConfig, dictionary: Dictionary, weights: dict[str, Tensor]) -> nn.Module:
     """A model with fresh weights, and the classification heads that these weights have."""
     model = model_class(cfg, dictionary)
-    for name, head in heads_in_checkpoint(weights).items():
+    for name, head in checkpoint_match.heads_in_checkpoint(weights).items():
         model.register_classification_head(name, head.outputs, head.kind)
-    if has_pooler(weights):
+    if checkpoint_match.has_pooler(weights):
         model.register_pooler()
     return model
 
@@ -237,11 +217,11 @@ class LazyFormerHub(nn.Module):
             raise UserError(f"fill_mask({text!r}): {int(at_mask.sum())} times <mask> in the text, must be once")
         logits, _ = self.model(ids[None], masked_tokens=at_mask[None])
         probabilities, words = logits.softmax(dim=-1)[0].topk(topk)
-        fillings = []
-        for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True):
-            filled = torch.where(at_mask, word, ids).tolist()
-            fillings.append(Filling(self.tokenizer.decode(filled), probability, self.tokenizer.decode([word])))
-        return fillings
+        decode = self.tokenizer.decode
+        return [
+            Filling(decode(torch.where(at_mask, word, ids).tolist()), probability, decode([word]))
+            for probability, word in zip(probabilities.tolist(), words.tolist(), strict=True)
+        ]
 
     def answer(
         self,
@@ -249,9 +229,9 @@ class LazyFormerHub(nn.Module):
         context: str,
         n_best: int = 1,
         head: Optional[str] = None,
-        settings: WindowSettings = USUAL,
+        settings: question_windows.WindowSettings = question_windows.USUAL,
         longest_answer: int = 30,
-    ) -> list[FoundAnswer]:
+    ) -> list[question_windows.FoundAnswer]:
         """The likeliest answers to a question in a text, the likeliest first, as they stand there.
 
         A model always answers; a probability is among the 20 best (or `n_best`, if more) and tells good answers from
@@ -273,11 +253,13 @@ class LazyFormerHub(nn.Module):
             raise UserError(f"n_best {n_best}, longest_answer {longest_answer}: must be 1 at least")
         head = self._span_head(head)
         longest = min(settings.longest, self.model.max_positions())
-        settings = WindowSettings(longest, settings.stride, min(settings.longest_question, longest // 2))
+        settings = question_windows.WindowSettings(
+            longest, settings.stride, min(settings.longest_question, longest // 2)
+        )
         file = SquadFile(Path("the text"), [Paragraph("", context, (Question("", question, ()),))])
-        dataset = QuestionWindowsDataset(
+        dataset = question_windows.QuestionWindowsDataset(
             file,
-            make_windows(self.tokenizer, file, settings),
+            question_windows.make_windows(self.tokenizer, file, settings),
             split="",
             longest_answer=longest_answer,
             pad=self.tokenizer.special.pad,
@@ -285,7 +267,7 @@ class LazyFormerHub(nn.Module):
             types_after=self.tokenizer.special.eos if self.model.cfg.token_types > 1 else None,
             marks_questions=bool(self.model.encoder.sentence_encoder.asking),
         )
-        (answers,) = find_answers(self.model, head, dataset, max(n_best, USUAL_ANSWERS))
+        (answers,) = find_answers(self.model, head, dataset, max(n_best, question_windows.USUAL_ANSWERS))
         return answers[:n_best]
 
     def _span_head(self, name: Optional[str]) -> str:

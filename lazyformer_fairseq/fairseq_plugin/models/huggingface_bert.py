@@ -125,12 +125,11 @@ def without_broken_torchaudio() -> Iterator[None]:
     try:
         import torchaudio  # noqa: F401
     except ImportError:
-        yield
+        pass
     except OSError:
         sys.modules["torchaudio"] = None  # type: ignore[assignment]  # tells importlib that there is none
-        try:
-            yield
-        finally:
-            del sys.modules["torchaudio"]
-    else:
+    try:
         yield
+    finally:
+        if "torchaudio" in sys.modules and sys.modules["torchaudio"] is None:
+            del sys.modules["torchaudio"]

@@ -7,28 +7,12 @@ import torch
 from fairseq.models import FairseqEncoder, FairseqEncoderModel, register_model
 from torch import Tensor, nn
 
-from lazyformer_fairseq.fairseq_plugin.models import hub
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import (
-    PER_POSITION,
-    PER_WORD,
-    CheckedModel,
-    dictionary_hash,
-    match_classification_heads,
-    match_positions,
-)
+from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match, hub
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.presets import register_presets
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
+from lazyformer_fairseq.modules.networks import heads
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
-from lazyformer_fairseq.modules.networks.heads import (
-    HEADS,
-    NEXT_SENTENCE,
-    POOLER,
-    MaskedLMHead,
-    Pooler,
-    outputs_of,
-    reads_all_tokens,
-)
 from lazyformer_fairseq.modules.sublayers.feed_forward import ACTIVATIONS
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 
@@ -36,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 @register_model("lazyformer", dataclass=LazyFormerConfig)
-class LazyFormerModel(CheckedModel, FairseqEncoderModel):
+class LazyFormerModel(checkpoint_match.CheckedModel, FairseqEncoderModel):
     """A masked language model over an encoder of lazy, PAR or any other pattern, with heads for classes and spans."""
 
-    per_word = PER_WORD
+    per_word = checkpoint_match.PER_WORD
     takes_positions = True  # for the criterion: `masked_tokens` may be places among the B * T
 
     def __init__(self, cfg: LazyFormerConfig, dictionary):
         super().__init__(_EncoderWithHead(cfg, dictionary))
         self.cfg = cfg
         self.classification_heads = nn.ModuleDict()
-        self.register_buffer("dictionary_sha256", dictionary_hash(dictionary))
+        self.register_buffer("dictionary_sha256", checkpoint_match.dictionary_hash(dictionary))
         self.apply(init_bert_weights)
 
     @classmethod
@@ -87,19 +71,14 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
             (B, T, 2); and ``{"inner_states": list of (B, T, C)}``, with a head's logits as ``head_logits`` where it is
             asked for beside masked tokens.
         """
+        is_headless = features_only or classification_head_name is not None
         output, extra = self.encoder(
-            src_tokens,
-            features_only=features_only or classification_head_name is not None,
-            masked_tokens=masked_tokens,
-            return_all_hiddens=return_all_hiddens,
-            has_padding=has_padding,
-            global_positions=global_positions,
-            token_types=token_types,
+            src_tokens, is_headless, masked_tokens, return_all_hiddens, has_padding, global_positions, token_types
         )
         if classification_head_name is None:
             return output, extra
         head, features = self.classification_heads[classification_head_name], output
-        if has_padding is None and not reads_all_tokens(head):  # then <s> is wherever text begins
+        if has_padding is None and not heads.reads_all_tokens(head):  # then <s> is wherever text begins
             first = src_tokens.ne(self.encoder.dictionary.pad()).int().argmax(-1)
             features = features[torch.arange(len(first), device=first.device), first].unsqueeze(1)
         if masked_tokens is None:
@@ -119,31 +98,32 @@ class LazyFormerModel(CheckedModel, FairseqEncoderModel):
         """
         previous = dict(self.classification_heads.items()).get(name)
         if previous is not None:
-            if type(previous) is HEADS[kind] and outputs_of(previous) == num_classes:
+            if type(previous) is heads.HEADS[kind] and heads.outputs_of(previous) == num_classes:
                 return
             logger.warning(
                 "classification head %s: %d outputs (%s) replace its %d, weights start anew",
-                name, num_classes, kind, outputs_of(previous),
+                name, num_classes, kind, heads.outputs_of(previous),
             )  # fmt: skip
-        head = HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
+        head = heads.HEADS[kind](self.cfg.encoder_embed_dim, num_classes, self.cfg.pooler_dropout)
         head.apply(init_bert_weights)
         self.classification_heads[name] = head
 
     def register_pooler(self) -> None:
         """Adds a pooler with fresh weights, as the head that is called so."""
-        pooler = Pooler(self.cfg.encoder_embed_dim)
+        pooler = heads.Pooler(self.cfg.encoder_embed_dim)
         pooler.apply(init_bert_weights)
-        self.classification_heads[POOLER] = pooler
+        self.classification_heads[heads.POOLER] = pooler
 
     def register_next_sentence_head(self) -> None:
         """Adds BERT's head that tells whether the second text of a pair follows the first: a pooler and two classes."""
-        self.register_classification_head(NEXT_SENTENCE, 2)
+        self.register_classification_head(heads.NEXT_SENTENCE, 2)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Lets a checkpoint with other classification heads than the model's load, or with fewer positions; logs it."""
         super().upgrade_state_dict_named(state_dict, name)
-        match_classification_heads(state_dict, self.classification_heads)
-        match_positions(state_dict, self.state_dict(), PER_POSITION, self.cfg.max_positions, self.cfg.copy_positions)
+        checkpoint_match.match_classification_heads(state_dict, self.classification_heads)
+        positions = self.cfg.max_positions, self.cfg.copy_positions
+        checkpoint_match.match_positions(state_dict, self.state_dict(), checkpoint_match.PER_POSITION, *positions)
 
 
 class _EncoderWithHead(FairseqEncoder):
@@ -171,7 +151,7 @@ class _EncoderWithHead(FairseqEncoder):
             attention_backend=backend_of(cfg),
         )
         self.sentence_encoder.compiles = cfg.compile
-        self.lm_head = MaskedLMHead(
+        self.lm_head = heads.MaskedLMHead(
             cfg.encoder_embed_dim,
             self.sentence_encoder.embed_tokens,
             ACTIVATIONS[str(cfg.head_activation_fn)],
@@ -179,26 +159,13 @@ class _EncoderWithHead(FairseqEncoder):
         )
 
     def forward(
-        self,
-        src_tokens,
-        features_only=False,
-        masked_tokens=None,
-        return_all_hiddens=False,
-        has_padding=None,
-        global_positions=None,
-        token_types=None,
+        self, src_tokens, features_only, masked_tokens, return_all_hiddens, has_padding, global_positions, token_types
     ) -> tuple[Tensor, dict[str, Any]]:
         padding_mask = src_tokens.eq(self.sentence_encoder.padding_idx)
         is_padded_on_right = None if has_padding is None else True
-        if has_padding is None:
-            has_padding = bool(padding_mask.any())
+        mask = padding_mask if (bool(padding_mask.any()) if has_padding is None else has_padding) else None
         features, inner_states = self.sentence_encoder(
-            src_tokens,
-            padding_mask if has_padding else None,
-            return_all_hiddens,
-            is_padded_on_right,
-            global_positions,
-            token_types,
+            src_tokens, mask, return_all_hiddens, is_padded_on_right, global_positions, token_types
         )
         output = features if features_only else self.lm_head(features, masked_tokens)
         return output, {"inner_states": inner_states}

@@ -7,7 +7,6 @@
 ``LazyFormerModel.from_pretrained(OUT)`` loads it, and ``--finetune-from-model OUT/model.safetensors`` starts from it.
 """
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Union
@@ -20,6 +19,7 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import SAFETENSORS, loading_checked
 from lazyformer_fairseq.fairseq_plugin.reliability.options import OLD_NAMES, with_new_names
+from lazyformer_fairseq.storage.json_files import read_json
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "lazyformer model", 1
@@ -76,11 +76,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The model's options, each of the right type. Raises a UserError where the file is not such a config."""
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); copy the whole folder again") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    config = read_json(path, "copy the whole folder again")
+    if config.get("format") != FORMAT:
         raise UserError(f"{path}: not the config of an exported model; write it with `lazyformer export`")
     if config.get("format_version") != FORMAT_VERSION:
         raise UserError(

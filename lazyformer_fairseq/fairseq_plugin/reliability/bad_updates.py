@@ -8,6 +8,7 @@ fairseq still handles an overflow of fp16's loss scaler: the scaler halves its s
 again. An overflow is about the scale, not the numbers, until the scale is at its minimum; only then is the update bad.
 """
 
+import json
 import logging
 import math
 from collections import deque
@@ -51,38 +52,25 @@ class ScalerOverflow(Exception):
     """fairseq's OverflowError under a name that it does not catch: its handler needs a GPU."""
 
 
-class LossHistory:
-    """Losses of the last good updates, in the criterion's own unit.
-
-    Args:
-        spike: a loss of more than this many times their median is a spike; 0 for never.
-    """
-
-    def __init__(self, spike: float):
-        self.spike = spike
-        self.losses: deque[float] = deque(maxlen=RECENT)
-
-    def is_spike(self, loss: float) -> bool:
-        if not self.spike or len(self.losses) < ENOUGH:
-            return False
-        return loss > self.spike * median(self.losses) > 0
-
-
 class UpdateGuard:
     """The guard of one trainer. All processes of a run see the same numbers, so all decide the same.
 
     Attributes:
         skipped, rollbacks: counts over the whole run, saved with checkpoints.
         skipped_in_a_row: since the last good update or rollback.
+        losses: of the last good updates, in the criterion's own unit.
         bad: the last bad updates, for the report.
     """
 
     def __init__(self, trainer):
         self.trainer = trainer
-        self.max_in_a_row = _option(trainer, "max_skipped_updates")
-        self.max_rollbacks = _option(trainer, "max_rollbacks")
-        self.history = LossHistory(_option(trainer, "loss_spike"))
+        # Other tasks have no such options: the defaults then apply.
+        self.max_in_a_row, self.max_rollbacks, self.spike = (
+            getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
+            for name in ("max_skipped_updates", "max_rollbacks", "loss_spike")
+        )
         self._check_options()
+        self.losses: deque[float] = deque(maxlen=RECENT)
         self.checkpoints = GoodCheckpoints(trainer.cfg.checkpoint.save_dir, trainer.checkpoint_suffix)
         self.bad: deque[dict[str, Any]] = deque(maxlen=100)
         self.skipped = self.skipped_in_a_row = self.rollbacks = 0
@@ -95,8 +83,8 @@ class UpdateGuard:
             raise UserError(f"--max-skipped-updates {self.max_in_a_row}: must be 1 or more")
         if self.max_rollbacks < 0:
             raise UserError(f"--max-rollbacks {self.max_rollbacks}: must not be negative")
-        if self.history.spike and not self.history.spike > 1:
-            raise UserError(f"--loss-spike {self.history.spike}: must be more than 1, or 0 for never")
+        if self.spike and not self.spike > 1:
+            raise UserError(f"--loss-spike {self.spike}: must be more than 1, or 0 for never")
 
     def begin_update(self) -> None:
         self.logs: list[dict] = []
@@ -132,8 +120,11 @@ class UpdateGuard:
             trainer.zero_grad()
         else:
             if trainer.get_num_updates() > before:
-                self.note_good_update()
-        self.log_counts()
+                self.skipped_in_a_row = 0
+                self.losses.extend([] if self.loss is None else [self.loss])
+        # fairseq's own kind of meter, so that a run without the plugin can read the checkpoint.
+        metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
+        metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
         return output
 
     def watch_clipping(self, clip: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -169,8 +160,9 @@ class UpdateGuard:
             raise BadUpdate("the gradient is NaN or Inf")
         if self.loss is not None and not math.isfinite(self.loss):
             raise BadUpdate("the loss is NaN or Inf")
-        if self.loss is not None and self.history.is_spike(self.loss):
-            raise BadUpdate(f"the loss is more than --loss-spike {self.history.spike:g} times the recent median")
+        is_known = self.spike and self.loss is not None and len(self.losses) >= ENOUGH
+        if is_known and self.loss > self.spike * median(self.losses) > 0:
+            raise BadUpdate(f"the loss is more than --loss-spike {self.spike:g} times the recent median")
         return on_host
 
     def read_numbers(self, gradient_norm: torch.Tensor) -> torch.Tensor:
@@ -182,9 +174,14 @@ class UpdateGuard:
             UserError: there is a bound on the loss, but no loss to compare.
         """
         losses = [log["loss"] for log in self.logs if "loss" in log]
-        if self.history.spike and not losses:
+        if self.spike and not losses:
             raise UserError("--loss-spike: this --criterion logs no loss; leave the option out")
-        logged = [(log, name) for log in self.logs for name, value in log.items() if _is_number(value)]
+        logged = [
+            (log, name)
+            for log in self.logs
+            for name, value in log.items()
+            if torch.is_tensor(value) and value.numel() == 1
+        ]
         norm, loss, sample_size, *values = _on_host(
             gradient_norm, sum(losses), sum(self.sample_sizes), *(log[name] for log, name in logged)
         )
@@ -202,11 +199,6 @@ class UpdateGuard:
     def in_unit(self, loss: Optional[float]) -> Optional[float]:
         return loss / math.log(2) if loss is not None and self.unit == "bits" else loss
 
-    def note_good_update(self) -> None:
-        self.skipped_in_a_row = 0
-        if self.loss is not None:
-            self.history.losses.append(self.loss)
-
     def skip(self, reason: BadUpdate, samples: list) -> None:
         """Counts the update, whose gradient nobody will use; after too many in a row rolls back, or stops the run.
 
@@ -220,13 +212,25 @@ class UpdateGuard:
             self.first_bad = update
         self.skipped += 1
         self.skipped_in_a_row += 1
-        self.bad.append(self._describe(reason, update + 1, samples))
+        self.bad.append(
+            {
+                "update": update + 1,
+                "epoch": getattr(trainer.epoch_iterator, "epoch", None),
+                "reason": str(reason),
+                "loss": self.in_unit(self.loss),
+                "gradient_norm": self.gradient_norm,
+                "learning_rate": trainer.get_lr(),
+                "samples": [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],
+            }
+        )
         self._warn(
             f"update {update + 1} is skipped: {reason} (loss {self.in_unit(self.loss)} {self.unit}, gradient norm "
             f"{self.gradient_norm}); "
             f"{self.skipped_in_a_row} in a row, {self.skipped} in all"
         )
-        _drop_gradients(trainer)
+        trainer.zero_grad()
+        if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
+            trainer.optimizer._multiply_factor = 1.0  # fairseq expects that bf16 never skips a step
         if self.skipped_in_a_row < self.max_in_a_row:
             trainer.set_num_updates(update + 1)
         elif self.rollbacks < self.max_rollbacks:
@@ -261,26 +265,8 @@ class UpdateGuard:
         if self.trainer.is_data_parallel_master:
             logger.warning(message)
 
-    def _describe(self, reason: BadUpdate, update: int, samples: list) -> dict[str, Any]:
-        trainer = self.trainer
-        iterator = getattr(trainer, "epoch_iterator", None)
-        return {
-            "update": update,
-            "epoch": iterator.epoch if iterator is not None else None,
-            "reason": str(reason),
-            "loss": self.in_unit(self.loss),
-            "gradient_norm": self.gradient_norm,
-            "learning_rate": trainer.get_lr(),
-            "samples": [torch.as_tensor(sample["id"]).tolist() for sample in samples if sample and "id" in sample],
-        }
-
-    def log_counts(self) -> None:
-        """fairseq's own kind of meter, so that a run without the plugin can read the checkpoint."""
-        metrics.log_scalar("skipped", self.skipped, weight=0, priority=710)
-        metrics.log_scalar("rollbacks", self.rollbacks, weight=0, priority=711)
-
     def state_dict(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.history.losses)}
+        return {"skipped": self.skipped, "rollbacks": self.rollbacks, "losses": list(self.losses)}
 
     def load(self, extra_state: Optional[dict[str, Any]], starts_anew: bool) -> None:
         """From a checkpoint; None if there is none. A run that starts from another's weights counts anew."""
@@ -291,8 +277,7 @@ class UpdateGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.skipped, self.rollbacks = state["skipped"], state["rollbacks"]
-        self.history.losses.clear()
-        self.history.losses.extend(state["losses"])
+        self.losses = deque(state["losses"], maxlen=RECENT)
 
 
 def can_be_guarded(trainer) -> bool:
@@ -300,22 +285,6 @@ def can_be_guarded(trainer) -> bool:
     cfg = trainer.cfg
     local_steps = cfg.optimization.use_bmuf or cfg.distributed_training.ddp_backend == "slowmo"
     return not (local_steps or trainer.is_fsdp or trainer.tpu)
-
-
-def _option(trainer, name: str):
-    """Other tasks have no such option: the default then applies."""
-    return getattr(trainer.cfg.task, name, getattr(ReliabilityConfig, name))
-
-
-def _drop_gradients(trainer) -> None:
-    """Drops their multiplier too: fairseq expects that bf16 never skips a step."""
-    trainer.zero_grad()
-    if getattr(trainer.optimizer, "_multiply_factor", None) is not None and trainer.optimizer.scaler is None:
-        trainer.optimizer._multiply_factor = 1.0
-
-
-def _is_number(value) -> bool:
-    return torch.is_tensor(value) and value.numel() == 1
 
 
 def _on_host(like: torch.Tensor, *others) -> torch.Tensor:
@@ -407,52 +376,36 @@ def roll_back(trainer, checkpoints: GoodCheckpoints, first_bad: int) -> Optional
 
 
 def write_report(guard: UpdateGuard) -> Path:
-    """Writes ``bad_updates.json`` into the folder of checkpoints, which it returns. Every process must call it."""
+    """Writes ``bad_updates.json`` into the folder of checkpoints, which it returns. Every process must call it.
+
+    Losses: per unit of sample size, as bits per masked token. Samples: dataset indices, by process and batch.
+    """
     trainer = guard.trainer
     folder = Path(trainer.cfg.checkpoint.save_dir)
-    bad_of_processes = _of_all_processes(list(guard.bad), trainer.data_parallel_world_size)
+    bad_of_processes = [list(guard.bad)]
+    if (processes := trainer.data_parallel_world_size) > 1:
+        bad_of_processes = [None] * processes
+        torch.distributed.all_gather_object(bad_of_processes, list(guard.bad))
     if trainer.is_data_parallel_master:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / REPORT, _without_nan(_report(guard, bad_of_processes)))
+        updates = [
+            {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
+            for same_update in zip(*bad_of_processes, strict=True)
+        ]
+        report = {
+            "stopped_at_update": trainer.get_num_updates() + 1,
+            "reason": updates[-1]["reason"],
+            "skipped": guard.skipped,
+            "skipped_in_a_row": guard.skipped_in_a_row,
+            "rollbacks": guard.rollbacks,
+            "max_skipped_updates": guard.max_in_a_row,
+            "max_rollbacks": guard.max_rollbacks,
+            "loss_spike": guard.spike,
+            "bad_updates": updates,
+            "unit_of_losses": guard.unit,
+            "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.losses],
+            "what_to_try": WHAT_TO_TRY,
+        }
+        # JSON has no NaN and no Inf: they become strings.
+        write_json(folder / REPORT, json.loads(json.dumps(report), parse_constant=lambda word: str(float(word))))
     return folder
-
-
-def _report(guard: UpdateGuard, bad_of_processes: list[list[dict]]) -> dict[str, Any]:
-    """Losses: per unit of sample size, as bits per masked token. Samples: dataset indices, by process and batch."""
-    updates = [
-        {**same_update[0], "samples": [of_process["samples"] for of_process in same_update]}
-        for same_update in zip(*bad_of_processes, strict=True)
-    ]
-    return {
-        "stopped_at_update": guard.trainer.get_num_updates() + 1,
-        "reason": updates[-1]["reason"],
-        "skipped": guard.skipped,
-        "skipped_in_a_row": guard.skipped_in_a_row,
-        "rollbacks": guard.rollbacks,
-        "max_skipped_updates": guard.max_in_a_row,
-        "max_rollbacks": guard.max_rollbacks,
-        "loss_spike": guard.history.spike,
-        "bad_updates": updates,
-        "unit_of_losses": guard.unit,
-        "losses_of_last_good_updates": [guard.in_unit(loss) for loss in guard.history.losses],
-        "what_to_try": WHAT_TO_TRY,
-    }
-
-
-def _of_all_processes(content: Any, processes: int) -> list:
-    if processes == 1:
-        return [content]
-    gathered = [None] * processes
-    torch.distributed.all_gather_object(gathered, content)
-    return gathered
-
-
-def _without_nan(content: Any) -> Any:
-    """JSON has no NaN and no Inf: they become strings."""
-    if isinstance(content, dict):
-        return {key: _without_nan(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_nan(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return str(content)
-    return content

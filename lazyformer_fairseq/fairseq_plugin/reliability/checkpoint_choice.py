@@ -59,7 +59,14 @@ def choose_for_all(cfg: Any, trainer) -> Any:
     """fairseq's checkpoint options, changed so that it starts from the file that :func:`choose` finds."""
     if trainer.is_fsdp or getattr(trainer.cfg.model, "base_layers", 0) > 0:  # fairseq splits the model over processes
         return cfg
-    return _restoring(cfg, _same_on_all_ranks(trainer, lambda: choose(cfg)))
+    chosen = _same_on_all_ranks(trainer, lambda: choose(cfg))
+    last, start = _names_of(cfg)
+    if cfg.restore_file != LAST or chosen in (None, last) or _is_same(chosen, start):
+        return cfg  # fairseq takes the same
+    cfg = copy.deepcopy(cfg)
+    cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
+    cfg.finetune_from_model = None
+    return cfg
 
 
 def choose(cfg: Any) -> Optional[Path]:
@@ -71,14 +78,13 @@ def choose(cfg: Any) -> Optional[Path]:
         UserError: a file that the user named is missing or damaged, or all in the save folder are.
     """
     remove_leftovers(cfg.save_dir)
-    last = _last_of(cfg)
+    last, start = _names_of(cfg)
     if cfg.restore_file != LAST:
         path = Path(cfg.restore_file.replace(".pt", f"{cfg.checkpoint_suffix}.pt"))  # as fairseq does
         look_into(path)
         if last.is_file() and not _is_same(last, str(path)):
             logger.warning("%s: passed over for --restore-file %s, %s", last, path, AT_EVERY_START)
         return path
-    start = _start_of(cfg)
     there = checkpoints_in(cfg.save_dir, cfg.checkpoint_suffix)
     others = [path for path in there if path == last or not _is_same(path, start)]
     if not others:
@@ -124,23 +130,10 @@ def newest_intact(paths: list[Path], damaged: list[str], without_optimizer: bool
     return newest, most
 
 
-def _last_of(cfg: Any) -> Path:
-    return Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
-
-
-def _start_of(cfg: Any) -> Optional[str]:
-    """The file that fairseq takes where there is no last checkpoint yet."""
-    return cfg.continue_once or cfg.finetune_from_model
-
-
-def _restoring(cfg: Any, chosen: Optional[Path]) -> Any:
-    """The options, changed where fairseq would take another file than the chosen one."""
-    if cfg.restore_file != LAST or chosen in (None, _last_of(cfg)) or _is_same(chosen, _start_of(cfg)):
-        return cfg
-    cfg = copy.deepcopy(cfg)
-    cfg.restore_file = str(chosen).removesuffix(f"{cfg.checkpoint_suffix}.pt") + ".pt"  # fairseq adds the suffix
-    cfg.finetune_from_model = None
-    return cfg
+def _names_of(cfg: Any) -> tuple[Path, Optional[str]]:
+    """The last checkpoint, and the file that fairseq takes where there is none yet."""
+    last = Path(cfg.save_dir) / LAST.replace(".pt", f"{cfg.checkpoint_suffix}.pt")
+    return last, cfg.continue_once or cfg.finetune_from_model
 
 
 def _is_same(path: Path, other: Optional[str]) -> bool:

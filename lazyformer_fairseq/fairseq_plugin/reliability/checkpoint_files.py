@@ -6,12 +6,10 @@ without a checksum still load: stock fairseq's are zip archives too, where every
 torch 1.6 have nothing to check.
 """
 
-import errno
 import hashlib
 import logging
 import os
 import re
-import resource
 import shutil
 import struct
 import zipfile
@@ -84,22 +82,6 @@ class _HashedFile:
         self.file.flush()
 
 
-def copy(source: Union[str, Path], target: Union[str, Path]) -> None:
-    """Copies a file, whole or not at all. Raises OSError."""
-    with open(source, "rb") as original, atomic_file(target) as file:
-        shutil.copyfileobj(original, file, PIECE)
-
-
-def link(source: Union[str, Path], target: Union[str, Path]) -> None:
-    """Gives a file another name, replacing whatever has that name. Takes no disk space. Raises OSError."""
-    unfinished = unfinished_name(Path(target).absolute())
-    try:
-        os.link(source, unfinished)
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def check(path: Union[str, Path]) -> None:
     """Reads the whole file to see whether it is as it was written.
 
@@ -132,10 +114,7 @@ def _sha256(file: BinaryIO, size: int) -> str:
     """The hash of the file as torch.save wrote it: its first `size` bytes, without the comment."""
     file.seek(0)
     digest = hashlib.sha256()
-    while size:
-        piece = file.read(min(size, PIECE))
-        if not piece:
-            break
+    while size and (piece := file.read(min(size, PIECE))):
         digest.update(piece)
         size -= len(piece)
     digest.update(_NO_COMMENT)
@@ -145,9 +124,9 @@ def _sha256(file: BinaryIO, size: int) -> str:
 def _records_are_intact(file: BinaryIO) -> bool:
     try:
         return zipfile.ZipFile(file).testzip() is None
-    except OSError:
-        raise
-    except Exception:  # zipfile may raise anything where the archive's list of records is damaged
+    except Exception as error:  # zipfile may raise anything where the archive's list of records is damaged
+        if isinstance(error, OSError):
+            raise
         return False
 
 
@@ -169,7 +148,9 @@ def saving_atomically(torch_persistent_save, obj, filename, async_write: bool = 
     try:
         save(obj, filename)
     except OSError as error:
-        raise NotSavedError(_why(filename, _size_of(obj), error)) from error
+        storages = [part.untyped_storage() for part in tree_leaves(obj) if isinstance(part, torch.Tensor)]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        raise NotSavedError(_why(filename, size, error)) from error
 
 
 def copying_atomically(fairseqs_copy, src_path: str, dst_path: str, overwrite: bool = False):
@@ -177,12 +158,17 @@ def copying_atomically(fairseqs_copy, src_path: str, dst_path: str, overwrite: b
     if not (PathManager.supports_rename(src_path) and PathManager.supports_rename(dst_path)):
         return fairseqs_copy(src_path, dst_path, overwrite)
     try:
-        copy(src_path, dst_path)
+        with open(src_path, "rb") as original, atomic_file(dst_path) as file:
+            shutil.copyfileobj(original, file, PIECE)
     except OSError as error:
+        unfinished = unfinished_name(Path(dst_path).absolute())
         try:
-            link(src_path, dst_path)
+            os.link(src_path, unfinished)
+            os.replace(unfinished, dst_path)
         except OSError:
             raise NotSavedError(_why(dst_path, os.path.getsize(src_path), error)) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
         logger.warning("%s: no room for a copy (%s); it is %s by another name", dst_path, error.strerror, src_path)
     return True
 
@@ -194,13 +180,5 @@ def _why(path: str, needed: int, error: OSError) -> str:
         room = f"{shutil.disk_usage(folder).free:,} bytes are free"
     except OSError as problem:
         room = f"{folder}: {problem.strerror}"
-    if error.errno == errno.EFBIG:
-        room = f"a file may have {resource.getrlimit(resource.RLIMIT_FSIZE)[0]:,} bytes (ulimit -f)"
-    said = error.strerror or str(error)
+    said = error.strerror or error
     return f"{path}: not saved: {said}; it needs about {needed:,} bytes, {room}. What was saved before is as it was"
-
-
-def _size_of(state: Any) -> int:
-    """Bytes of all tensors in nested containers; those that share memory count once."""
-    storages = [part.untyped_storage() for part in tree_leaves(state) if isinstance(part, torch.Tensor)]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

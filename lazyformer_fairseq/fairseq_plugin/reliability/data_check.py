@@ -4,6 +4,7 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -50,13 +51,16 @@ def check_data(
     check_shards(folders)
     check_dictionaries(folders, dictionary, tokenizer)
     folders = folders if split == "train" else folders[:1]
-    part, parts = _this_process()
+    part, parts = 0, 1
+    if torch.distributed.is_initialized():
+        part, parts = torch.distributed.get_rank(), torch.distributed.get_world_size()
     tokens: list[int] = []
     for folder in folders:
         for prefix in prefixes(Path(folder) / split, combine):
-            if _is_of_another_format(prefix):
-                logger.warning("%s: is in an older format of fairseq's, which is not checked", prefix)
-                return
+            with suppress(OSError):  # which the check names
+                if infer_dataset_impl(str(prefix)) in NOT_CHECKED:
+                    logger.warning("%s: is in an older format of fairseq's, which is not checked", prefix)
+                    return
             tokens.append(check_items(prefix, len(dictionary), dictionary.eos(), verify, part, parts))
     check_totals(folders, split, sum(tokens))
     logger.info("%s: %d files of %s checked (--verify %s)", split, len(tokens), ", ".join(folders), verify)
@@ -120,19 +124,6 @@ def prefixes(prefix: Path, combine: bool) -> list[Path]:
     while combine and (next_one := prefix.with_name(f"{prefix.name}{len(found)}")).with_suffix(".idx").is_file():
         found.append(next_one)
     return found
-
-
-def _is_of_another_format(prefix: Path) -> bool:
-    try:
-        return infer_dataset_impl(str(prefix)) in NOT_CHECKED
-    except OSError:
-        return False
-
-
-def _this_process() -> tuple[int, int]:
-    if not torch.distributed.is_initialized():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def _shard_number(folder) -> int:

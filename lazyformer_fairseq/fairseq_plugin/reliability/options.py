@@ -28,8 +28,6 @@ OURS = "'lazyformer_fairseq[logging]', or in a checkout pip install '.[logging]'
 LOGS_NEED = {
     "tensorboard_logdir": (("tensorboard", "tensorboardX"), OURS),
     "wandb_project": (("wandb",), OURS),
-    "aim_repo": (("aim",), "aim"),
-    "azureml_logging": (("azureml",), "azureml-core"),
 }
 
 
@@ -61,31 +59,24 @@ def backend_of(model: Any) -> str:
 @dataclass
 class ReliabilityConfig(FairseqDataclass):
     keep_updates_list: Optional[str] = option(
-        None, "updates saved as checkpoint_update_N.pt and never removed, as 100000,200000"
+        None, "updates saved for good as checkpoint_update_N.pt, as 100000,200000"
     )
     max_skipped_updates: int = option(10, "updates skipped in a row, for NaN, Inf or a loss spike, before a rollback")
-    max_rollbacks: int = option(
-        3, "rollbacks to the last good checkpoint, of the whole run, before it stops with a report"
-    )
-    loss_spike: float = option(
-        0.0, "skip an update whose loss is more than this many times the recent median; 0 for never"
-    )
-    sequences_per_update: Optional[int] = option(
-        None,
-        "size of an update over all GPUs, with --batch-size the most that one takes at once; works out --update-freq",
-    )
+    max_rollbacks: int = option(3, "to the last good checkpoint, of the whole run, before it stops with a report")
+    loss_spike: float = option(0.0, "skip a loss of more than this many times the recent median; 0: never")
+    sequences_per_update: Optional[int] = option(None, "over all GPUs, --batch-size at once; works out --update-freq")
 
 
 LONGEST_SOCKET = 107  # bytes of the name of a Unix socket on Linux (man 7 unix)
 SOCKET = len("/listener-12345678")  # that multiprocessing adds to its folder's name
 
+SIZES = ("embed_dim", "ffn_embed_dim", "attention_heads")
 # The least value of an option, by name.
 LEAST = {
     **dict.fromkeys(("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "update_freq"), 1),
     **dict.fromkeys(("log_interval", "save_interval", "validate_interval"), 1),
     **dict.fromkeys(("tokens_per_sample", "tgt_len", "valid_tgt_len", "max_positions"), 1),
-    **{f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in ("embed_dim", "ffn_embed_dim")},
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 1),
+    **{f"{side}_{size}": 1 for side in ("encoder", "decoder") for size in SIZES},
     **dict.fromkeys(("num_workers", "mem_len", "relative_position_buckets"), 0),
     "clamp_len": -1,
 }

@@ -9,9 +9,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,6 +18,7 @@ from fairseq.distributed.utils import is_master
 from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 
+from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.reliability.options import refuse_impossible, refuse_unfit, settle_update_size
@@ -49,7 +48,7 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
     fairseq takes ``--bf16`` for the wish to run on a TPU; here ``--tpu`` alone requests one.
     """
     words = sys.argv[1:] if input_args is None else input_args
-    task = _value_of("--task", words)
+    task = options_by_name(words).get("task")
     if is_task_of_ours(TASK_REGISTRY.get(task)) or (task is not None and task not in TASK_REGISTRY):
         parser.error = functools.partial(_refuse, parser, input_args is None)
     parsed = parse_args_and_arch(parser, input_args, *args, **kwargs)
@@ -61,16 +60,6 @@ def starting_when_parsed(parse_args_and_arch, parser, input_args=None, *args, **
         refuse_impossible(options)
         _refuse_unfit_torch(options, options)
     return parsed
-
-
-def _value_of(option: str, words: Sequence[str]) -> Optional[str]:
-    """The last one that a command line gives it."""
-    found = None
-    for word, after in zip_longest(words, words[1:]):
-        name, equals, value = word.partition("=")
-        if name == option:
-            found = value if equals else after
-    return found
 
 
 def _refuse(parser: ArgumentParser, command_line: bool, message: str) -> None:
@@ -156,8 +145,10 @@ def log_to(folder: Path) -> None:
         logging.getLogger().removeHandler(_handler)
         _handler.close()
         _handler = None
-    if _is_output(path):
-        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                return
     _handler = _LogFile(path, encoding="utf-8")
     _handler.setFormatter(logging.Formatter(FORMAT, TIME))
     logging.getLogger().addHandler(_handler)
@@ -172,11 +163,3 @@ class _LogFile(logging.FileHandler):
     def close(self) -> None:
         with suppress(OSError):
             super().close()
-
-
-def _is_output(path: Path) -> bool:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            if os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                return True
-    return False

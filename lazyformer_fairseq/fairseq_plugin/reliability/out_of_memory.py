@@ -8,7 +8,7 @@ know the error.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -62,8 +62,9 @@ def in_training(trainer: Any, samples: list[Any], error: BaseException) -> str:
 def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
     """The same for a batch of validation."""
     dataset = trainer.cfg.dataset
-    option = "--max-tokens-valid" if dataset.max_tokens_valid and not dataset.batch_size_valid else "--batch-size-valid"
-    given = dataset.max_tokens_valid if option == "--max-tokens-valid" else dataset.batch_size_valid
+    option, given = "--batch-size-valid", dataset.batch_size_valid
+    if not given and dataset.max_tokens_valid:
+        option, given = "--max-tokens-valid", dataset.max_tokens_valid
     smaller = f"give {option} {max(1, given // 2)} or less" if given else f"give {option}"
     where = f"validation after update {trainer.get_num_updates()}: a batch of {_sizes([sample])}"
     return f"out of memory in {where}. {_memory(trainer, error)}. {_KEPT} To fit: {smaller}"
@@ -71,14 +72,10 @@ def in_validation(trainer: Any, sample: Any, error: BaseException) -> str:
 
 def _sizes(samples: list[Any]) -> str:
     """As "16 x 512 and 3 x 512 tokens", each size once, the largest first."""
-    found = {tuple(shape) for sample in samples if (shape := _shape(sample)) is not None}
+    inputs = [sample.get("net_input", {}).get("src_tokens") for sample in samples if isinstance(sample, dict)]
+    found = {tuple(tokens.shape) for tokens in inputs if tokens is not None and tokens.dim() == 2}
     ordered = sorted(found, key=lambda shape: -shape[0] * shape[1])
     return f"{' and '.join(f'{rows:,} x {time:,}' for rows, time in ordered)} tokens" if ordered else "unknown size"
-
-
-def _shape(sample: Any) -> Optional[torch.Size]:
-    tokens = sample.get("net_input", {}).get("src_tokens") if isinstance(sample, dict) and sample else None
-    return tokens.shape if tokens is not None and tokens.dim() == 2 else None
 
 
 def _memory(trainer: Any, error: BaseException) -> str:
@@ -101,14 +98,12 @@ def _memory(trainer: Any, error: BaseException) -> str:
 def _smaller_batches(cfg: Any) -> str:
     """Half of the batch, and the update as large as before."""
     batch, tokens = cfg.dataset.batch_size, cfg.dataset.max_tokens
-    frequencies = ",".join(str(2 * each) for each in cfg.optimization.update_freq)
-    if cfg.task.get("sequences_per_update"):
-        return f"--batch-size {max(1, (batch or 2) // 2)} (an update stays as large)" if batch != 1 else _SHORTER
     if batch == 1:
-        return _SHORTER
+        return "--tokens-per-sample, fewer than now: a batch is one sequence"
     given = f"--max-tokens {tokens // 2}" if tokens and not batch else f"--batch-size {(batch or 2) // 2}"
-    return f"{given} --update-freq {frequencies} (an update stays as large)"
+    if not cfg.task.get("sequences_per_update"):
+        given += f" --update-freq {','.join(str(2 * each) for each in cfg.optimization.update_freq)}"
+    return f"{given} (an update stays as large)"
 
 
 _KEPT = "Nothing is saved now; what was saved before is whole, and a rerun resumes from it."
-_SHORTER = "--tokens-per-sample, fewer than now: a batch is one sequence"

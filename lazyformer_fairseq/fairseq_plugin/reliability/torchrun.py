@@ -59,10 +59,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            failures = result.failures.values()
-            if any(
-                failure.exitcode in (EXIT_CODE, INTERRUPTED) or failure.message == USER_ERROR for failure in failures
-            ):
+            meant_to = (EXIT_CODE, INTERRUPTED)
+            if any(each.exitcode in meant_to or each.message == USER_ERROR for each in result.failures.values()):
                 self._remaining_restarts = 0
             if self._remaining_restarts:
                 rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)

@@ -17,12 +17,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 
-from lazyformer_fairseq.data.datasets.masked_blocks import (
-    FullSentencesDataset,
-    MaskedBlocksDataset,
-    MaskedInputsDataset,
-    Masking,
-)
+from lazyformer_fairseq.data.datasets import masked_blocks
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -30,11 +25,7 @@ from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data, prefixes
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
-from lazyformer_fairseq.fairseq_plugin.tasks.encoder_task import (
-    EncoderTask,
-    dictionary_of,
-    keep_tokenizer_with_checkpoints,
-)
+from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
 from lazyformer_fairseq.storage.indexed_format import MappedItems
 
 logger = logging.getLogger(__name__)
@@ -44,21 +35,16 @@ PAIRS_NEED = ("masked_lm_accuracy", "continued_masked_lm")  # criterions that le
 
 @dataclass
 class FullSentencesMaskedLMConfig(ReliabilityConfig):
-    data: str = option(
-        MISSING, "what lazyformer corpus wrote, or folders of binarised data as a:b:c, one an epoch in turn"
-    )
+    data: str = option(MISSING, "what lazyformer corpus wrote, or binarised folders as a:b:c, one an epoch")
     tokens_per_sample: int = option(512, "longest block of sentences in tokens, <s> and </s> included")
     mask_prob: float = option(0.15, "share of tokens to predict")
     leave_unmasked_prob: float = option(0.1, "share of these that stay as they are")
     random_token_prob: float = option(0.1, "share of these that become another word")
     next_sentence: bool = option(
-        False,
-        "read pairs of texts in place of blocks, and learn which second text follows its first, as BERT did; give the "
-        "model --token-types 2",
+        False, "read pairs of texts, and learn which follow each other, as BERT; --token-types 2"
     )
     verify: ChoiceEnum(["quick", "full", "none"]) = option(
-        "quick",
-        "check the data of all epochs at the start: quick looks at the ends of files and at samples, full at every id",
+        "quick", "check all epochs' data at the start: quick at samples, full at every id"
     )
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -66,7 +52,7 @@ class FullSentencesMaskedLMConfig(ReliabilityConfig):
 
 
 @register_task("full_sentences_masked_lm", dataclass=FullSentencesMaskedLMConfig)
-class FullSentencesMaskedLMTask(EncoderTask):
+class FullSentencesMaskedLMTask(encoder_task.EncoderTask):
     """Packs, masks and batches; see :mod:`lazyformer_fairseq.data`.
 
     Attributes:
@@ -79,7 +65,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
     def __init__(self, cfg: FullSentencesMaskedLMConfig, dictionary: Dictionary):
         super().__init__(cfg, dictionary)
         mask_index = mask_index_of(dictionary)
-        self.masking = Masking(
+        self.masking = masked_blocks.Masking(
             vocab_size=len(dictionary),
             mask_index=mask_index,
             pad_index=dictionary.pad(),
@@ -91,7 +77,7 @@ class FullSentencesMaskedLMTask(EncoderTask):
 
     @classmethod
     def setup_task(cls, cfg: FullSentencesMaskedLMConfig, **kwargs) -> "FullSentencesMaskedLMTask":
-        return cls(cfg, dictionary_of(data_folders(cfg.data)[0]))
+        return cls(cfg, encoder_task.dictionary_of(data_folders(cfg.data)[0]))
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """The model, for pairs with the head that says whether the second text follows the first.
@@ -123,9 +109,11 @@ class FullSentencesMaskedLMTask(EncoderTask):
         Raises:
             UserError: a file of any epoch is missing, damaged or of other data (see ``--verify``).
         """
-        folders = data_folders(self.cfg.data)
+        cfg, folders = self.cfg, data_folders(self.cfg.data)
+        tokenizer = tokenizer_of(folders[0])
         if split not in self.datasets:
-            self._check_data(folders, split, combine)
+            known = tokenizer if tokenizer.is_dir() else None
+            check_data(folders, split, self.dictionary, str(cfg.verify), known, combine)
         path = str(Path(folders[(epoch - 1) % len(folders)]) / split)
         if infer_dataset_impl(path) == "mmap" and len(prefixes(Path(path), combine)) == 1:
             items = MappedItems(path)
@@ -133,48 +121,36 @@ class FullSentencesMaskedLMTask(EncoderTask):
             items = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
         if items is None:
             raise UserError(f"{path}.bin, {path}.idx: no such files; does --data name the folder of binarised data?")
-        dataset = self._make_dataset(items, tokenizer_of(folders[0]), name=path, shuffle=split == "train")
-        if split == "train":
-            dataset.set_epoch(epoch)
-        self.datasets[split] = dataset
-        logger.info(
-            "%s: %d items packed into %d %s of at most %d tokens, packing efficiency %.1f%%",
-            path,
-            len(items),
-            len(dataset),
-            "pairs" if self.cfg.next_sentence else "blocks",
-            self.cfg.tokens_per_sample,
-            100 * dataset.packing_efficiency(self.cfg.tokens_per_sample),
-        )
-        if split == "train" and not self.cfg.no_save:
-            keep_tokenizer_with_checkpoints(tokenizer_of(folders[0]), Path(self.cfg.save_dir))
-
-    def _make_dataset(self, items, tokenizer: Path, **options) -> MaskedBlocksDataset:
         make, own_options = self._dataset_class(tokenizer)
-        return make(
+        dataset = make(
             items,
             items.sizes,
-            self.cfg.tokens_per_sample,
+            cfg.tokens_per_sample,
             bos=self.dictionary.bos(),
             eos=self.dictionary.eos(),
             masking=self.masking,
-            seed=self.cfg.seed,
-            **options,
+            seed=cfg.seed,
+            name=path,
+            shuffle=split == "train",
             **own_options,
         )
+        if split == "train":
+            dataset.set_epoch(epoch)
+        self.datasets[split] = dataset
+        what, efficiency = "pairs" if cfg.next_sentence else "blocks", dataset.packing_efficiency(cfg.tokens_per_sample)
+        logger.info(
+            f"{path}: {len(items)} items packed into {len(dataset)} {what} of at most {cfg.tokens_per_sample} tokens, "
+            f"packing efficiency {efficiency:.1%}"
+        )
+        if split == "train" and not cfg.no_save:
+            encoder_task.keep_tokenizer_with_checkpoints(tokenizer, Path(cfg.save_dir))
 
-    def _dataset_class(self, tokenizer: Path) -> tuple[type[MaskedBlocksDataset], dict[str, Any]]:
+    def _dataset_class(self, tokenizer: Path) -> tuple[type[masked_blocks.MaskedBlocksDataset], dict[str, Any]]:
         """What makes blocks of the items, and the options that it alone has."""
         if not self.cfg.next_sentence:
-            return FullSentencesDataset, {}
+            return masked_blocks.FullSentencesDataset, {}
         known = load_tokenizer(tokenizer) if tokenizer.is_dir() else TextTokenizer
         return SentencePairsDataset, {"separators": known.separators, "has_token_types": self.has_token_types}
-
-    def _check_data(self, folders: list[str], split: str, combine: bool) -> None:
-        tokenizer = tokenizer_of(folders[0])
-        check_data(
-            folders, split, self.dictionary, str(self.cfg.verify), tokenizer if tokenizer.is_dir() else None, combine
-        )
 
     def has_sharded_data(self, split: str) -> bool:
         return len(data_folders(self.cfg.data)) > 1
@@ -198,9 +174,9 @@ class InputsMaskedLMTask(FullSentencesMaskedLMTask):
             raise UserError("--next-sentence: the inputs of a task are whole already; leave it out")
         return super().setup_task(cfg, **kwargs)
 
-    def _dataset_class(self, tokenizer: Path) -> tuple[type[MaskedInputsDataset], dict[str, Any]]:
+    def _dataset_class(self, tokenizer: Path) -> tuple[type[masked_blocks.MaskedInputsDataset], dict[str, Any]]:
         """Each input is a block."""
-        return MaskedInputsDataset, {}
+        return masked_blocks.MaskedInputsDataset, {}
 
 
 def data_folders(data: str) -> list[str]:

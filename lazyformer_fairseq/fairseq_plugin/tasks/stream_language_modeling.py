@@ -38,12 +38,8 @@ class StreamLanguageModelingConfig(ReliabilityConfig):
     data: str = option(MISSING, "folder that lazyformer lm prepare wrote")
     tgt_len: int = option(192, "tokens of a segment, predicted in one forward pass")
     valid_tgt_len: Optional[int] = option(None, "tokens of a segment in validation; default: as in training")
-    roll: bool = option(
-        False, "each epoch, streams start at places drawn anew; what is before them in the text comes in the end"
-    )
-    varlen: bool = option(
-        False, "segments of random length: most about --tgt-len, one in twenty about half; drawn anew each epoch"
-    )
+    roll: bool = option(False, "each epoch, streams start at places drawn anew")
+    varlen: bool = option(False, "segments of random length: most about --tgt-len, one in twenty half")
     train_subset: str = II("dataset.train_subset")
 
 
@@ -81,9 +77,8 @@ class CarriedMemory:
         """The memory to read `segment` with: empty at the start of the text (each epoch's) and after a jump."""
         if segment != self.next_segment and segment and self.memory.length:
             logger.warning(
-                "the data continues at segment %d, but the memory ends before %d: streams start with empty memory",
-                segment,
-                self.next_segment,
+                f"the data continues at segment {segment}, but the memory ends before {self.next_segment}: streams "
+                "start with empty memory"
             )
         if segment != self.next_segment or segment == 0:
             self.memory.clear()
@@ -121,10 +116,9 @@ class CarriedMemory:
         ]
         if differences:
             logger.warning(
-                "the checkpoint's memory does not fit (%s): streams start with empty memory", "; ".join(differences)
+                f"the checkpoint's memory does not fit ({'; '.join(differences)}): streams start with empty memory"
             )
-            self.forget()
-            return
+            return self.forget()
         self.memory.load_state_dict({"states": [state[rows].clone() for state in saved["states"]]})
         self.next_segment = saved["next_segment"]
         logger.info("restored a memory of %d tokens a stream from the checkpoint", self.memory.length)

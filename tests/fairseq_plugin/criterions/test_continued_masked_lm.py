@@ -75,15 +75,6 @@ def save(model: LazyFormerModel, folder) -> str:
     return str(folder)
 
 
-def write_record(folder, old: str, new: str, sources, orders=None) -> str:
-    orders = orders or [None] * len(sources)
-    sublayers = [{"from": source, "head_order": order} for source, order in zip(sources, orders, strict=True)]
-    record = {"format": "lazyformer warm start", "format_version": 1, "old_pattern": old, "new_pattern": new}
-    path = folder / "warm_start.json"
-    path.write_text(json.dumps({**record, "sublayers": sublayers}))
-    return str(path)
-
-
 def make_criterion(task=None, **options) -> ContinuedMaskedLMCriterion:
     return ContinuedMaskedLMCriterion(ContinuedMaskedLMConfig(**options), task or make_task())
 
@@ -109,12 +100,8 @@ def test_the_loss_is_the_formula_in_double_precision(tmp_path, backend):
     """Against probabilities written out by softmax, from weights alone."""
     student = make_model("sflf", 1, attention_backend=backend).double()
     teacher = make_model("sfsf", 2).double()
-    orders = [None, None, [1, 0], None]
     options = dict(distill_temperature=3.0, distill_masked_lm_weight=0.5, distill_words_weight=2.0)
-    record = write_record(tmp_path, "sfsf", "sflf", [0, 1, 2, 3], orders)
-    criterion = make_criterion(
-        distill=save(teacher.float(), tmp_path / "t"), warm_start=record, distill_attention_weight=0.7, **options
-    )
+    criterion = make_criterion(distill=save(teacher.float(), tmp_path / "t"), distill_attention_weight=0.7, **options)
     teacher.double()
     batch = make_batch()
     loss, count, log = criterion(student, batch)
@@ -124,7 +111,7 @@ def test_the_loss_is_the_formula_in_double_precision(tmp_path, backend):
     masked_lm = -logits[0].log_softmax(-1)[torch.arange(4), answers].sum()
     p, q = (each.div(3).softmax(-1) for each in (logits[1], logits[0]))
     words = 9 * (p * (p.log() - q.log())).sum()
-    mine, its = last_probabilities(student, batch, 0), last_probabilities(teacher, batch, 2)[:, [1, 0]]
+    mine, its = last_probabilities(student, batch, 0), last_probabilities(teacher, batch, 2)
     text = batch["net_input"]["src_tokens"] != PAD
     rows = [
         (its[b, n, t] * (its[b, n, t] / mine[b, n, t]).log())[text[b]].sum()
@@ -169,7 +156,6 @@ def last_probabilities(model, batch, number):
         ({"distill_masked_lm_weight": math.inf}, "--distill-masked-lm-weight inf"),
         ({"replace_progressively": "x"}, "--replace-progressively: went, for it gained nothing .*; leave it out"),
         ({"distill": "nowhere"}, "nowhere: no such file or folder"),
-        ({"warm_start": "nowhere"}, "--warm-start nowhere: cannot be read"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, message):
@@ -189,7 +175,7 @@ def test_an_original_whose_settings_are_another_models_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["model"]["encoder_embed_dim"] = 1_000_000  # which would not fit the memory
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="model.safetensors: its settings ask for .* weights, it holds"):
+    with pytest.raises(UserError, match="model.safetensors: .*embed_tokens.weight is"):
         make_criterion(distill=path)
 
 
@@ -224,12 +210,10 @@ def test_attention_that_cannot_be_compared_is_refused(tmp_path, options, message
     assert loss > 0 and "attention_kl" not in log
 
 
-OF_FORMAT = '{"format": "lazyformer warm start", "format_version":'
-
-
-@pytest.mark.parametrize("damage", ["", "[]", "{}", OF_FORMAT + " 2}", OF_FORMAT + ' 1, "sublayers": [{}]}'])
-def test_a_damaged_record_is_refused(tmp_path, damage):
+def test_a_record_of_heads_that_moved_is_refused(tmp_path):
     path = tmp_path / "warm_start.json"
-    path.write_text(damage)
-    with pytest.raises(UserError, match="--warm-start .*warm_start.json: "):
+    path.write_text('{"sublayers": [{"from": 0, "head_order": null}]}')
+    make_criterion(warm_start=str(path))
+    path.write_text('{"sublayers": [{"from": 0, "head_order": [1, 0]}]}')
+    with pytest.raises(UserError, match="--warm-start .*warm_start.json: heads were moved"):
         make_criterion(warm_start=str(path))

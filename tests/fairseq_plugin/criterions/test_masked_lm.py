@@ -51,14 +51,6 @@ def test_loss_and_accuracy_equal_those_of_all_logits():
     assert values["accuracy"] == pytest.approx(100 * right / 3, abs=0.01)
 
 
-def test_spans_cost_a_loss_of_their_own():
-    model, batch, task = make_model_and_batch("s[span=40,ramp=3,span_loss=0.25]lf")
-    (span,) = model.encoder.sentence_encoder.options.common["spans"]
-    span.shares.data.fill_(0.1)
-    loss, sample_size, log = MaskedLMAccuracyCriterion(task)(model, batch)
-    torch.testing.assert_close(loss, log["loss"] + sample_size * 0.25 * 4)
-
-
 class LargestOfWords(TorchDispatchMode):
     """The largest tensor with a number for each word of the vocabulary."""
 

@@ -7,13 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, merge_with_parent
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import ROOT
-from omegaconf import OmegaConf
 
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import export
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 
@@ -40,14 +37,6 @@ def test_both_names_are_options(name):
     arguments = ["data", "--task", "full_sentences_masked_lm", "--arch", "lazyformer_m2x6_s_tiny", name, "recompute"]
     given = options.parse_args_and_arch(parser, arguments)
     assert backend_of(convert_namespace_to_omegaconf(given).model) == "recompute"
-
-
-@pytest.mark.parametrize("config", [LazyFormerConfig, CausalLMConfig])
-@pytest.mark.parametrize("is_checkpoint", [False, True])
-def test_both_names_are_keys_of_settings(config, is_checkpoint):
-    for name in ("attention_backend", "lazy_backend"):
-        merged = merge_with_parent(config(), OmegaConf.create({name: "recompute"}), is_checkpoint)
-        assert backend_of(merged) == "recompute"
 
 
 def test_a_checkpoint_with_the_old_name_is_loaded(tmp_path):

@@ -1,4 +1,3 @@
-import io
 from types import SimpleNamespace
 
 import pytest
@@ -98,27 +97,6 @@ def test_losses_over_segments_are_those_of_one_long_segment():
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("pattern", ["sflf", "sfsf"])
-def test_half_precision_trains_with_memory(half, pattern):
-    model, (tokens, target), memory = make_model(pattern).train(), random_stream(2, 12), StreamMemory()
-    exact = [model(t, memory, g)[0] for t, g in zip(tokens.split(6, 1), target.split(6, 1), strict=True)]
-    memory.clear()
-    model.to(half)
-    nll = [model(t, memory, g)[0] for t, g in zip(tokens.split(6, 1), target.split(6, 1), strict=True)]
-    torch.testing.assert_close(torch.stack(nll), torch.stack(exact), atol=0.5, rtol=0.1)
-    nll[1].sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    assert memory.states[0].dtype == half
-
-
-def test_features_and_inner_states_can_be_asked_for():
-    model, (tokens, _) = make_model(), random_stream(2, 7)
-    features, extra = model(tokens, features_only=True, return_all_hiddens=True)
-    assert features.shape == (2, 7, 16) and len(extra["inner_states"]) == 5
-    assert model(tokens)[1] == {"inner_states": []}
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_every_tiny_twin_learns(name):
     torch.manual_seed(1)
@@ -145,15 +123,6 @@ def test_every_tiny_twin_learns(name):
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_restores_the_model():
-    model, other, (tokens, target), file = make_model(), make_model(), random_stream(2, 7), io.BytesIO()
-    torch.nn.init.zeros_(other.softmax.bias)
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(model(tokens, target=target)[0], other(tokens, target=target)[0])
 
 
 @pytest.mark.parametrize(

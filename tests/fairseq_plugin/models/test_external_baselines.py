@@ -74,15 +74,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_model_by_its_own_code(arch):
         assert weight.grad.any() or "k_proj.bias" in name or "key.bias" in name, f"{name} learns nothing"
 
 
-@pytest.mark.parametrize("arch", BASELINES)
-def test_padding_changes_nothing_of_a_text(arch):
-    batch, model = a_batch(), build(arch).eval()
-    tokens = batch["net_input"]["src_tokens"][1:2]
-    padded = model(tokens, has_padding=True, features_only=True)[0][:, :6]
-    torch.testing.assert_close(padded, model(tokens[:, :6], has_padding=False, features_only=True)[0])
-    torch.testing.assert_close(padded, model(tokens, features_only=True)[0][:, :6])
-
-
 def command(data, arch: str, seed: int = 3) -> list[str]:
     """Of a training by our task and criterion."""
     pattern = "--sublayer-pattern (sf)x2" if arch == "lazyformer" else OPTIONS
@@ -115,19 +106,6 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(arch, data_folder, 
         training.save()
     assert training.updates == 4
     assert_equal_state(training.trainer.model.state_dict(), whole.trainer.model.state_dict())
-
-
-@needs_transformers
-def test_its_initialisation_is_transformers_own():
-    from transformers import BertConfig, BertForMaskedLM
-
-    ours = build("huggingface_bert")
-    torch.manual_seed(1)
-    config = BertConfig(
-        **{"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "pad_token_id": PAD},
-        **{"intermediate_size": 32, "max_position_embeddings": 16},
-    )
-    assert_equal_state(ours.bert.state_dict(), BertForMaskedLM(config).state_dict())
 
 
 @needs_transformers

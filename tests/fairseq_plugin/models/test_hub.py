@@ -21,7 +21,7 @@ def run_folder(tmp_path_factory):
 def trained(data_folder, run_folder, fairseq_train):
     """A folder of checkpoints of a model that has learned the toy language a little."""
     if not (run_folder / "checkpoint_last.pt").exists():
-        options = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 250 --dropout 0 --disable-validation"
+        options = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 150 --dropout 0 --disable-validation"
         fairseq_train(data_folder, options, run_folder)
     return run_folder
 
@@ -94,21 +94,8 @@ def test_a_checkpoint_may_be_given_instead_of_its_folder(trained):
 def test_text_longer_than_the_model_is_cut(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512
-
-
-def test_heads_of_the_checkpoint_come_with_it(trained, tmp_path):
-    hub = LazyFormerModel.from_pretrained(trained)
     with pytest.raises(UserError, match="no classification head 'cola'; the checkpoint has: none"):
         hub.predict("cola", "Anna sees Ben.")
-    hub.model.register_classification_head("cola", 2)
-    state = torch.load(trained / "checkpoint_last.pt")
-    state["model"] = hub.model.state_dict()
-    shutil.copytree(trained / "tokenizer", tmp_path / "tokenizer")
-    torch.save(state, tmp_path / "model.pt")
-    again = LazyFormerModel.from_pretrained(tmp_path)
-    texts = ("Anna sees Ben.", "The house.")
-    torch.testing.assert_close(again.predict("cola", *texts), hub.predict("cola", *texts))
-    assert again.predict("cola", *texts).shape == (2, 2)
 
 
 def test_missing_and_foreign_files_are_named(trained, tmp_path):

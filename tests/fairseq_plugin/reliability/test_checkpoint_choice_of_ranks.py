@@ -21,11 +21,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_choice
     ("told", "seen", "words"),
     [
         ((None, "run: holds no intact checkpoint"), [True, True], "run: holds no intact checkpoint"),
-        (
-            (Path("checkpoint_last.pt"), None),
-            [True, False],
-            r"processes \[1\] cannot read it; all nodes need the same",
-        ),
+        ((Path("checkpoint_last.pt"), None), [True, False], r"processes \[1\] cannot read it; all nodes need the same"),
     ],
 )
 def test_the_second_process_hears_of_the_problem(told, seen, words):

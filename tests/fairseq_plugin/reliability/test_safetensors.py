@@ -75,31 +75,6 @@ def test_tied_weights_are_stored_once_and_tied_again(exported):
     assert (metadata["architecture"], metadata["sublayer_pattern"]) == ("lazyformer", "M2")
 
 
-def test_heads_come_with_it(trained, tmp_path):
-    hub = LazyFormerModel.from_pretrained(trained)
-    hub.model.register_classification_head("cola", 2)
-    state = torch.load(trained / "checkpoint_last.pt")
-    shutil.copytree(trained / "tokenizer", tmp_path / "run" / "tokenizer")
-    torch.save({**state, "model": hub.model.state_dict()}, tmp_path / "run" / "model.pt")
-    export(tmp_path / "run", tmp_path / "model")
-    again = LazyFormerModel.from_pretrained(tmp_path / "model")
-    assert torch.equal(again.predict("cola", *TEXTS), hub.predict("cola", *TEXTS))
-
-
-@pytest.mark.slow
-def test_the_command(trained, tmp_path):
-    result = CliRunner().invoke(main, ["export", str(trained), str(tmp_path / "model")], catch_exceptions=False)
-    assert result.exit_code == 0 and str(tmp_path / "model") in result.output
-    LazyFormerModel.from_pretrained(tmp_path / "model")
-    with pytest.raises(UserError, match="exists already"):
-        CliRunner().invoke(main, ["export", str(trained), str(tmp_path / "model")], catch_exceptions=False)
-    with pytest.raises(UserError, match="holds no other.pt"):
-        arguments = ["export", str(trained), str(tmp_path / "more"), "--checkpoint-file", "other.pt"]
-        CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert not (tmp_path / "more").exists()
-    assert "best checkpoint, else the last" in " ".join(CliRunner().invoke(main, ["export", "--help"]).output.split())
-
-
 @pytest.mark.slow
 def test_fine_tuning_starts_from_it(trained, exported, tmp_path, fairseq_train):
     """The same weights after an update as from the checkpoint."""

@@ -46,21 +46,3 @@ def test_meters_keep_nothing_of_an_update(data_folder, tmp_path, fairseq_train):
     options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
     fairseq_train(data_folder, f"{options} --max-update 20 --disable-validation", tmp_path / "run")
     assert len(metrics._active_aggregators_cnt) < 5
-
-
-def made_up(updates: int, every: int, **leaks: float) -> list[dict[str, float]]:
-    """Samples that jump about as real ones do, and grow by `leaks` an update."""
-    return [
-        {"update": update}
-        | {what: 60 + 8 * (update // every % 3) + leaks.get(what, 0) * update for what in FLAT["full"]}
-        for update in range(every, updates + 1, every)
-    ]
-
-
-@pytest.mark.parametrize("what", FLAT["full"])
-def test_a_leak_is_noticed(tmp_path, what):
-    assert not what_grows(made_up(20_000, 100), "full")
-    leaking = made_up(20_000, 100, **{what: 1.5 * FLAT["full"][what]})
-    assert [line.split(":")[0] for line in what_grows(leaking, "full")] == [what]
-    draw(leaking, tmp_path / "soak.png")
-    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")

@@ -201,14 +201,8 @@ def test_what_is_not_finite_does_not_stay_in_the_memory(bad):
 
 
 def task_of(lm_data, **options) -> StreamLanguageModelingTask:
-    cfg = {
-        "data": str(lm_data),
-        "tgt_len": 6,
-        "valid_tgt_len": None,
-        "train_subset": "train",
-        "roll": False,
-        "varlen": False,
-    }
+    cfg = {"data": str(lm_data), "tgt_len": 6, "valid_tgt_len": None, "train_subset": "train"}
+    cfg |= {"roll": False, "varlen": False}
     return StreamLanguageModelingTask.setup_task(OmegaConf.create(cfg | options))
 
 

@@ -173,7 +173,7 @@ def stop_after(updates: int, command: list[str], folder: Path, stop) -> tuple[in
 @pytest.mark.parametrize(
     ("entry", "number"),
     [
-        ("python -m", signal.SIGTERM),
+        pytest.param("python -m", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("python -m", signal.SIGUSR1, marks=pytest.mark.slow),
         pytest.param("fairseq-train", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("fairseq-hydra-train", signal.SIGUSR1, marks=pytest.mark.slow),

@@ -203,7 +203,6 @@ class SplitFile:
     path: Path
     examples: list[Example]
     short_lines: list[int]
-    mended_lines: list[int] = field(default_factory=list)
     empty_lines: list[int] = field(default_factory=list)
 
     def oddities(self) -> list[str]:
@@ -213,7 +212,6 @@ class SplitFile:
 
 ODDITIES = {
     "short_lines": "with too few fields left out",
-    "mended_lines": "with a tab in the sentence or at the end, mended",
     "empty_lines": "with an empty sentence, kept",
 }
 
@@ -300,9 +298,6 @@ def _read_rows(
 ) -> SplitFile:
     file = SplitFile(path, [], [])
     for number, fields in rows:
-        if len(fields) > width and (mended := _mend(fields, width, text_columns)):
-            file.mended_lines.append(number)
-            fields = mended
         if len(fields) < width and task.has_odd_rows:
             file.short_lines.append(number)
             continue
@@ -322,13 +317,3 @@ def _read_rows(
             raise UserError(f"{path}, line {number}: {error}; download the task's data again, or mend it") from None
         file.examples.append(Example(texts, target, number))
     return file
-
-
-def _mend(fields: list[str], width: int, text_columns: list[int]) -> Optional[list[str]]:
-    """A row with too many fields, where it is certain how it is meant; None where it is not."""
-    if not any(fields[width:]):
-        return fields[:width]
-    if len(text_columns) > 1:
-        return None
-    start, end = text_columns[0], text_columns[0] + 1 + len(fields) - width  # no other column holds words
-    return [*fields[:start], " ".join(fields[start:end]), *fields[end:]]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.manifest import gather_notes
-from lazyformer_fairseq.corpus.report import duration, percent, quantile, short, write_report
+from lazyformer_fairseq.corpus.manifest import duration, gather_notes, percent, quantile, short, write_report
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.stages import Job, WorkPaths
 from lazyformer_fairseq.corpus.words import NOTES_FILE

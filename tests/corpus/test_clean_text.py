@@ -138,11 +138,3 @@ def test_a_hostile_line_takes_linear_time(piece):
     started = time.process_time()
     step.process(Document(text=f"[[({piece * (200_000 // len(piece))})]]", id="file:1"))
     assert time.process_time() - started < 3  # takes 0.2; were it quadratic, minutes
-
-
-def test_most_of_real_text_stays(real_data):
-    text = (real_data / "raw/gutenberg/austen-persuasion.txt").read_text()
-    paragraphs = "\n".join(" ".join(block.split()) for block in text.split("\n\n") if block.strip())
-    cleaned, counts, reason = clean(paragraphs)
-    assert reason is None and len(cleaned) > 0.995 * len(paragraphs)
-    assert "_" not in cleaned and counts["lines out"] > 0.95 * counts["lines in"]

@@ -1,7 +1,6 @@
 """Paragraphs of wiki markup."""
 
 import logging
-import re
 import sys
 from unittest import mock
 
@@ -9,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.corpus.readers.files import Piece
-from lazyformer_fairseq.corpus.readers.formats import read_piece
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.wiki_markup import ExtractWikiMarkup, load_extractor
 from lazyformer_fairseq.errors import UserError
@@ -127,25 +124,3 @@ def test_without_wikiextractor():
         pytest.raises(UserError, match=r"pip install lazyformer_fairseq\[corpus\]"),
     ):
         ExtractWikiMarkup().process(page("Text."))
-
-
-@pytest.mark.slow
-def test_real_dumps(real_data, step):
-    reasons, texts, kept = [], {}, ""
-    for path in sorted((real_data / "raw/mediawiki").glob("*.bz2")):
-        for raw in read_piece(Piece(str(path), "mediawiki")):
-            document = Document(raw.text, "x", metadata={"format": "mediawiki"} | raw.metadata)
-            reasons.append(step.process(document))
-            texts[raw.metadata["title"]] = document.text
-            kept += "" if reasons[-1] else document.text + "\n"
-    assert {reason: reasons.count(reason) for reason in reasons} == {
-        None: 102,
-        "redirect": 100,
-        "disambiguation": 8,
-        "no text": 1,
-    }
-    assert texts["Anarchism"].startswith("Anarchism is a political philosophy that advocates")
-    assert "Albedo or reflection coefficient, derived from Latin albedo" in texts["Albedo"]
-    assert len(kept) > 2_600_000
-    left_over = re.findall(r"\{\{|\}\}|\[\[|\]\]|</?\w+>|\||''|&\w+;|thumb\||==|^[*#;:!]", kept, re.MULTILINE)
-    assert len(left_over) < 15, left_over

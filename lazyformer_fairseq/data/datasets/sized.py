@@ -34,8 +34,7 @@ class SizedDataset(FairseqDataset):
     def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
         return self.sizes[indices]
 
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
+    size = num_tokens
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

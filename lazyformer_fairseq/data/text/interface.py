@@ -73,10 +73,14 @@ class TextTokenizer(ABC):
         """What a text holds where the model is to fill something in."""
         return self.symbols[self.special.mask]
 
-    @property
-    @abstractmethod
+    @cached_property
     def dictionary(self) -> "Dictionary":
         """The symbols as fairseq's Dictionary. Whoever needs ids alone does not wait seconds for fairseq."""
+        from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
+
+        return dictionary_of_symbols(
+            self.symbols, {role: self.symbols[index] for role, index in self.special._asdict().items()}
+        )
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
@@ -44,9 +44,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 from lazyformer_fairseq.storage.json_files import read_json
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 FORMAT_VERSION = 2  # 1 is the format of a SentencePiece model's folder
 KIND = "tokenizers"
@@ -104,12 +101,6 @@ class LibraryTokenizer(TextTokenizer):
             json.dumps(recipe["normalizer"]), json.dumps(recipe["pre_tokenizer"]), self._names["unk"]
         )
         self.normalise = LibraryNormaliser(self.settings)
-
-    @cached_property
-    def dictionary(self) -> "Dictionary":
-        from lazyformer_fairseq.data.text.dictionary_file import dictionary_of_symbols
-
-        return dictionary_of_symbols(self.symbols, self._names)
 
     @classmethod
     def load(cls, folder: FolderName) -> "LibraryTokenizer":

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import sentencepiece
@@ -45,10 +44,6 @@ from lazyformer_fairseq.data.text.normalisation import (
 )
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
-
 
 # Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
 # uses the beginning of such a word (a text in a script without spaces, say).
@@ -152,15 +147,6 @@ class Tokenizer(TextTokenizer):
             int(index): piece_id for piece_id, index in enumerate(self._id_of_piece) if not model.is_control(piece_id)
         }
         self._symbol = symbol_pattern(settings)
-
-    @cached_property
-    def dictionary(self) -> "Dictionary":
-        from fairseq.data import Dictionary
-
-        dictionary = Dictionary()
-        for symbol in self.symbols[len(FIRST_SYMBOLS) :]:
-            dictionary.add_symbol(symbol)
-        return dictionary
 
     @classmethod
     def load(cls, folder: FolderName) -> "Tokenizer":

@@ -223,24 +223,6 @@ def test_compression_is_told_by_the_first_bytes(tmp_path):
         assert compression(tmp_path / "file") == (suffix[1:] or None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("pattern", "format", "files", "documents"),
-    [
-        ("raw/wikiextractor_graykode/A*/wiki_*", "wikiextractor", 2, 103),
-        ("raw/wikiextractor_ugolbck/A*/wiki_*", "wikiextractor", 8, 933),
-        ("raw/wikiextractor_json/A*/wiki_*", "jsonl", 10, 626),
-        ("raw/mediawiki/*.bz2", "mediawiki", 2, 211),
-        ("raw/gutenberg/*.txt", "book", 15, 15),
-        ("lm/wikitext-*/wiki.valid.tokens", "wikitext", 2, 120),
-    ],
-)
-def test_real_files_hold_the_documents_that_are_known(real_data, pattern, format, files, documents):
-    paths = sorted(real_data.glob(pattern))
-    assert len(paths) == files
-    assert sum(len(texts(path, format)) for path in paths) == documents
-
-
 @pytest.fixture
 def units(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"One.\n\ncaf\xe9\n")

@@ -3,11 +3,8 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from helpers import toy_texts
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
-from lazyformer_fairseq.errors import UserError
 
 
 def help_of(*command: str) -> str:
@@ -26,28 +23,6 @@ def test_a_group_lists_whole_sentences(group):
     listed = help_of(*group.split()).split("Commands: ")[1]
     assert "..." not in listed.replace(", ...", "") and listed.endswith(".")
     assert group != "lm" or "Measure perplexity per word, or bits per character, of CHECKPOINT over every" in listed
-
-
-def test_corpus_writes_what_fairseq_train_reads(tmp_path):
-    text = tmp_path / "text"
-    text.mkdir()
-    for name, seed in (("a.txt", 1), ("b.txt", 2)):
-        (text / name).write_text("\n\n".join(toy_texts(60, seed)))
-    data = tmp_path / "data"
-    command = ["corpus", str(text), str(data), "--vocab-size", "160", "--valid-share", "0.1", "--workers", "1"]
-    result = CliRunner().invoke(main, command, catch_exceptions=False)
-    assert result.exit_code == 0 and "documents" in result.output
-    assert {path.name for path in data.iterdir()} == {
-        *("shard0", "dict.txt", "tokenizer", "manifest.json", "report.html"),
-    }
-    assert len(Tokenizer.load(data / "tokenizer").dictionary) == 160
-
-
-def test_corpus_names_what_is_wrong(tmp_path):
-    command = ["corpus", str(tmp_path / "missing"), str(tmp_path / "data")]
-    with pytest.raises(UserError, match="missing"):
-        CliRunner().invoke(main, command, catch_exceptions=False)
-    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(("level", "expected"), [(None, "30 []"), ("INFO", "20 ['StreamHandler']")])

@@ -65,31 +65,23 @@ def show(patterns: tuple[str, ...], settings: ShowSettings) -> None:
     _check(direction, settings)
     sizes = _sizes(arch, settings)
     patterns = patterns or (_row(arch).sublayer_pattern,)
-    from lazyformer_fairseq.measure.pattern.look import (
-        LEGEND,
-        build_network,
-        draw_seen,
-        look,
-        plan_table,
-        refuses_bias,
-        text_picture,
-    )
+    from lazyformer_fairseq.measure.pattern import look
 
     drawn = []
     for each in patterns:
         of_each = sizes
-        if settings.arch is settings.relative_position_buckets is None and refuses_bias(each, direction):
+        if settings.arch is settings.relative_position_buckets is None and look.refuses_bias(each, direction):
             of_each = replace(sizes, relative_position_buckets=0)
         bias_buckets = getattr(of_each, "relative_position_buckets", 0)
-        network = build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
-        click.echo(f"{each}\n\n{plan_table(each, of_each, settings.length, memory)}\n")
-        drawn += look(network, tokens, memory)
+        network = look.build_network(each, direction, sizes.num_heads, tokens, memory, bias_buckets)
+        click.echo(f"{each}\n\n{look.plan_table(each, of_each, settings.length, memory)}\n")
+        drawn += look.look(network, tokens, memory)
     if not drawn:
         click.echo("no sublayer looks at other tokens")
     elif settings.output is None:
-        click.echo("\n\n".join([*map(text_picture, drawn), LEGEND]))
+        click.echo("\n\n".join([*map(look.text_picture, drawn), look.LEGEND]))
     else:
-        draw_seen(drawn, settings.output)
+        look.draw_seen(drawn, settings.output)
         click.echo(f"written: {settings.output}")
 
 

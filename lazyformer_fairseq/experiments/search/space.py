@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple, Optional
 
 from lazyformer_fairseq.errors import UserError
@@ -65,9 +65,9 @@ class Space:
         return total
 
     def draw(self, chance: random.Random, shares: Optional[Sequence[Sequence[float]]] = None) -> Subnet:
-        """A random valid pattern: uniform, or layer by layer by `shares` (L rows of K)."""
-        while True:
-            if shares is None:
+        """A random valid pattern: uniform, or layer by layer by `shares` (L rows of K), if these yield one."""
+        for number in count():
+            if shares is None or number >= DRAWS:
                 subnet = tuple(chance.choices(self.candidates, k=self.layers))
             else:
                 subnet = tuple(chance.choices(self.candidates, row)[0] for row in shares)

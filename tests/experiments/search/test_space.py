@@ -132,3 +132,8 @@ def test_a_lazy_layer_without_attention_below_takes_its_next_choice():
     assert chosen == ["f", "identity", "s", "l"]
     assert letters(chosen) == "fsl"
     assert by_layer(chosen) == "f-sl"
+
+
+def test_shares_of_identity_alone_come_to_an_end():
+    space = space_of(("s", "f", "identity"), 4)
+    assert_valid(space, space.draw(random.Random(1), [[0.0, 0.0, 1.0]] * 4))

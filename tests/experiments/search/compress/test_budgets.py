@@ -89,16 +89,6 @@ def test_the_error_is_that_of_the_mean_where_blocks_are_alike():
     assert found == pytest.approx((bits.mean(), bits.std(ddof=1) / np.sqrt(50)))
 
 
-def test_the_error_agrees_with_blocks_drawn_again_and_again():
-    chance = np.random.default_rng(2)
-    words = chance.integers(3, 30, 200)
-    gains = words * 0.3 + chance.normal(0, 1, 200) * np.sqrt(words)
-    found = compare(BlockLosses(gains, words), BlockLosses(np.zeros(200), words))
-    drawn = chance.integers(0, 200, (2000, 200))
-    means = gains[drawn].sum(1) / words[drawn].sum(1) / np.log(2)
-    assert found.error == pytest.approx(means.std(), rel=0.1)
-
-
 def test_a_second_run_measures_the_rest(tmp_path):
     path, scorer = tmp_path / "scores.json", Scorer()
     losses = Losses(path, scorer, CHOICES)

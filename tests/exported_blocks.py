@@ -8,7 +8,7 @@ from exports import code_of_every_kind
 from torch import Tensor, nn
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export import plan_as_json
+from lazyformer_fairseq.huggingface.merge import plan_as_json
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS, with_defaults

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.checkpoint import Source, Training, choose_head
-from lazyformer_fairseq.huggingface.export import custom_config, custom_weights, hash_custom, save_weights
+from lazyformer_fairseq.huggingface.export import Source, choose_head, write_custom
 from lazyformer_fairseq.huggingface.exported.modelling import CODE_FILE
 from lazyformer_fairseq.huggingface.merge import merged_code
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
@@ -50,17 +49,13 @@ def tiny_model(
 def source_of(model: LazyFormerModel) -> Source:
     """As reading its checkpoint would give it."""
     tokenizer = SimpleNamespace(dictionary=model.encoder.dictionary, mask_index=WORDS - 1)
-    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt")), Training("tiny"))
+    return Source(model, tokenizer, choose_head(model.state_dict(), None, Path("tiny.pt")))
 
 
 def export_custom(model: LazyFormerModel, folder: Path) -> Path:
     """Config, weights and code, without a tokenizer."""
-    source = source_of(model)
-    config, weights = custom_config(source), custom_weights(source)
-    config.weights_sha256 = hash_custom(config, weights)
-    config.save_pretrained(folder)
-    save_weights(weights, folder)
-    (folder / CODE_FILE).write_text(merged_code(config.plan))
+    folder.mkdir(exist_ok=True)
+    write_custom(source_of(model), folder)
     return folder
 
 

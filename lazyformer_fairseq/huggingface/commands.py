@@ -26,14 +26,12 @@ from lazyformer_fairseq.warm_start.options import WarmOptions
     help="Name of the head of a fine-tuned model. GLUE's tasks look for theirs: cola, sst2 and so on.  [default: "
     "classifier; squad for one that finds answers]",
 )
-@click.option("--checkpoint-file", help="Of a folder of this package's checkpoints: its name there.")
 @takes(WarmOptions, into="warm")
 def import_model(
     bert: Path,
     out: Path,
     token_types: str,
     head_name: Optional[str],
-    checkpoint_file: Optional[str],
     warm: WarmOptions,
 ) -> None:
     """Turn a BERT, RoBERTa or DistilBERT of the Hub into a checkpoint of this package, of the same or another pattern.
@@ -50,6 +48,6 @@ def import_model(
     warm.refuse_misfits()
     from lazyformer_fairseq.huggingface.importing import import_to
 
-    for note in import_to(bert, out, token_types, head_name, checkpoint_file, warm if warm.changes else None):
+    for note in import_to(bert, out, token_types, head_name, warm if warm.changes else None):
         click.echo(note)
     click.echo(f"written: {out}")

@@ -1,52 +1,32 @@
-"""A model's folder as the Hub has it: JSON and weights, and what its config says of it.
+"""The weights in a model's folder, as the Hub has it.
 
 Nothing in it is run, nothing outside it is read by its names.
 
-FOLDER/config.json
 FOLDER/model.safetensors             or pytorch_model.bin, which is read as weights alone
 FOLDER/model.safetensors.index.json  or pytorch_model.bin.index.json: which of several files holds which weight
 """
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError, nearest
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import check
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import (
     SAFETENSORS,
     forbid_unsafe_loads,
     named_errors,
 )
+from lazyformer_fairseq.huggingface.families import read_json_object
 
-CONFIG_FILE = "config.json"
 SAFE_FILE, PICKLED_FILE = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
-LARGEST_JSON = 64 * 2**20  # bytes
 NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WHOLE_NUMBERS = ("I64", "I32", "I16", "I8", "U8", "BOOL")  # of buffers
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Raises a UserError where it is no JSON object, or too large for one that describes a model."""
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise UserError(f"{path}: {path.stat().st_size:,} bytes, too many for what describes a model")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path}: cannot be read as JSON ({error}); download the folder again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: holds {type(content).__name__}, not an object; download the folder again")
-    return content
 
 
 class Weights:
@@ -153,306 +133,3 @@ def _files_of_index(path: Path, suffix: str) -> list[tuple[Path, set[str]]]:
         if not (path.parent / file).is_file():
             raise UserError(f"{path.parent / file}: no such file, but the index names it; download the folder again")
     return [(path.parent / file, weights) for file, weights in sorted(files.items())]
-
-
-# What we call them.
-ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
-WORDS, POSITIONS, TYPES = (f"{ENCODER}embed_{what}.weight" for what in ("tokens", "positions", "token_types"))
-
-
-@dataclass(frozen=True)
-class Family:
-    """A row.
-
-    Attributes:
-        prefix: of the encoder's weights, where a head stands beside it.
-        keys: names in config.json by the option of ours.
-        embeddings: names of words, positions, token types ("" for none), and LayerNorm.
-        layers: what stands before a layer's number.
-        attention: within a layer: queries, keys, values, output, LayerNorm.
-        feed_forward: within a layer: two maps and LayerNorm.
-        head: of the masked-LM head: dense, LayerNorm, bias, decoder.
-        pooler: "" for none.
-        head_has_own_activation: whether the head's is GELU whatever the sublayers have; else theirs.
-        counts_from_padding: whether positions begin at the id of padding + 1.
-        layer_norm_eps: where config.json has none.
-        padding: its id, where config.json has none.
-    """
-
-    prefix: str
-    keys: Mapping[str, str]
-    embeddings: tuple[str, str, str, str]
-    layers: str
-    attention: tuple[str, str, str, str, str]
-    feed_forward: tuple[str, str, str]
-    head: tuple[str, str, str, str]
-    pooler: str = ""
-    head_has_own_activation: bool = False
-    counts_from_padding: bool = False
-    layer_norm_eps: float = 1e-12
-    padding: int = 0
-
-    def layer(self, number: int) -> Iterator[tuple[str, list[str]]]:
-        """Each map and LayerNorm of a layer: our name, and theirs, one below the other."""
-        theirs = f"{self.layers}.{number}."
-        *projections, output, norm = (f"{theirs}{name}" for name in self.attention)
-        first, second, last_norm = (f"{theirs}{name}" for name in self.feed_forward)
-        attention, feed_forward = (f"{ENCODER}sublayers.{2 * number + place}." for place in (0, 1))
-        yield f"{attention}inner.qkv_proj", projections
-        yield f"{attention}inner.out_proj", [output]
-        yield f"{attention}layer_norm", [norm]
-        yield f"{feed_forward}inner.fc1", [first]
-        yield f"{feed_forward}inner.fc2", [second]
-        yield f"{feed_forward}layer_norm", [last_norm]
-
-
-_SIZES = {
-    "encoder_embed_dim": "hidden_size",
-    "encoder_ffn_embed_dim": "intermediate_size",
-    "encoder_attention_heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-    "vocab_size": "vocab_size",
-    "positions": "max_position_embeddings",
-    "activation_fn": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "pooler_dropout": "classifier_dropout",
-}
-
-
-def _bert(prefix: str, head: tuple[str, str, str, str], **others) -> Family:
-    return Family(
-        prefix=prefix,
-        keys=_SIZES,
-        embeddings=tuple(
-            f"embeddings.{name}"
-            for name in ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")
-        ),
-        layers="encoder.layer",
-        attention=(
-            *(f"attention.self.{name}" for name in ("query", "key", "value")),
-            "attention.output.dense",
-            "attention.output.LayerNorm",
-        ),
-        feed_forward=("intermediate.dense", "output.dense", "output.LayerNorm"),
-        head=head,
-        pooler="pooler.dense",
-        **others,
-    )
-
-
-_BERT_HEAD = tuple(f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "bias", "decoder"))
-_ROBERTA_HEAD = tuple(f"lm_head.{name}" for name in ("dense", "layer_norm", "bias", "decoder"))
-_ROBERTA = _bert("roberta.", _ROBERTA_HEAD, head_has_own_activation=True, counts_from_padding=True, padding=1)
-
-FAMILIES: Mapping[str, Family] = {
-    "bert": _bert("bert.", _BERT_HEAD),
-    "roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "distilbert": Family(
-        prefix="distilbert.",
-        keys={
-            "encoder_embed_dim": "dim",
-            "encoder_ffn_embed_dim": "hidden_dim",
-            "encoder_attention_heads": "n_heads",
-            "layers": "n_layers",
-            "vocab_size": "vocab_size",
-            "positions": "max_position_embeddings",
-            "activation_fn": "activation",
-            "dropout": "dropout",
-            "attention_dropout": "attention_dropout",
-            "pooler_dropout": "seq_classif_dropout",
-        },
-        embeddings=("embeddings.word_embeddings", "embeddings.position_embeddings", "", "embeddings.LayerNorm"),
-        layers="transformer.layer",
-        attention=(
-            *(f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
-            "sa_layer_norm",
-        ),
-        feed_forward=("ffn.lin1", "ffn.lin2", "output_layer_norm"),
-        head=("vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
-    ),
-}
-
-REFUSED = {
-    "electra": "an ELECTRA's discriminator has no masked-LM head, and its embeddings may be narrower than the rest",
-    "albert": "an ALBERT shares the weights of all layers, and its embeddings are narrower than the rest",
-    "deberta": "its attention adds scores of relative positions",
-    "deberta-v2": "its attention adds scores of relative positions",
-    "roberta-prelayernorm": "it normalises the embeddings too, as none of our pre-norm models does",
-    "mobilebert": "its layers have bottlenecks",
-    "modernbert": "it has rotary positions and gated feed-forward sublayers",
-    "lazyformer": "it came from a checkpoint of this package: give that one",
-}
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu_squared",
-}
-
-
-SENTENCE_CLASSIFIER, SPAN_READER = "ForSequenceClassification", "ForQuestionAnswering"
-_MISSING = object()
-
-
-@dataclass(frozen=True)
-class Described:
-    """What config.json says of a model.
-
-    Attributes:
-        options: of our model, but for those that the weights decide.
-        layers: how many.
-        positions, token_types: rows of their tables; 0 for a family without token types.
-        padding: id of the padding symbol.
-        is_tied: whether the masked-LM head's output is the word embedding without saying so.
-        architecture: transformers' name of the class, "" where it says nothing.
-    """
-
-    family: Family
-    options: dict[str, Any]
-    layers: int
-    vocab_size: int
-    positions: int
-    token_types: int
-    padding: int
-    is_tied: bool
-    architecture: str
-
-    @property
-    def first_position(self) -> int:
-        """The row of the first token's position."""
-        return self.padding + 1 if self.family.counts_from_padding else 0
-
-
-class _Config:
-    """The values of config.json, each checked where it is read."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.values = read_json_object(path)
-
-    def error(self, name: str, wanted: str) -> UserError:
-        return UserError(f"{self.path}: {name} is {self.values.get(name)!r}, must be {wanted}")
-
-    def whole(self, name: str, default: Any = _MISSING, low: int = 1) -> int:
-        value = self.values.get(name, default)
-        if value is _MISSING:
-            raise UserError(f"{self.path}: has no {name}, so the model cannot be built; download the folder again")
-        if type(value) is not int or value < low:
-            raise self.error(name, f"a whole number from {low} on")
-        return value
-
-    def share(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
-        if type(value) not in (int, float) or not 0 <= value < 1:
-            raise self.error(name, "from 0 to below 1")
-        return float(value)
-
-    def word(self, name: str, default: str) -> str:
-        value = self.values.get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, "a word")
-        return value
-
-
-def describe(folder: Path) -> Described:
-    """Reads and checks config.json.
-
-    Raises:
-        UserError: it is missing or damaged, or describes a model that none of ours can be.
-    """
-    config = _Config(folder / CONFIG_FILE)
-    family = _family(config)
-    _refuse_other_functions(config)
-    keys = family.keys
-    padding = config.values.get("pad_token_id", family.padding)
-    if padding is None:
-        padding = family.padding
-    elif type(padding) is not int or padding < 0:
-        raise config.error("pad_token_id", "a whole number from 0 on")
-    activation = config.word(keys["activation_fn"], "gelu")
-    if activation not in ACTIVATIONS:
-        raise config.error(keys["activation_fn"], f"one of {', '.join(ACTIVATIONS)}")
-    layers = config.whole(keys["layers"])
-    dropout = config.share(keys["dropout"], 0.1)
-    pooler = keys["pooler_dropout"]
-    described = Described(
-        family=family,
-        options={
-            **{name: config.whole(keys[name]) for name in _WIDTHS},
-            "activation_fn": ACTIVATIONS[activation],
-            "head_activation_fn": "gelu" if family.head_has_own_activation else ACTIVATIONS[activation],
-            "layer_norm_eps": _epsilon(config, family),
-            "dropout": dropout,
-            "attention_dropout": config.share(keys["attention_dropout"], 0.1),
-            "pooler_dropout": dropout if config.values.get(pooler) is None else config.share(pooler, dropout),
-            "relative_position_buckets": 0,
-        },
-        layers=layers,
-        vocab_size=config.whole("vocab_size"),
-        positions=config.whole(keys["positions"]),
-        token_types=config.whole("type_vocab_size", 2) if family.embeddings[2] else 0,
-        padding=padding,
-        is_tied=config.values.get("tie_word_embeddings", True) is not False,
-        architecture=_architecture(config),
-    )
-    if described.positions <= described.first_position:
-        raise config.error(keys["positions"], f"more than the {described.first_position} rows before the first token")
-    return described
-
-
-_WIDTHS = ("encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads")
-
-
-def _family(config: _Config) -> Family:
-    name = config.values.get("model_type")
-    if name is None:
-        raise UserError(
-            f'{config.path}: has no model_type; if it is a BERT, add "model_type": "bert", or "roberta" and so on'
-        )
-    if not isinstance(name, str) or name not in FAMILIES:
-        reason = f" ({REFUSED[name]})" if isinstance(name, str) and name in REFUSED else ""
-        close = nearest(name, FAMILIES) if isinstance(name, str) and not reason else ""
-        raise UserError(
-            f"{config.path}: model_type {name!r} is another architecture{reason}; can be imported: "
-            f"{', '.join(FAMILIES)}{close}"
-        )
-    return FAMILIES[name]
-
-
-def _refuse_other_functions(config: _Config) -> None:
-    """Raises a UserError for settings under which a model of a known type computes something else."""
-    values = config.values
-    for name, why in (
-        ("is_decoder", "it is a causal model, or one that generates; encoders can be imported"),
-        ("add_cross_attention", "it attends to another model's output"),
-        ("pruned_heads", "some of its heads are gone; give the model before it was pruned"),
-        ("quantization_config", "its weights are quantised; give the model before that"),
-    ):
-        if values.get(name):
-            raise UserError(f"{config.path}: {name} is {values[name]!r}: {why}")
-    kind = values.get("position_embedding_type", "absolute")
-    if kind != "absolute":
-        raise UserError(
-            f"{config.path}: position_embedding_type is {kind!r}: its scores have terms that none of our models has; "
-            "only 'absolute' can be imported"
-        )
-
-
-def _epsilon(config: _Config, family: Family) -> float:
-    value = config.values.get("layer_norm_eps", family.layer_norm_eps)
-    if type(value) not in (int, float) or not 0 < value < 1:
-        raise config.error("layer_norm_eps", "above 0 and below 1")
-    return float(value)
-
-
-def _architecture(config: _Config) -> str:
-    names: Optional[Any] = config.values.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

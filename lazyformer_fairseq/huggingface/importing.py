@@ -1,6 +1,10 @@
-"""What ``lazyformer import`` does: reads a model of whatever kind, and writes it as a checkpoint of ours."""
+"""What ``lazyformer import`` does: reads a model of whatever kind, and writes it as a checkpoint of ours.
 
-from dataclasses import dataclass, field, replace
+Weights of a BERT become those of our model, by name. What has no place in ours is named, or refused.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Optional
@@ -8,6 +12,7 @@ from typing import Any, Optional
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
+from tqdm import tqdm
 
 from lazyformer_fairseq.arguments import CHECKPOINTS, checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
@@ -15,17 +20,36 @@ from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.models import hub, safetensors_files
-from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import dictionary_hash
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.huggingface.hub_folder import CONFIG_FILE, Weights, describe, read_json_object
-from lazyformer_fairseq.huggingface.hub_weights import AUTO, Conversion
+from lazyformer_fairseq.huggingface.families import (
+    CONFIG_FILE,
+    HEAD,
+    PARTS,
+    POSITIONS,
+    TYPES,
+    WORDS,
+    Described,
+    describe,
+    read_json_object,
+)
+from lazyformer_fairseq.huggingface.hub_folder import Weights
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
 from lazyformer_fairseq.warm_start.record import write_record
 from lazyformer_fairseq.warm_start.start import Trained
+
+KEEP, FOLD, AUTO = "keep", "fold", "auto"
+SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier
+SPAN_HEAD = "squad"  # what task squad calls its head
+SEED = 1  # of a head that starts fresh
+_BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)")
+# Heads of other tasks, which have no place in ours.
+_OTHER_HEADS = re.compile(r"(cls\.seq_relationship|qa_outputs|classifier|pre_classifier)\.")
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def import_to(
@@ -33,85 +57,43 @@ def import_to(
     out: Path,
     token_types: str = AUTO,
     head_name: Optional[str] = None,
-    checkpoint_file: Optional[str] = None,
     warm: Optional[WarmOptions] = None,
 ) -> list[str]:
     """Writes the model at `path` to the folder `out`, whole or not at all. Returns what a user should know of it.
 
     Args:
-        path, token_types, head_name, checkpoint_file: see :func:`~lazyformer_fairseq.huggingface.importing
-            .read_source`.
+        path: a folder as the Hub has it, a checkpoint of ours, or a folder of such. Nothing that it holds is run.
         out: must not exist yet, or be empty.
+        token_types, head_name: of a model from the Hub; see :class:`Conversion`.
         warm: what changes of the model; then ``warm_start.json`` and ``warm_start.md`` say what became what.
 
     Raises:
-        UserError: what :func:`read_source` and :meth:`WarmOptions.start` raise, or `out` exists.
-    """
-    if path.exists() and not is_ours(path):
-        refuse_without_extra("huggingface", "lazyformer import")
-    with TemporaryDirectory(prefix="lazyformer") as scratch:
-        source = read_source(path, Path(scratch), token_types, head_name, checkpoint_file)
-        record = None
-        if warm is not None:
-            old = Trained(source.cfg, source.weights, source.tokenizer.dictionary)
-            start = warm.start(old, source.tokenizer, path.absolute().name)
-            source = replace(source, cfg=start.new.cfg, weights=dict(start.new.weights))
-            record = start.record
-        loaded = hub.as_hub(LazyFormerModel, source.cfg, source.weights, source.tokenizer, path)
-        with atomic_folder(out) as unfinished:
-            write_model(loaded, unfinished)
-            if record is not None:
-                write_record(unfinished, record)
-    return source.notes
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model.
-
-    Attributes:
-        cfg: its options.
-        weights: by name, as in a checkpoint of ours.
-        tokenizer: its own.
-        notes: what a user should know of it, a sentence each.
-    """
-
-    cfg: LazyFormerConfig
-    weights: dict[str, Tensor]
-    tokenizer: TextTokenizer
-    notes: list[str] = field(default_factory=list)
-
-
-def read_source(
-    path: Path,
-    scratch: Path,
-    token_types: str = AUTO,
-    head_name: Optional[str] = None,
-    checkpoint_file: Optional[str] = None,
-) -> Source:
-    """Reads a folder as the Hub has it, or a checkpoint of ours, or a folder of such. Runs nothing that they hold.
-
-    Args:
-        scratch: an empty folder; the tokenizer of a model from the Hub is written there.
-        token_types: see :class:`~lazyformer_fairseq.huggingface.hub_weights.Conversion`.
-        head_name: for the classification or span head of a model from the Hub; see :class:`Conversion`.
-        checkpoint_file: of a folder of checkpoints of ours: its name there.
-
-    Raises:
-        UserError: it is missing or damaged, or no model of ours computes what it computes.
+        UserError: the model is missing or damaged, or no model of ours computes what it computes; what
+            :meth:`WarmOptions.start` raises; or `out` exists.
     """
     if not path.exists():
         raise UserError(
             f"{path}: no such file or folder; if it is a model's name on the Hub, download it first: "
             f"hf download {path} --local-dir {path.name}"
         )
-    if is_ours(path):
-        return _read_ours(path, checkpoint_file)
-    if not path.is_dir():
-        raise UserError(f"{path}: is a file, and no checkpoint of this package; give the folder with {CONFIG_FILE}")
-    if checkpoint_file is not None:
-        raise UserError(f"--checkpoint-file {checkpoint_file}: is for folders of this package's checkpoints")
-    return _read_hub(path, scratch / "tokenizer", token_types, head_name)
+    with TemporaryDirectory(prefix="lazyformer") as scratch:
+        notes: list[str] = []
+        if is_ours(path):
+            loaded = LazyFormerModel.from_pretrained(checkpoint_at(path))
+            cfg, weights, tokenizer = loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer
+        else:
+            refuse_without_extra("huggingface", "lazyformer import")
+            cfg, weights, tokenizer, notes = _read_hub(path, Path(scratch) / "tokenizer", token_types, head_name)
+        start = None
+        if warm is not None:
+            start = warm.start(Trained(cfg, weights, tokenizer.dictionary), tokenizer, path.absolute().name)
+            cfg, weights = start.new.cfg, start.new.weights
+        loaded = hub.as_hub(LazyFormerModel, cfg, weights, tokenizer, path)
+        with atomic_folder(out) as unfinished:
+            write_model(loaded, unfinished)
+            if start is not None:
+                write_record(unfinished, start.record)
+    return notes
 
 
 def is_ours(path: Path) -> bool:
@@ -124,12 +106,12 @@ def is_ours(path: Path) -> bool:
     return any((path / name).is_file() for name in CHECKPOINTS)
 
 
-def _read_ours(path: Path, checkpoint_file: Optional[str]) -> Source:
-    loaded = LazyFormerModel.from_pretrained(checkpoint_at(path, checkpoint_file))
-    return Source(loaded.model.cfg, loaded.model.state_dict(), loaded.tokenizer)
-
-
-def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]) -> Source:
+def _read_hub(
+    folder: Path, tokenizer_folder: Path, token_types: str, head_name: Optional[str]
+) -> tuple[LazyFormerConfig, dict[str, Tensor], TextTokenizer, list[str]]:
+    """Options, weights, tokenizer (which is written to its folder), and notes."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file, and no checkpoint of this package; give the folder with {CONFIG_FILE}")
     kept = (POOLER, NEXT_SENTENCE)
     if head_name is not None and (not head_name.isidentifier() or head_name in kept):
         raise UserError(f"--head-name {head_name!r}: must be letters, digits and _, and not {' or '.join(kept)}")
@@ -164,4 +146,223 @@ def _read_hub(folder: Path, tokenizer_folder: Path, token_types: str, head_name:
         raise UserError(f"{folder / CONFIG_FILE}: describes no model that can be built ({error})") from None
     weights = conversion.convert({name: weight.shape for name, weight in model.state_dict().items()})
     weights["dictionary_sha256"] = dictionary_hash(dictionary)
-    return Source(cfg, weights, tokenizer, conversion.notes())
+    return cfg, weights, tokenizer, conversion.notes()
+
+
+class Conversion:
+    """From one folder's names to ours.
+
+    Args:
+        described: its config.
+        weights: its weights.
+        token_types: KEEP them as a table of our model, FOLD those of the first type into the positions, or AUTO: keep
+            where there are several.
+        head_name: for the classification or span head; by default "classifier", or "squad", as task squad looks for.
+
+    Attributes:
+        token_types: rows of the table that our model gets.
+        has_lm_head: whether the folder has a masked-LM head.
+        has_next_sentence: whether it has BERT's head that tells whether a text follows another one.
+        classes: of its classification head; 0 for none.
+        has_spans: whether it has a head that tells where answers start and end.
+        places: for each of our weights their names, one below the other.
+
+    Raises:
+        UserError: a weight is missing, or there is one that none of our models has.
+    """
+
+    def __init__(self, described: Described, weights: Weights, token_types: str, head_name: Optional[str]):
+        self.described, self.weights = described, weights
+        self._name_of = self._plain_names()
+        self._check_layers()
+        family, rows, width = described.family, described.token_types, described.options["encoder_embed_dim"]
+        words, positions, types, _ = (f"{name}.weight" for name in family.embeddings)
+        self._expect(words, (described.vocab_size, width), "vocab_size and the width")
+        self._expect(positions, (described.positions, width), "the positions and the width")
+        if rows:
+            self._expect(types, (rows, width), "type_vocab_size and the width")
+        self.token_types = rows if token_types == KEEP or (token_types == AUTO and rows > 1) else 0
+        self._folded = types if rows and not self.token_types else None
+        self.has_lm_head = any(name.startswith(family.head) for name in self._name_of)
+        self.classes = self._count_classes()
+        self.has_spans = described.architecture.endswith("ForQuestionAnswering") and self._has_map(SPANS, 2)
+        self.head_name = head_name or (SPAN_HEAD if self.has_spans else "classifier")
+        self.has_pooler = bool(family.pooler) and f"{family.pooler}.weight" in self._name_of
+        self.has_next_sentence = self.has_pooler and self._has_map(FOLLOWS, 2)
+        self.places = dict(self._find_places())
+        self._left_out = self._find_left_out()
+
+    def notes(self) -> list[str]:
+        """What a user should know of the result, a sentence each."""
+        is_inexact = self._folded is not None and self._shape(self._folded)[0] > 1
+        found = {
+            "it has no masked-LM head, so that this one starts fresh: pre-train it before fill_mask": (
+                not self.has_lm_head
+            ),
+            f"its {self.token_types} token types are kept: GLUE's pairs get them, single texts and masked LM have "
+            "type 0": self.token_types,
+            "its token types are folded into the positions, as type 0: single texts are exact, the second texts of "
+            "pairs are not (--token-types keep)": is_inexact,
+            f"its classifier of {self.classes} outputs is the classification head {self.head_name!r}": self.classes,
+            f"its {SPANS} is the span head {self.head_name!r}: lazyformer predict asks it": self.has_spans,
+            f"its {FOLLOWS} is the head {NEXT_SENTENCE!r}, on the pooler: --next-sentence goes on with it": (
+                self.has_next_sentence
+            ),
+            f"its pooler is kept as the head {POOLER!r}: new dense classification heads start from it": self.has_pooler,
+            f"left out: {', '.join(self._left_out)}": self._left_out,
+        }
+        return [note for note, holds in found.items() if holds]
+
+    def convert(self, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+        """Our weights, in float32.
+
+        Args:
+            shapes: of our model's weights; what it has besides (the dictionary's hash) is left to the caller.
+
+        Raises:
+            UserError: a weight has another shape than the config says, or holds what is no number.
+        """
+        for ours, theirs in self.places.items():
+            first, *others = (self._shape(name) for name in theirs)
+            rows = sum(shape[0] if shape else 0 for shape in (first, *others)) - self._first_row(ours)
+            if (rows, *first[1:]) != tuple(shapes[ours]) or not all(s and s[1:] == first[1:] for s in (first, *others)):
+                raise UserError(
+                    f"{self.weights.folder}: {self._name_of[theirs[0]]} is {first}, by config.json it must give "
+                    f"{tuple(shapes[ours])}; download the folder again"
+                )
+        found = {}
+        for ours, theirs in tqdm(self.places.items(), desc="read", unit=" weights", delay=2, disable=None, leave=False):
+            found[ours] = torch.cat([self._read(name) for name in theirs])[self._first_row(ours) :].clone()
+        if self._folded:
+            found[POSITIONS] += self._read(self._folded)[0]
+        if self.has_lm_head:
+            self._check_decoder(found)
+        else:
+            found |= _fresh_head(shapes)
+        found[f"{HEAD}weight"] = found[WORDS]
+        return found
+
+    def _first_row(self, ours: str) -> int:
+        """Rows before it are left out."""
+        return self.described.first_position if ours == POSITIONS else 0
+
+    def _plain_names(self) -> dict[str, str]:
+        """Names without prefix, and with LayerNorm's later names -> those in the file."""
+        found: dict[str, str] = {}
+        for name in self.weights.shapes:
+            plain = name.removeprefix(self.described.family.prefix)
+            for old, new in _OLD_NAMES.items():
+                plain = plain.removesuffix(old) + new if plain.endswith(old) else plain
+            if plain in found:
+                raise UserError(f"{self.weights.folder}: {name} and {found[plain]} are the same weight; keep one")
+            found[plain] = name
+        return found
+
+    def _check_layers(self) -> None:
+        """Before anything counts up to a number that only config.json says."""
+        start = f"{self.described.family.layers}."
+        numbers = {name[len(start) :].split(".")[0] for name in self._name_of if name.startswith(start)}
+        if len(numbers) != self.described.layers:
+            raise UserError(
+                f"{self.weights.folder}: has the weights of {len(numbers)} layers, config.json says "
+                f"{self.described.layers}; download the folder again"
+            )
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._name_of:
+            family = self.described.family
+            is_encoders = name.startswith(("embeddings.", f"{family.layers}.", family.pooler or "pooler."))
+            raise UserError(
+                f"{self.weights.folder}: lacks the weight {family.prefix if is_encoders else ''}{name}; download the "
+                "folder again, or save the model with transformers' save_pretrained"
+            )
+        return self.weights.shapes[self._name_of[name]]
+
+    def _expect(self, name: str, shape: tuple[int, ...], what: str) -> None:
+        if self._shape(name) != shape:
+            raise UserError(
+                f"{self.weights.folder}: {self._name_of[name]} is {self._shape(name)}, by config.json {what} are "
+                f"{shape}; download the folder again"
+            )
+
+    def _read(self, name: str) -> Tensor:
+        return self.weights.read(self._name_of[name])
+
+    def _count_classes(self) -> int:
+        if not self.described.architecture.endswith("ForSequenceClassification"):
+            return 0
+        for name in ("classifier.out_proj.weight", "classifier.weight"):
+            if name in self._name_of and "pre_classifier.weight" not in self._name_of:
+                if 0 in self._shape(name) or not self._shape(name):
+                    raise UserError(f"{self.weights.folder}: {name} is {self._shape(name)}; download the folder again")
+                return self._shape(name)[0]
+        return 0
+
+    def _has_map(self, name: str, outputs: int) -> bool:
+        shape = (outputs, self.described.options["encoder_embed_dim"])
+        return self.weights.shapes.get(self._name_of.get(f"{name}.weight", "")) == shape
+
+    def _find_places(self) -> Iterator[tuple[str, list[str]]]:
+        family = self.described.family
+        for ours, theirs in zip((WORDS, POSITIONS, TYPES), family.embeddings[:3], strict=True):
+            if ours != TYPES or self.token_types:
+                yield ours, [f"{theirs}.weight"]
+        maps = list(family.maps(self.described.layers))
+        head = f"{PREFIX}{self.head_name}."
+        if self.has_lm_head:
+            dense, head_norm, bias, decoder = family.head
+            maps += [(f"{HEAD}dense", [dense]), (f"{HEAD}layer_norm", [head_norm])]
+            has_bias = bias in self._name_of or f"{decoder}.bias" not in self._name_of
+            yield f"{HEAD}bias", [bias if has_bias else f"{decoder}.bias"]
+        if self.has_pooler:
+            maps.append((f"{PREFIX}{POOLER}.dense", [family.pooler]))
+        if self.has_next_sentence:
+            maps.append((f"{PREFIX}{NEXT_SENTENCE}.dense", [family.pooler]))
+            maps.append((f"{PREFIX}{NEXT_SENTENCE}.out_proj", [FOLLOWS]))
+        if self.classes:  # BERT's pooler and linear map, or RoBERTa's two maps: our dense head
+            is_roberta = "classifier.out_proj.weight" in self._name_of
+            maps.append((f"{head}dense", ["classifier.dense" if is_roberta else family.pooler]))
+            maps.append((f"{head}out_proj", ["classifier.out_proj" if is_roberta else "classifier"]))
+        if self.has_spans:
+            maps.append((f"{head}span_proj", [SPANS]))
+        for ours, theirs in maps:
+            for part in PARTS:
+                yield f"{ours}.{part}", [f"{name}.{part}" for name in theirs]
+
+    def _find_left_out(self) -> list[str]:
+        """Heads of other tasks; raises a UserError for a weight that computes something and has no place."""
+        known = {name for theirs in self.places.values() for name in theirs}
+        _, _, bias, decoder = self.described.family.head
+        known |= {self._folded, bias, f"{decoder}.weight", f"{decoder}.bias"}
+        others = [name for name in self._name_of if name not in known and not _BUFFERS.fullmatch(name)]
+        unknown = [name for name in others if not _OTHER_HEADS.match(name)]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise UserError(
+                f"{self.weights.folder}: has the weight {self._name_of[unknown[0]]}{more}, which no model of ours has: "
+                "without it the model would compute something else"
+            )
+        return [self._name_of[name] for name in others]
+
+    def _check_decoder(self, found: Mapping[str, Tensor]) -> None:
+        """Raises a UserError where the head's output is not the word embedding, or it has two biases."""
+        _, _, bias, decoder = self.described.family.head
+        if not self.described.is_tied:
+            self._shape(f"{decoder}.weight")  # must be there
+        for name, ours in ((f"{decoder}.weight", WORDS), (f"{decoder}.bias", f"{HEAD}bias")):
+            if name in self._name_of and not (
+                self._shape(name) == found[ours].shape and torch.equal(self._read(name), found[ours])
+            ):
+                raise UserError(
+                    f"{self.weights.folder}: {self._name_of[name]} differs from "
+                    f"{'the word embeddings' if ours == WORDS else bias}: our masked-LM head is tied to them"
+                )
+
+
+def _fresh_head(shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """A masked-LM head as BERT initialises it; the same each time."""
+    names = [f"{HEAD}{name}" for name in ("dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.bias", "bias")]
+    found = {name: torch.zeros(shapes[name]) for name in names}
+    found[f"{HEAD}dense.weight"].normal_(std=0.02, generator=torch.Generator().manual_seed(SEED))
+    found[f"{HEAD}layer_norm.weight"].fill_(1)
+    return found

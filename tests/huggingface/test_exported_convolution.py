@@ -4,7 +4,7 @@ import pytest
 import torch
 from exported_blocks import both, embeddings, padding
 
-from lazyformer_fairseq.huggingface.export import plan_as_json
+from lazyformer_fairseq.huggingface.merge import plan_as_json
 
 
 @pytest.mark.parametrize("settings", ["", "[width=4]", "[width=5,form=lightweight]", "[width=1]"])

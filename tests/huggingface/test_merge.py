@@ -10,8 +10,7 @@ from exports import code_in, code_of_every_kind, export_custom, some_ids, tiny_m
 from local_mean import LOCAL_MEAN
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.huggingface.export import plan_as_json
-from lazyformer_fairseq.huggingface.merge import merged_code
+from lazyformer_fairseq.huggingface.merge import merged_code, plan_as_json
 from lazyformer_fairseq.patterns.attention_kinds import ATTENTION_KINDS
 from lazyformer_fairseq.patterns.kinds import ENCODER, Kind, kinds, registered
 

@@ -66,7 +66,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
         ({"quantization_config": {"bits": 4}}, "its weights are quantised"),
         ({"pruned_heads": {"0": [1]}}, "some of its heads are gone"),
         ({"hidden_act": "silu"}, "hidden_act is 'silu', must be one of gelu, "),
-        ({"hidden_act": ["gelu"]}, "must be a word"),
+        ({"hidden_act": ["gelu"]}, "must be one of gelu"),
         ({"hidden_size": "32"}, "hidden_size is '32', must be a whole number from 1 on"),
         ({"hidden_size": True}, "must be a whole number"),
         ({"hidden_size": "DELETE"}, "has no hidden_size"),

@@ -9,7 +9,7 @@ import transformers
 from exports import export_custom, tiny_model
 from helpers import ROOT
 
-from lazyformer_fairseq.huggingface import registration
+from lazyformer_fairseq import huggingface
 from lazyformer_fairseq.huggingface.exported import heads, modelling
 
 OURS, THEIRS = "import lazyformer_fairseq.huggingface", "from transformers import AutoConfig, AutoModel"
@@ -17,7 +17,7 @@ LOAD = "model = AutoModel.from_pretrained({folder!r}); print(type(model).__modul
 
 
 def test_all_auto_classes_know_ours():
-    registration.register_when_transformers_is_loaded()  # it is
+    huggingface.register_when_transformers_is_loaded()  # it is
     for auto, name in modelling.AUTO_CLASSES.items():
         if auto != "AutoConfig":
             model = getattr(transformers, auto).from_config(modelling.LazyFormerConfig(vocab_size=9, hidden_size=12))

@@ -16,7 +16,7 @@ TEXTS = ["the cat sat on the mat .", "the big dog"]
 @torch.no_grad()
 def test_a_bert_comes_back_as_it_was(form, tmp_path):
     original = save_tiny(tmp_path / "hub")
-    import_to(tmp_path / "hub", tmp_path / "ours", "auto", "classifier", None, None)
+    import_to(tmp_path / "hub", tmp_path / "ours")
     assert export_to_huggingface(tmp_path / "ours", tmp_path / "back", form=form) == form
     model_class = transformers.BertForMaskedLM if form == BERT else heads.LazyFormerForMaskedLM
     model = model_class.from_pretrained(tmp_path / "back")

@@ -41,7 +41,13 @@ class MaskedLMHead(nn.Module):
 
 
 class LazyFormerWithHead(LazyFormerPreTrainedModel):
-    """The encoder, and weights that it shares among sublayers declared for the whole."""
+    """The encoder, and weights that it shares among sublayers declared for the whole.
+
+    Attributes:
+        output_class: what `forward` returns, of a loss, logits, hidden states and attention probabilities.
+    """
+
+    output_class: ClassVar[Any] = TokenClassifierOutput
 
     def __init__(self, config: LazyFormerConfig):
         super().__init__(config)
@@ -50,10 +56,40 @@ class LazyFormerWithHead(LazyFormerPreTrainedModel):
             shared = [f"lazyformer.{name}" for name in self.lazyformer.same_weights]
             self._tied_weights_keys = [*(self._tied_weights_keys or ()), *shared]
 
+    def forward(
+        self,
+        input_ids: Optional[Tensor] = None,
+        attention_mask: Optional[Tensor] = None,
+        token_type_ids: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        global_attention_mask: Optional[Tensor] = None,
+        labels: Optional[Tensor] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+    ) -> Any:
+        """As :meth:`LazyFormerModel.forward`; `labels` are (B, T), -100 where nothing is predicted, or of a text (B,):
+        classes or, of one output, scores."""
+        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
+        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
+        logits = self.score(encoded.last_hidden_state, input_ids, attention_mask)
+        loss = None if labels is None else self.loss(logits, labels.to(logits.device))
+        output = self.output_class(loss, logits, encoded.hidden_states, encoded.attentions)
+        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+
+    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """Logits: of each token, if a class does not say otherwise."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of each token's class."""
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
 
 class LazyFormerForMaskedLM(LazyFormerWithHead):
     """Logits of the masked-LM head, at all positions."""
 
+    output_class = MaskedLMOutput
     _tied_weights_keys: ClassVar[Any] = TIED if TIES_BY_TABLE else list(TIED)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("lm_head")
 
@@ -68,32 +104,15 @@ class LazyFormerForMaskedLM(LazyFormerWithHead):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head.decoder = new_embeddings
 
-    def forward(
-        self,
-        input_ids: Optional[Tensor] = None,
-        attention_mask: Optional[Tensor] = None,
-        token_type_ids: Optional[Tensor] = None,
-        inputs_embeds: Optional[Tensor] = None,
-        global_attention_mask: Optional[Tensor] = None,
-        labels: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
-    ) -> Union[tuple[Any, ...], MaskedLMOutput]:
-        """As :meth:`LazyFormerModel.forward`; `labels` (B, T) are -100 where nothing is predicted."""
-        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
-        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.lm_head(encoded.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
-        output = MaskedLMOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """(B, T, V)."""
+        return self.lm_head(x_BTC)
 
 
 class LazyFormerForSequenceClassification(LazyFormerWithHead):
     """A class or a score for each sequence, from its first token."""
 
+    output_class = SequenceClassifierOutput
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads("classifier")
 
     def __init__(self, config: LazyFormerConfig):
@@ -103,26 +122,14 @@ class LazyFormerForSequenceClassification(LazyFormerWithHead):
         self.classifier = head(config.hidden_size, config.num_labels, config.classifier_dropout)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Optional[Tensor] = None,
-        attention_mask: Optional[Tensor] = None,
-        token_type_ids: Optional[Tensor] = None,
-        inputs_embeds: Optional[Tensor] = None,
-        global_attention_mask: Optional[Tensor] = None,
-        labels: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
-    ) -> Union[tuple[Any, ...], SequenceClassifierOutput]:
-        """As :meth:`LazyFormerModel.forward`; `labels` (B,) are classes or, of one output, scores."""
-        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
-        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
+    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """(B, classes)."""
         padding_mask = self.lazyformer.find_padding(input_ids, attention_mask)
-        logits = self.classifier(first_of_text(encoded.last_hidden_state, padding_mask)[:, None])
-        loss = None if labels is None else classification_loss(self.config, logits, labels.to(logits.device))
-        output = SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+        return self.classifier(first_of_text(x_BTC, padding_mask)[:, None])
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """As ``config.problem_type`` says."""
+        return classification_loss(self.config, logits, labels)
 
 
 def classification_loss(config: LazyFormerConfig, logits: Tensor, labels: Tensor) -> Tensor:
@@ -149,27 +156,9 @@ class LazyFormerForTokenClassification(LazyFormerWithHead):
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Optional[Tensor] = None,
-        attention_mask: Optional[Tensor] = None,
-        token_type_ids: Optional[Tensor] = None,
-        inputs_embeds: Optional[Tensor] = None,
-        global_attention_mask: Optional[Tensor] = None,
-        labels: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
-    ) -> Union[tuple[Any, ...], TokenClassifierOutput]:
-        """As :meth:`LazyFormerModel.forward`; `labels` (B, T) are -100 where nothing is predicted."""
-        given = (input_ids, attention_mask, token_type_ids, inputs_embeds, global_attention_mask)
-        encoded = self.lazyformer(*given, output_attentions, output_hidden_states, return_dict=True)
-        logits = self.token_classifier(self.dropout(encoded.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.to(logits.device).flatten())
-        output = TokenClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
-        return output if wants_dict(self.config, return_dict) else output.to_tuple()
+    def score(self, x_BTC: Tensor, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Tensor:
+        """(B, T, classes)."""
+        return self.token_classifier(self.dropout(x_BTC))
 
 
 class LazyFormerForQuestionAnswering(LazyFormerWithHead):

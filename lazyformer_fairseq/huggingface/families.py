@@ -1,0 +1,278 @@
+"""BERT, RoBERTa and DistilBERT: what transformers calls their weights and settings, and what config.json says of one.
+
+Export reads the same rows from the other side.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from lazyformer_fairseq.errors import UserError, nearest
+
+CONFIG_FILE = "config.json"
+LARGEST_JSON = 64 * 2**20  # bytes
+# What we call them.
+ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
+WORDS, POSITIONS, TYPES = (f"{ENCODER}embed_{what}.weight" for what in ("tokens", "positions", "token_types"))
+PARTS = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row.
+
+    Attributes:
+        prefix: of the encoder's weights, where a head stands beside it.
+        keys: names in config.json by the option of ours.
+        embeddings: names of words, positions, token types ("" for none), and LayerNorm.
+        layers: what stands before a layer's number.
+        layer: of each map and LayerNorm of a layer, theirs, one below the other, by ours; 0 is the s, 1 the f.
+        head: of the masked-LM head: dense, LayerNorm, bias, decoder.
+        pooler: "" for none.
+        head_has_own_activation: whether the head's is GELU whatever the sublayers have; else theirs.
+        counts_from_padding: whether positions begin at the id of padding + 1.
+        padding: its id, where config.json has none.
+    """
+
+    prefix: str
+    keys: Mapping[str, str]
+    embeddings: tuple[str, ...]
+    layers: str
+    layer: Mapping[str, tuple[str, ...]]
+    head: tuple[str, ...]
+    pooler: str = ""
+    head_has_own_activation: bool = False
+    counts_from_padding: bool = False
+    padding: int = 0
+
+    def maps(self, layers: int) -> Iterator[tuple[str, list[str]]]:
+        """Each map and LayerNorm of an encoder: our name, and theirs, one below the other."""
+        yield f"{ENCODER}embedding_layer_norm", [self.embeddings[3]]
+        for number in range(layers):
+            for ours, theirs in self.layer.items():
+                name = f"{ENCODER}sublayers.{2 * number + int(ours[0])}{ours[1:]}"
+                yield name, [f"{self.layers}.{number}.{each}" for each in theirs]
+
+
+BERT_KEYS = {
+    "encoder_embed_dim": "hidden_size",
+    "encoder_ffn_embed_dim": "intermediate_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+    "activation_fn": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "pooler_dropout": "classifier_dropout",
+}
+_BERT_LAYER = {
+    "0.inner.qkv_proj": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "0.inner.out_proj": ("attention.output.dense",),
+    "0.layer_norm": ("attention.output.LayerNorm",),
+    "1.inner.fc1": ("intermediate.dense",),
+    "1.inner.fc2": ("output.dense",),
+    "1.layer_norm": ("output.LayerNorm",),
+}
+_DISTILBERT_KEYS = "dim hidden_dim n_heads n_layers activation dropout attention_dropout seq_classif_dropout".split()
+_DISTILBERT_LAYER = {
+    "0.inner.qkv_proj": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    "0.inner.out_proj": ("attention.out_lin",),
+    "0.layer_norm": ("sa_layer_norm",),
+    "1.inner.fc1": ("ffn.lin1",),
+    "1.inner.fc2": ("ffn.lin2",),
+    "1.layer_norm": ("output_layer_norm",),
+}
+
+
+def _bert(prefix: str, head: str, *parts: str, **others: Any) -> Family:
+    tables = "embeddings.word_embeddings embeddings.position_embeddings embeddings.token_type_embeddings".split()
+    names = (*tables, "embeddings.LayerNorm")
+    of_head = tuple(f"{head}.{part}" for part in parts)
+    return Family(prefix, BERT_KEYS, names, "encoder.layer", _BERT_LAYER, of_head, "pooler.dense", **others)
+
+
+_ROBERTA = _bert(
+    "roberta.", "lm_head", "dense", "layer_norm", "bias", "decoder",
+    head_has_own_activation=True, counts_from_padding=True, padding=1,
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {
+    "bert": _bert("bert.", "cls.predictions", "transform.dense", "transform.LayerNorm", "bias", "decoder"),
+    "roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "distilbert": Family(
+        "distilbert.",
+        dict(zip(BERT_KEYS, _DISTILBERT_KEYS, strict=True)),
+        ("embeddings.word_embeddings", "embeddings.position_embeddings", "", "embeddings.LayerNorm"),
+        "transformer.layer",
+        _DISTILBERT_LAYER,
+        ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "vocab_projector"),
+    ),
+}
+
+REFUSED = {
+    "electra": "an ELECTRA's discriminator has no masked-LM head, and its embeddings may be narrower than the rest",
+    "albert": "an ALBERT shares the weights of all layers, and its embeddings are narrower than the rest",
+    "deberta": "its attention adds scores of relative positions",
+    "deberta-v2": "its attention adds scores of relative positions",
+    "roberta-prelayernorm": "it normalises the embeddings too, as none of our pre-norm models does",
+    "mobilebert": "its layers have bottlenecks",
+    "modernbert": "it has rotary positions and gated feed-forward sublayers",
+    "lazyformer": "it came from a checkpoint of this package: give that one",
+}
+
+ACTIVATIONS = {  # ours by theirs, of several theirs the one that we write first
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
+WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+
+
+@dataclass(frozen=True)
+class Described:
+    """What config.json says of a model.
+
+    Attributes:
+        options: of our model, but for those that the weights decide.
+        layers: how many.
+        positions, token_types: rows of their tables; 0 for a family without token types.
+        padding: id of the padding symbol.
+        is_tied: whether the masked-LM head's output is the word embedding without saying so.
+        architecture: transformers' name of the class, "" where it says nothing.
+    """
+
+    family: Family
+    options: dict[str, Any]
+    layers: int
+    vocab_size: int
+    positions: int
+    token_types: int
+    padding: int
+    is_tied: bool
+    architecture: str
+
+    @property
+    def first_position(self) -> int:
+        """The row of the first token's position."""
+        return self.padding + 1 if self.family.counts_from_padding else 0
+
+
+def describe(folder: Path) -> Described:
+    """Reads and checks config.json.
+
+    Raises:
+        UserError: it is missing or damaged, or describes a model that none of ours can be.
+    """
+    path = folder / CONFIG_FILE
+    values = read_json_object(path)
+    family = _family(path, values)
+    _refuse_other_functions(path, values)
+
+    def read(name: str, wanted: str, is_right: Any, default: Any = None) -> Any:
+        value = default if values.get(name) is None else values[name]
+        if value is None:
+            raise UserError(f"{path}: has no {name}, so the model cannot be built; download the folder again")
+        if not is_right(value):
+            raise UserError(f"{path}: {name} is {value!r}, must be {wanted}")
+        return value
+
+    def count(name: str, default: Optional[int] = None, low: int = 1) -> int:
+        return read(name, f"a whole number from {low} on", lambda value: type(value) is int and value >= low, default)
+
+    def share(name: str, default: float) -> float:
+        is_right = lambda value: type(value) in (int, float) and 0 <= value < 1  # noqa: E731
+        return float(read(name, "from 0 to below 1", is_right, default))
+
+    keys = family.keys
+    activation = ACTIVATIONS[
+        read(
+            keys["activation_fn"],
+            f"one of {', '.join(ACTIVATIONS)}",
+            lambda value: isinstance(value, str) and value in ACTIVATIONS,
+            "gelu",
+        )
+    ]
+    dropout = share(keys["dropout"], 0.1)
+    is_epsilon = lambda value: type(value) in (int, float) and 0 < value < 1  # noqa: E731
+    names = values.get("architectures")
+    described = Described(
+        family=family,
+        options={
+            **{name: count(keys[name]) for name in list(keys)[:3]},
+            "activation_fn": activation,
+            "head_activation_fn": "gelu" if family.head_has_own_activation else activation,
+            "layer_norm_eps": float(read("layer_norm_eps", "above 0 and below 1", is_epsilon, 1e-12)),
+            "dropout": dropout,
+            "attention_dropout": share(keys["attention_dropout"], 0.1),
+            "pooler_dropout": share(keys["pooler_dropout"], dropout),
+            "relative_position_buckets": 0,
+        },
+        layers=count(keys["layers"]),
+        vocab_size=count("vocab_size"),
+        positions=count("max_position_embeddings"),
+        token_types=count("type_vocab_size", 2) if family.embeddings[2] else 0,
+        padding=count("pad_token_id", family.padding, low=0),
+        is_tied=values.get("tie_word_embeddings", True) is not False,
+        architecture=names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "",
+    )
+    if described.positions <= (first := described.first_position):
+        raise UserError(
+            f"{path}: max_position_embeddings is {described.positions}, must be more than the {first} rows before the "
+            "first token"
+        )
+    return described
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Raises a UserError where it is no JSON object, or too large for one that describes a model."""
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise UserError(f"{path}: {path.stat().st_size:,} bytes, too many for what describes a model")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: cannot be read as JSON ({error}); download the folder again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds {type(content).__name__}, not an object; download the folder again")
+    return content
+
+
+def _family(path: Path, values: Mapping[str, Any]) -> Family:
+    name = values.get("model_type")
+    if name is None:
+        raise UserError(f'{path}: has no model_type; if it is a BERT, add "model_type": "bert", or "roberta" and so on')
+    word = name if isinstance(name, str) else ""
+    if word not in FAMILIES:
+        reason = f" ({REFUSED[word]})" if word in REFUSED else ""
+        close = nearest(word, FAMILIES) if word and not reason else ""
+        raise UserError(
+            f"{path}: model_type {name!r} is another architecture{reason}; can be imported: "
+            f"{', '.join(FAMILIES)}{close}"
+        )
+    return FAMILIES[word]
+
+
+def _refuse_other_functions(path: Path, values: Mapping[str, Any]) -> None:
+    """Raises a UserError for settings under which a model of a known type computes something else."""
+    for name, why in (
+        ("is_decoder", "it is a causal model, or one that generates; encoders can be imported"),
+        ("add_cross_attention", "it attends to another model's output"),
+        ("pruned_heads", "some of its heads are gone; give the model before it was pruned"),
+        ("quantization_config", "its weights are quantised; give the model before that"),
+    ):
+        if values.get(name):
+            raise UserError(f"{path}: {name} is {values[name]!r}: {why}")
+    kind = values.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise UserError(
+            f"{path}: position_embedding_type is {kind!r}: its scores have terms that none of our models has; "
+            "only 'absolute' can be imported"
+        )

@@ -85,6 +85,10 @@ OLD_NAMES: dict[str, str] = {
         "is `lazyformer compare DATA OUT --task language-model` now, with --model in place of --pattern, --presets of "
         "--sublayers, --budget 8min of --minutes 8"
     ),
+    "lm evaluate --precision": Gone(
+        "went; leave it out: the number is that of fp32, and --batch-size makes it quicker"
+    ),
+    "import --checkpoint-file": Gone("went; give the checkpoint itself in place of its folder"),
     "corpus bench": Gone(
         "went; every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for core-seconds "
         "by step, megabytes a second, memory and disk; build it with --workers 1, then 2, to see it scale"

@@ -1,5 +1,6 @@
 """``lazyformer lm``: prepares texts of language modelling, and evaluates models on them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -7,7 +8,7 @@ import click
 
 from lazyformer_fairseq.arguments import ExistingPath
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.options import Group
+from lazyformer_fairseq.options import DEVICE, Group, option, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 A_PATH = click.Path(path_type=Path)
@@ -54,32 +55,34 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str]) -> No
     click.echo(steps.overview(steps.prepare(corpus, source, out, official)))
 
 
+TRAINING_S = "the training's"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options of ``lazyformer lm evaluate``: how the text is read."""
+
+    split: str = option("test", "Which text of DATA.", choices=("train", "valid", "test"))
+    tgt_len: Optional[int] = option(None, "Tokens predicted at once.", low=1, shown=TRAINING_S)
+    mem_len: Optional[int] = option(None, "Tokens remembered before them.", low=0, shown=TRAINING_S)
+    clamp_len: Optional[int] = option(
+        None, "Longer distances, in tokens, count as it; 0: no limit.", low=-1, shown=TRAINING_S
+    )
+    same_length: Optional[bool] = option(
+        None,
+        "Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to itself.",
+        shown=TRAINING_S,
+    )
+    batch_size: int = option(1, "Streams read at once; more are quicker, with the same result but for rounding.", low=1)
+    device: Optional[str] = DEVICE()
+    json: Optional[Path] = option(None, "Write the result to this file too.")
+
+
 @lm.command()
 @click.argument("checkpoint", type=ExistingPath("no such checkpoint", is_file=True))
 @click.argument("data", type=PREPARED)
-@click.option("--split", default="test", help="Which text of DATA: train, valid or test.")
-@click.option("--tgt-len", type=click.IntRange(1), help="Tokens predicted at once.  [default: the training's]")
-@click.option("--mem-len", type=click.IntRange(0), help="Tokens remembered before them.  [default: the training's]")
-@click.option("--clamp-len", type=click.IntRange(-1),
-              help="Longer distances, in tokens, count as it; 0: no limit.  [default: the training's]")  # fmt: skip
-@click.option("--same-length/--no-same-length", default=None,
-              help="Every query sees itself and the --mem-len tokens before it; else all of memory and segment up to "
-                   "itself.  [default: the training's]")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(1), default=1,
-              help="Streams read at once; more are quicker, with the same result but for rounding.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cuda where there is one]")
-@click.option("--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of weights and sums.")
-@click.option("--json", "json_file", type=A_PATH, help="Write the result to this file too.")
-def evaluate(
-    checkpoint: Path,
-    data: Path,
-    split: str,
-    batch_size: int,
-    device: Optional[str],
-    precision: str,
-    json_file: Optional[Path],
-    **lengths: Optional[int],
-) -> None:
+@takes(Reading)
+def evaluate(checkpoint: Path, data: Path, settings: Reading) -> None:
     """Measure perplexity per word, or bits per character, of CHECKPOINT over every token of a split of DATA.
 
     Batch size 1 defines the number: with more streams each first reads what batch size 1 would remember there.
@@ -96,24 +99,20 @@ def evaluate(
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103 \\
       --tgt-len 64 --mem-len 640 --clamp-len 400 --same-length
     """
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"--json {json_file}: its folder is not there; make it first")
+    if settings.json is not None and not settings.json.absolute().parent.is_dir():
+        raise UserError(f"--json {settings.json}: its folder is not there; make it first")
     from lazyformer_fairseq.data.datasets.token_streams import open_tokens
     from lazyformer_fairseq.language_modeling import evaluate as evaluation
     from lazyformer_fairseq.language_modeling.prepare import read_manifest
     from lazyformer_fairseq.storage.json_files import write_json
 
-    manifest = read_manifest(data)
-    if split not in manifest["splits"]:
-        raise UserError(f"--split {split}: {data} has {', '.join(manifest['splits'])}")
-    tokens = open_tokens(data / split)
-    model, task = evaluation.load_model(checkpoint, data, device, precision)
-    of_model = {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
-    trained_with = {"tgt_len": task.cfg.tgt_len, **of_model}
-    used = {name: trained_with[name] if value is None else value for name, value in lengths.items()}
-    result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=batch_size)
-    if json_file is not None:
-        settings = {"checkpoint": str(checkpoint), "data": str(data), "split": split, "unit": manifest["unit"]}
-        settings |= {**used, "batch_size": batch_size, "precision": precision}
-        write_json(json_file, {**settings, **result.as_json()})
-    click.echo(evaluation.in_words(result, manifest["unit"], split))
+    unit, tokens = read_manifest(data)["unit"], open_tokens(data / settings.split)
+    model, task = evaluation.load_model(checkpoint, data, settings.device)
+    used = {"tgt_len": task.cfg.tgt_len}
+    used |= {name: getattr(model.cfg, name) for name in ("mem_len", "clamp_len", "same_length")}
+    used |= {name: value for name in used if (value := getattr(settings, name)) is not None}
+    result = evaluation.evaluate(model, tokens, task.dictionary.eos(), **used, batch_size=settings.batch_size)
+    if settings.json is not None:
+        about = {"checkpoint": str(checkpoint), "data": str(data), "split": settings.split, "unit": unit}
+        write_json(settings.json, {**about, **used, "batch_size": settings.batch_size, **result.as_json()})
+    click.echo(evaluation.in_words(result, unit, settings.split))

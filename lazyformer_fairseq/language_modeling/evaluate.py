@@ -32,8 +32,8 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageMod
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
-from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
+from lazyformer_fairseq.measure.costs.machine import device_named
+from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 TASK = "stream_language_modeling"
@@ -82,7 +82,7 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
 
 
 def load_model(
-    checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32"
+    checkpoint: Path, data: Path, device: Optional[str] = "cpu"
 ) -> tuple[CausalLanguageModel, StreamLanguageModelingTask]:
     """The language model of a checkpoint, and its task on `data`, whose dictionary must be the checkpoint's.
 
@@ -100,7 +100,7 @@ def load_model(
         )
     with loading_safely():  # the checkpoint says which of fairseq's models is built
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-    return models[0].to(device, PRECISIONS[precision]).eval(), task
+    return models[0].to(device).eval(), task
 
 
 def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:
@@ -200,6 +200,7 @@ class Parts:
 
 
 def attending_sublayers(model: CausalLanguageModel) -> int:
+    """How many look back."""
     return sum(sublayer.attends for sublayer in model.decoder.sublayers)
 
 
@@ -221,14 +222,9 @@ def _evaluating(model: CausalLanguageModel, **lengths: int) -> Iterator[None]:
     before = {name: getattr(decoder, name) for name in lengths}
     model.eval()
     try:
-        _set(decoder, lengths)
+        vars(decoder).update(lengths)
         with torch.inference_mode():
             yield
     finally:
-        _set(decoder, before)
+        vars(decoder).update(before)
         model.train(was_training)
-
-
-def _set(decoder: CausalDecoder, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        setattr(decoder, name, length)

@@ -44,11 +44,6 @@ def test_evaluate_tells_and_writes_the_number(checkpoint, lm_data, tmp_path):
     lm("evaluate", checkpoint, lm_data, "--same-length", "--json", tmp_path / "same.json", "--device", "cpu")
     same = json.loads((tmp_path / "same.json").read_text())
     assert same["same_length"] and same["bits_per_token"] != result["bits_per_token"]
-    in_bf16 = ("--precision", "bf16", "--device", "cpu", "--json", tmp_path / "bf16.json")
-    lm("evaluate", checkpoint, lm_data, *in_bf16)
-    rounded = json.loads((tmp_path / "bf16.json").read_text())
-    assert rounded["bits_per_token"] == pytest.approx(result["bits_per_token"], rel=0.01)
-    assert rounded["bits_per_token"] != result["bits_per_token"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +62,6 @@ def test_evaluate_names_what_is_wrong(checkpoint, lm_data, tmp_path, monkeypatch
             lm("evaluate", *arguments)
 
     refused(r"manifest\.json: no such file", checkpoint, tmp_path)
-    refused("--split nothing: .* has train, valid, test", checkpoint, lm_data, "--split", "nothing")
     refused("none.pt: no such checkpoint", tmp_path / "none.pt", lm_data)
     encoder = ROOT / "tests" / "fixtures" / "checkpoint_of_0.1.0" / "checkpoint_last.pt"
     refused("is no language model .* trained on the task full_sentences_masked_lm", encoder, lm_data)
@@ -99,5 +93,5 @@ def test_characters_are_told_in_bits():
 
 def test_help_has_defaults_and_the_papers_lengths():
     told = " ".join(lm("evaluate", "--help").split())
-    assert "base on WikiText-103 64 640 400" in told and "[default: the training's]" in told
+    assert "base on WikiText-103 64 640 400" in told and "[default: (the training's)" in told
     assert "prepare" in lm("--help") and "evaluate" in lm("--help")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fairseq.data import Dictionary
 
@@ -50,6 +51,11 @@ def false_nvidia_smi(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
     monkeypatch.setattr(nvidia_smi, "_ask", nvidia_smi._ask.__wrapped__)  # answers are kept else
+
+
+def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Values of a parameter, all but the quick ones for the slow tests."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 NAMES = ["anna", "ben", "cara", "dan", "eva", "finn", "gina", "hugo", "ida", "jan", "kim", "lea", "max", "nina", "otto"]

@@ -43,6 +43,7 @@ def test_an_encoder_trains_resumes_and_is_exported(data_folder, tmp_path, fairse
     torch.testing.assert_close(exported.extract_features(text), model.extract_features(text))
 
 
+@pytest.mark.slow
 def test_a_causal_model_trains_and_resumes(lm_data, tmp_path, fairseq_train):
     task = "stream_language_modeling --tgt-len 8"
     options = (

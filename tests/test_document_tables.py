@@ -57,6 +57,7 @@ def test_the_estimates_for_one_gpu_follow_their_formulas():
         assert written == [f"{(fixed + int(batch) * each) / 1e9:.1f}" for fixed, each in memory]
 
 
+@pytest.mark.slow
 def test_the_table_of_architectures_is_the_one_in_the_code():
     named = {**ARCHITECTURES, **CAUSAL_ARCHITECTURES}
     written = {cells[0]: cells[1:] for cells in rows_of("docs/architectures.md", columns=5) if cells[0] in named}

@@ -248,6 +248,7 @@ def test_every_command_runs(users_folder, page, warm_python):
             assert len(re.findall(r"^\d+%  ", run.stdout, re.MULTILINE)) == 3
 
 
+@pytest.mark.slow
 def test_the_blocks_alone_learn_in_plain_torch(warm_python):
     [(_, classifier)] = blocks_of("docs/use_in_your_model.md")
     use = """

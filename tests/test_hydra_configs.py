@@ -11,7 +11,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli import hydra_train
-from helpers import ROOT, write_toy_glue
+from helpers import ROOT, mostly_slow, write_toy_glue
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -113,18 +113,12 @@ def assert_pretraining_of(name: str, cfg: DictConfig) -> None:
     assert 500_000 % cfg.checkpoint.save_interval_updates == 0 and cfg.checkpoint.keep_interval_updates == -1
 
 
-@pytest.mark.parametrize("name", PRETRAINING)
+@pytest.mark.parametrize("name", mostly_slow(PRETRAINING, "par_bert_base"))
 def test_every_pretraining_config_hands_over_its_row(handed_over, name):
     assert_pretraining_of(name, handed_over(f"pretraining/{name}", "task.data=somewhere"))
 
 
-# Each pattern also trains, in the tests of its kinds.
-TRAINED = ("bert_base", "lazyformer_m5m3m2m2_s", "longformer_base", "par_bert_base")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in TRAINED else [pytest.mark.slow]) for name in PRETRAINING]
-)
+@pytest.mark.parametrize("name", mostly_slow(PRETRAINING, "bert_base"))
 def test_every_pretraining_config_trains(hydra_main, data_folder, tmp_path, name):
     to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=32")
     hydra_main(f"pretraining/{name}", *TINY, *to, "optimization.max_update=1", "dataset.disable_validation=true")
@@ -159,7 +153,7 @@ def in_a_process_of_its_own(programs: Path, config: str, *overrides: object) -> 
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
-@pytest.mark.parametrize("name", FINETUNING)
+@pytest.mark.parametrize("name", mostly_slow(FINETUNING, "cola"))
 def test_every_finetuning_config_trains(hydra_main, glue, checkpoint, tmp_path, name):
     task = find_task(name)
     to = (f"task.data={glue / task.folder}", f"checkpoint.save_dir={tmp_path}", "task.tokens_per_sample=64")
@@ -202,6 +196,7 @@ def test_a_pattern_with_parentheses_from_the_command_line(handed_over):
     )
 
 
+@pytest.mark.slow
 def test_a_user_error_is_printed_plainly(data_folder, tmp_path, warm_python):
     to = (f"task.data={data_folder}", f"checkpoint.save_dir={tmp_path}")
     pattern = "model.sublayer_pattern='(sf)x2 qf'"

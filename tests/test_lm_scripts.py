@@ -68,6 +68,7 @@ def test_what_would_be_done(script, name, file):
     assert shlex.split(run.stdout)[-4:] == ["prepare", corpus, ".", "out"] and not run.stderr
 
 
+@pytest.mark.slow
 def test_a_text_that_is_there_and_not_the_official_one_is_refused(script, tmp_path):
     text = write_toy_wikitext(tmp_path / "my text")
     run = script("prepare_wikitext103.sh", "data", "--from", text)
@@ -89,6 +90,7 @@ def test_a_download_goes_on_where_it_broke_off_and_is_checked(script, mirror, ar
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_what_was_downloaded_is_unpacked_and_prepared(script, archive, tmp_path):
     copy = tmp_path / "prepare_toy.sh"
     text = (ROOT / "scripts" / "prepare_wikitext103.sh").read_text()

@@ -72,6 +72,7 @@ def filters():
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_keeps_its_excepthook_warnings_and_logging():
     """Also when it uses the package; what torch and fairseq add to the filters of warnings is theirs."""
     code = STATE + (

@@ -88,6 +88,7 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     assert f"common.user_dir={package}" in launched.stdout.replace("'", "").replace('"', "")
 
 
+@pytest.mark.slow
 def test_transformers_imports():
     """A torchaudio that torch cannot load keeps it from that; `make setup` leaves such a one out."""
     if importlib.util.find_spec("transformers") is None:

@@ -30,6 +30,7 @@ def train(python, folder, *more: str) -> tuple[list[str], dict, bytes]:
         return re.findall(r'"(?:\w+_)?loss": "[^"]+"', run.stdout), torch.load(file), file.read_bytes()
 
 
+@pytest.mark.slow
 def test_masked_lm_with_roberta_base(tmp_path, warm_python):
     losses, stock, _ = train(warm_python / "python", tmp_path / "stock")
     plugin = ("--user-dir", str(ROOT / "lazyformer_fairseq"))

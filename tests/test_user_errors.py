@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from fairseq import options as options_of_fairseq
-from helpers import ROOT, build_toy_corpus
+from helpers import ROOT, build_toy_corpus, mostly_slow
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
@@ -161,8 +161,8 @@ def test_impossible_options(data_folder, tmp_path, fairseq_train, options, words
     ("task", "criterion"),
     [
         ("full_sentences_masked_lm --tokens-per-sample 32", "masked_lm_accuracy"),
-        ("stream_language_modeling", "causal_lm"),
-        ("glue", "glue"),
+        pytest.param("stream_language_modeling", "causal_lm", marks=pytest.mark.slow),
+        pytest.param("glue", "glue", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, criterion):
@@ -200,6 +200,7 @@ def test_what_logs_need_is_an_extra(name):
     assert f'"{package}>=' in requirements and "[logging]" in what
 
 
+@pytest.mark.slow
 def test_missing_and_empty_data(data_folder, tmp_path, fairseq_train):
     missing = tmp_path / "missing"
     assert f"{missing} is no folder" in message_of(fairseq_train, missing, TINY, tmp_path / "run")
@@ -222,6 +223,7 @@ def trained(data_folder, tmp_path, tmp_path_factory, fairseq_train):
     return shutil.copytree(whole, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_dictionary(data_folder, tmp_path, fairseq_train, trained):
     for vocab_size, words in ((150, "160 symbols, this run's has 150"), (160, "another dictionary, of the same size")):
         other = tmp_path / f"other {vocab_size}"
@@ -241,7 +243,7 @@ def test_a_checkpoint_of_another_arch(data_folder, fairseq_train, trained):
     assert (trained / "checkpoint_last.pt").read_bytes() == kept
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize("share", mostly_slow([0, 0.01, 0.5, 0.99], 0.5))
 def test_a_truncated_checkpoint(data_folder, fairseq_train, trained, share):
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         content = (trained / name).read_bytes()
@@ -261,7 +263,7 @@ class Malicious:
         return os.mkdir, (str(self.victim),)
 
 
-@pytest.mark.parametrize("where", ["whole", "model", "cfg", "extra_state"])
+@pytest.mark.parametrize("where", mostly_slow(["whole", "model", "cfg", "extra_state"], "cfg"))
 def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_path, fairseq_train, trained, where):
     victim = tmp_path / "made by the checkpoint"
     state = torch.load(trained / "checkpoint_last.pt")

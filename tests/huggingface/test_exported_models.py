@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from exports import POSITIONS, WORDS, code_in, export_custom, some_ids, source_of, tiny_model
-from helpers import ROOT
+from helpers import ROOT, mostly_slow
 from safetensors.torch import load_file
 
 from lazyformer_fairseq.errors import UserError
@@ -24,7 +24,7 @@ def assert_close(one, other):
     torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("arch", [TINY[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TINY[1:])])
+@pytest.mark.parametrize("arch", mostly_slow(TINY, TINY[0]))
 @torch.no_grad()
 def test_every_named_model_is_exact(arch, tmp_path):
     model = tiny_model(arch=arch)

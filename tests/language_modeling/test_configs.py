@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, mostly_slow
 from language_model_recipes import assert_recipe
 from omegaconf import DictConfig, OmegaConf
 from test_hydra_configs import handed_over, hydra_main  # noqa: F401  fixtures
@@ -33,7 +33,7 @@ def test_there_is_one_for_each_setting_of_the_paper():
     assert sorted([*(f"{model}_{setting}" for model in models for setting in settings), *OF_OTHERS]) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "par_transformer_base", "longformer_small"))
 def test_it_is_the_papers_setting(handed_over, name):  # noqa: F811
     cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere")
     arch = CAUSAL_ARCHITECTURES[name.removesuffix("_140k")]
@@ -58,19 +58,15 @@ def assert_a_plan_reads_the_same(name: str, cfg: DictConfig) -> None:
     assert (job.per_update, job.memory_length) == (cfg.task.sequences_per_update, cfg.model.mem_len)
 
 
-@pytest.mark.parametrize("name", ["par_transformer_base", "par_transformer_large", "par_transformer_base_140k"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["par_transformer_base", "par_transformer_large", "par_transformer_base_140k"])
+)
 def test_transformer_xls_adam_is_an_option(handed_over, name):  # noqa: F811
     cfg = handed_over(f"language_modeling/{name}", "task.data=somewhere", "recipe=transformer_xl")
     assert_recipe(cfg, "transformer_xl")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "par_transformer_24b",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "par_transformer_24b"),
-    ],
-)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "par_transformer_24b"))
 def test_it_trains(hydra_main, lm_data, tmp_path, name):  # noqa: F811
     to = (f"task.data='{lm_data}'", f"checkpoint.save_dir={tmp_path}")
     hydra_main(f"language_modeling/{name}", *TINY, *to, "dataset.disable_validation=true")

@@ -182,11 +182,8 @@ class _Reader:
         self.modules: dict[str, Module] = {}
         self.reached: list[Definition] = []
         self.mentioned: set[str] = set()
-        self.instead = {name.rpartition(".")[0::2]: name.rpartition(".")[2] for name in self._instead()}
-
-    def _instead(self) -> tuple[str, ...]:
-        node = self.module(PLAIN).definitions["INSTEAD"].node
-        return ast.literal_eval(node.value)
+        names = ast.literal_eval(self.module(PLAIN).definitions["INSTEAD"].node.value)
+        self.instead = {name.rpartition(".")[0::2]: name.rpartition(".")[2] for name in names}
 
     def module(self, name: str) -> Module:
         if name not in self.modules:
@@ -283,8 +280,6 @@ class _Writer:
     def __init__(self, reader: _Reader):
         self.reader = reader
         self.imports: set[tuple[str, str]] = set()
-        self.written: list[tuple[Definition, str]] = []
-        self._under_way: list[Definition] = []
         self.own_names: dict[Name, str] = {}
         taken: set[str] = set()
         modules = [*ROOTS, PLAIN, *sorted({each.module for each in reader.reached})]
@@ -302,35 +297,36 @@ class _Writer:
         return self.own_names[Name(cls.__module__, cls.__name__)]
 
     def bodies(self) -> str:
-        """All definitions, each after those that it needs to be defined."""
-        order = {root: number for number, root in enumerate(ROOTS, 1)}
-        in_order = sorted(self.reader.reached, key=lambda each: (order.get(each.module, 0), each.module, each.start))
-        for definition in in_order:
-            self._write(definition)
-        parts, module, before = [], "", None
-        for definition, text in self.written:
-            is_line = isinstance(definition.node, (ast.Assign, ast.AnnAssign))
-            if definition.module != module:
-                parts.append(f"\n\n\n# {definition.module}\n" if is_line else f"\n\n\n# {definition.module}\n\n\n")
-            else:
-                parts.append("\n" if is_line and before else "\n\n\n")
-            parts.append(text)
-            module, before = definition.module, is_line
+        """All definitions, module by module, each after those whose definitions it mentions."""
+        parts, before = [], None
+        for module in self._in_order():
+            of_module = sorted(
+                (each for each in self.reader.reached if each.module == module), key=lambda one: one.start
+            )
+            for number, definition in enumerate(of_module):
+                is_line = isinstance(definition.node, (ast.Assign, ast.AnnAssign))
+                head = "" if number else f"\n\n\n# {module}"
+                parts.append(head + ("\n" if is_line and (before or not number) else "\n\n\n") + self._text(definition))
+                before = is_line
         return "".join(parts).strip()
 
-    def _write(self, definition: Definition) -> None:
-        if definition in self._under_way:
-            return
-        self._under_way.append(definition)
-        for target in self._needed(definition):
-            if target.name and self.reader.is_followed(target.module):
-                self._write(self.reader.module(target.module).definitions[target.name])
-        self.written.append((definition, self._text(definition)))
+    def _in_order(self) -> list[str]:
+        found: list[str] = []
+        under_way: set[str] = set()
 
-    def _needed(self, definition: Definition) -> Iterator[Name]:
-        """What must be there before: bases, decorators, defaults, annotations, values; not what functions do."""
-        for part in _at_definition(definition):
-            yield from (target for _, target in self.reader.references(definition.module, part))
+        def visit(module: str) -> None:
+            under_way.add(module)
+            for definition in (each for each in self.reader.reached if each.module == module):
+                for part in self.reader.parts(definition):
+                    for _, target in self.reader.references(module, part):
+                        if self.reader.is_followed(target.module) and target.module not in under_way:
+                            visit(target.module)
+            found.append(module)
+
+        for module in (*sorted({each.module for each in self.reader.reached} - {*ROOTS}), *ROOTS):
+            if module not in under_way:
+                visit(module)
+        return found
 
     def _text(self, definition: Definition) -> str:
         """The lines of a definition that stay, with the names of this file in them."""
@@ -446,20 +442,6 @@ def _bound(node: ast.AST) -> Iterator[str]:
         return
     for each in ast.iter_child_nodes(node):
         yield from _bound(each)
-
-
-def _at_definition(definition: Definition) -> Iterator[ast.AST]:
-    """The parts of a definition that python evaluates when it meets it."""
-    node = definition.node
-    statements = [node]
-    if isinstance(node, ast.ClassDef):
-        yield from [*node.bases, *node.keywords, *node.decorator_list]
-        statements = definition.members
-    for each in statements:
-        if isinstance(each, ast.FunctionDef):
-            yield ast.FunctionDef(each.name, each.args, [], each.decorator_list, each.returns)
-        else:
-            yield each
 
 
 def _import_lines(imports: Iterable[tuple[str, str]]) -> str:

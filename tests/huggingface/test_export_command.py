@@ -78,10 +78,10 @@ def test_a_folder_that_is_there_stays(tmp_path):
 
 
 def test_a_model_that_computes_something_else_is_not_written(tmp_path, monkeypatch):
-    def other_weights(weights, folder, save=exporting.save_weights):
-        save({name: weight + (name == "lm_head.decoder.bias") for name, weight in weights.items()}, folder)
+    def other_weights(weights, *others, save=exporting.save_file):
+        save({name: weight + (name == "lm_head.decoder.bias") for name, weight in weights.items()}, *others)
 
-    monkeypatch.setattr(exporting, "save_weights", other_weights)
+    monkeypatch.setattr(exporting, "save_file", other_weights)
     with pytest.raises((UserError, ValueError), match="not those that config.json was saved with"):
         export_to_huggingface(CHECKPOINTS / "encoder", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

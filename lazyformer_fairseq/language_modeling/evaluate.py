@@ -32,7 +32,7 @@ from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageMod
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
-from lazyformer_fairseq.measure.costs.machine import device_named
+from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
@@ -82,7 +82,7 @@ def in_words(result: Evaluation, unit: str, split: str) -> str:
 
 
 def load_model(
-    checkpoint: Path, data: Path, device: Optional[str] = "cpu"
+    checkpoint: Path, data: Path, device: Optional[str] = "cpu", precision: str = "fp32"
 ) -> tuple[CausalLanguageModel, StreamLanguageModelingTask]:
     """The language model of a checkpoint, and its task on `data`, whose dictionary must be the checkpoint's.
 
@@ -100,7 +100,7 @@ def load_model(
         )
     with loading_safely():  # the checkpoint says which of fairseq's models is built
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-    return models[0].to(device).eval(), task
+    return models[0].to(device, PRECISIONS[precision]).eval(), task
 
 
 def evaluate(model: CausalLanguageModel, tokens: np.ndarray, eos: int, **lengths: int) -> Evaluation:

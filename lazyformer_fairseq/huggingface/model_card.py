@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lazyformer_fairseq.modules.networks.heads import SPAN
-
-if TYPE_CHECKING:
-    from lazyformer_fairseq.huggingface.export import Source
 
 UNKNOWN = "unknown: the checkpoint does not say"
 CARD = """\
@@ -51,8 +48,13 @@ OWN_CODE = """\
 installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remote_code` out."""
 
 
-def model_card(source: "Source", has_code: bool, name: str) -> str:
-    """Of the folder `name`."""
+def model_card(source: Any, has_code: bool, name: str) -> str:
+    """Of the folder `name`.
+
+    Args:
+        source: the checkpoint, an ``export.Source``.
+        has_code: whether the folder brings code of its own.
+    """
     pipeline, auto = "fill-mask", "AutoModelForMaskedLM"
     if source.head is not None:
         is_span = source.head.kind == SPAN
@@ -70,7 +72,7 @@ def model_card(source: "Source", has_code: bool, name: str) -> str:
     )
 
 
-def _rows(source: "Source") -> dict[str, str]:
+def _rows(source: Any) -> dict[str, str]:
     cfg, head = source.cfg, source.head
     buckets, distance = cfg.relative_position_buckets, cfg.relative_position_max_distance
     named = source.model.named_parameters()

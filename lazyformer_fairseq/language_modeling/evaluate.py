@@ -33,7 +33,7 @@ from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import loa
 from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling import StreamLanguageModelingTask
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
-from lazyformer_fairseq.modules.networks.causal_decoder import refuse_same_length_without_memory
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
 TASK = "stream_language_modeling"
@@ -222,9 +222,14 @@ def _evaluating(model: CausalLanguageModel, **lengths: int) -> Iterator[None]:
     before = {name: getattr(decoder, name) for name in lengths}
     model.eval()
     try:
-        vars(decoder).update(lengths)
+        _set(decoder, lengths)
         with torch.inference_mode():
             yield
     finally:
-        vars(decoder).update(before)
+        _set(decoder, before)
         model.train(was_training)
+
+
+def _set(decoder: CausalDecoder, lengths: dict[str, int]) -> None:
+    for name, length in lengths.items():
+        setattr(decoder, name, length)

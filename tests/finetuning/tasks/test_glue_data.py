@@ -10,8 +10,6 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
 from helpers import toy_texts, train_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.glue import TASKS, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
@@ -67,22 +65,6 @@ def test_prepared_data_trains_as_the_official_files_do(wanted, name, longest):
             if "target" in one:
                 assert one["target"].dtype == other["target"].dtype
                 assert one["target"] == other["target"]
-
-
-lengths = st.integers(1, 20)
-
-
-@given(lengths, st.one_of(st.none(), lengths), st.integers(5, 40))
-def test_an_input_is_cut_as_its_texts_are(data_folder_tokenizer, first, second, longest):
-    texts = [" ".join(["anna"] * first), None if second is None else " ".join(["ben"] * second)]
-    tokenizer = data_folder_tokenizer
-    bos, eos = tokenizer.dictionary.bos(), tokenizer.dictionary.eos()
-    encoded = [tokenizer.encode(text) for text in texts if text is not None]
-    while sum(map(len, encoded)) > longest - 2 * len(encoded):
-        max(reversed(encoded), key=len).pop()  # of the longer, of equal ones of the second
-    between = [eos, eos] if len(encoded) == 2 else []
-    expected = [bos, *encoded[0], *between, *(encoded[1] if between else []), eos]
-    assert tokenizer.build_input(*texts, max_length=longest) == expected
 
 
 @pytest.fixture(scope="module")

@@ -207,18 +207,13 @@ def test_what_cannot_be_is_said(data_folder, words, message):
 
 @pytest.mark.slow
 def test_the_script_in_miniature_with_real_signals(data_folder, tmp_path):
-    small = f"--phase1 '{PHASE1} --max-update 6' --phase2 '{PHASE2} --max-update 2'"
-    command = [
-        "bash",
-        str(ROOT / "scripts" / "pretrain_par_bert.sh"),
-        str(data_folder),
-        *SIZES.split(),
-        *shlex.split(small),
-    ]
+    small = f"--phase1 '{PHASE1} --max-update 100' --phase2 '{PHASE2} --max-update 2' --save-interval-updates 20"
+    script = str(ROOT / "scripts" / "pretrain_par_bert.sh")
+    command = ["bash", script, str(data_folder), *SIZES.split(), *shlex.split(small)]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        assert any("Saved checkpoint" in line and "@ 2 updates" in line for line in process.stdout)
+        assert any("Saved checkpoint" in line and "@ 20 updates" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
     assert process.returncode == 75

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from lazyformer_fairseq.modules.processor import device_kind
 from lazyformer_fairseq.storage.cache import remembered
@@ -199,16 +198,3 @@ class _Product(torch.autograd.Function):
             rows.sum(0) if of_bias else None,
             None,
         )
-
-
-def _count_flops() -> None:
-    """Tells torch's FlopCounterMode, which lacks oneDNN's operators."""
-    operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-    if operator is not None and operator not in flop_registry:
-
-        @register_flop_formula(operator)
-        def _flops(x_shape, weight_shape, *_others: Any, **_more: Any) -> int:
-            return 2 * weight_shape[0] * x_shape.numel()
-
-
-_count_flops()

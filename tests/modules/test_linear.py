@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.modules import linear
 from lazyformer_fairseq.modules.linear import Linear, Products, multiply_by_onednn
@@ -140,11 +139,11 @@ def measured_anew(monkeypatch, tmp_path):
 def test_measuring_leaves_no_trace_in_what_is_computed(measured_anew):
     module, x = Linear(INPUTS, OUTPUTS), torch.randn(2, ROWS, INPUTS)
     torch.manual_seed(5)
-    expected, products = torch.rand(3), 2 * ROWS * INPUTS * OUTPUTS
+    expected = torch.rand(3)
     torch.manual_seed(5)
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter, KernelNames() as kernels:
+    with torch.inference_mode(), KernelNames() as kernels:
         torch.func.vmap(module)(x)
-    assert measured_anew.is_file() and counter.get_total_flops() == 2 * products
+    assert measured_anew.is_file()
     assert sum("linear" in name or "mm" in name for name in kernels.names) <= 2
     assert torch.equal(torch.rand(3), expected)
     for part in x:
@@ -228,14 +227,6 @@ def test_exporters_see_torchs_own_operator(onednn_is_faster):
     assert "aten.linear" in str(exported.graph) and "mkldnn" not in str(exported.graph)
     torch.testing.assert_close(exported.module()(x), module(x), atol=1e-5, rtol=1e-4)
     assert "mkldnn" not in str(torch.jit.trace(module, x, check_trace=False).inlined_graph)
-
-
-@needs_onednn
-def test_its_flops_are_counted(onednn_is_faster):
-    module, x = Linear(INPUTS, OUTPUTS), torch.randn(ROWS, INPUTS, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        module(x).sum().backward()
-    assert counter.get_total_flops() == 3 * 2 * ROWS * INPUTS * OUTPUTS
 
 
 @needs_onednn

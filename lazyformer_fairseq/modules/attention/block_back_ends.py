@@ -98,10 +98,14 @@ class Fused(_BlockBackEnd):
     lacks = blockwise.LACKS
 
     def kernels(self, q, k, v, scores, dropout, consumers) -> BlockKernels:
-        """Triton computes on a GPU if it is installed, elsewhere if its interpreter is turned on."""
+        """Triton computes on a GPU if it is installed, elsewhere if its interpreter is turned on.
+
+        Its programs add gradients of queries up in any order: not where torch must be deterministic.
+        """
         is_plain = q.size(-1) == v.size(-1) and not scores.features & NOT_IN_TRITON
         uses_triton = (q.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and has_triton()
-        return triton_kernels() if is_plain and uses_triton else KERNELS["blockwise"]
+        is_free = not torch.are_deterministic_algorithms_enabled()
+        return triton_kernels() if is_plain and uses_triton and is_free else KERNELS["blockwise"]
 
     def supports(self, device: str, features: Set[str], head_size: int) -> bool:
         """On a GPU what the Triton kernels can; elsewhere everything."""

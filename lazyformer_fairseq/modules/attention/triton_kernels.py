@@ -24,7 +24,6 @@ from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.triton_passes import (
     forward_kernel,
     key_side_kernel,
-    query_side_kernel,
     value_gradient_kernel,
 )
 from lazyformer_fairseq.modules.attention.triton_tiles import NearBias
@@ -72,10 +71,6 @@ _TILES = {
             6: (Tiles(32, 32, 4, 2),),
         },
     },
-    "query_side": {  # of deterministic runs, which take the first: no trial
-        64: {3: (Tiles(128, 64, 8, 2),), 6: (Tiles(64, 32, 4, 2),)},
-        128: {1: (Tiles(64, 64, 8, 2),), 6: (Tiles(64, 32, 4, 1),)},
-    },
 }
 
 
@@ -109,13 +104,11 @@ def launch(
         kept: the tile that a program keeps while it walks over the others: BLOCK_Q or BLOCK_K.
         q: its queries (B, N, T, D), for the sizes.
         strided: arguments that come with an argument NAME_strides: (B, N, T, D), or several of them.
-        tiles: to choose from; the first if torch must use deterministic algorithms.
+        tiles: to choose from.
         set_to_zero: arguments that programs add to; every trial of tiles starts with zeros in them.
         others: the kernel's other arguments.
     """
     batch, heads, time, size = q.shape
-    if torch.are_deterministic_algorithms_enabled():
-        tiles = tiles[:1]
     with torch.cuda.device_of(q):  # Triton launches on the current device
         _tuned(kernel, tiles, set_to_zero)[lambda sizes: (triton.cdiv(time, sizes[kept]) * batch * heads,)](
             **strided,
@@ -181,40 +174,35 @@ def block_gradient(
 ) -> list[Tensor]:
     """dQ, dK, dV of the first values, and those of ``scores.learned``: one pass for an ``s`` and all its consumers.
 
-    Programs add to dQ in float32, in any order. Under ``torch.use_deterministic_algorithms(True)`` a kernel of its own
-    computes dQ, the same every time, for m + 1 more products. All other sums always run in the same order.
+    Programs add to dQ in float32, in any order. All other sums always run in the same order.
     """
     if len(values) > MOST_LAYERS:  # all gradients are linear in (dO_i, delta)
         first, rest = slice(MOST_LAYERS), slice(MOST_LAYERS, None)
         d_q, d_k, d_v, d_table, *others = block_gradient(q, k, values[first], d_outputs[first], delta, lse, scores)
         more = block_gradient(q, k, values[rest], d_outputs[rest], torch.zeros_like(delta), lse, scores)
         return [d_q + more[0], d_k + more[1], d_v, d_table + more[3], *others]
-    alike = torch.are_deterministic_algorithms_enabled()
     batch, heads, time, _ = q.shape
     bias = NearBias.of(scores, q)
     band = bias.band_like(q)
     slots = math.ceil(time / FEWEST_KEYS)
     far_sums = None if band is None else q.new_zeros(batch, heads, slots, 2, dtype=torch.float32)
-    dq = empty_heads(q) if alike else empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
+    dq = empty_heads(q.new_empty(()).float().expand(q.shape)).zero_()
     dk, dv = empty_heads(q), empty_heads(q)
-    read = dict(q=_rows(q), k=_rows(k), values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
-    shared = dict(_read_by_all(lse, scores, bias), delta=delta.contiguous(), M=len(values))
+    of_layers = dict(values=tuple(map(_rows, values)), d_outputs=tuple(map(_rows, d_outputs)))
     launch(
         key_side_kernel,
         "BLOCK_K",
         q,
-        strided=dict(**read, dq=dq, dk=dk, dv=dv),
+        strided=dict(q=_rows(q), k=_rows(k), **of_layers, dq=dq, dk=dk, dv=dv),
         tiles=tiles_for("key_side", q, len(values)),
-        set_to_zero=(() if alike else ("dq",)) + (() if band is None else ("far_sums",)),
+        set_to_zero=("dq",) if band is None else ("dq", "far_sums"),
         band=band,
         far_sums=far_sums,
         far_slots=slots,
-        ADDS_DQ=not alike,
-        **shared,
+        **_read_by_all(lse, scores, bias),
+        delta=delta.contiguous(),
+        M=len(values),
     )
-    if alike:
-        tiles = tiles_for("query_side", q, len(values))
-        launch(query_side_kernel, "BLOCK_Q", q, strided=dict(**read, dq=dq), tiles=tiles, **shared)
     learned = {} if band is None else {0: bias.table_gradient(band, far_sums, scores.table_KN)}
     return [dq.to(q.dtype), dk, dv, *learned_gradients(learned, q)]
 

@@ -159,7 +159,7 @@ def key_side_kernel(
     q, k, values, d_outputs, lse, delta, bias, lengths, dq, dk, dv, band, far_sums, far_slots,
     q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, dk_strides, dv_strides,
     scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, ADDS_DQ: tl.constexpr,
+    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys: dK, dV of the block's first value, and the tile's share of dQ and of the bias's gradient.
@@ -223,12 +223,11 @@ def key_side_kernel(
                     sum_below += tl.where(tile < low, 0.0, by_key)
                     sum_above += tl.where(tile < low, by_key, 0.0)
             d_key = tl.dot(rounded, q_rows, d_key, input_precision="ieee")
-            if ADDS_DQ:
-                d_query = tl.dot(tl.trans(rounded), k_rows, input_precision="ieee") * scale
-                dq_rows = rows_of(dq_head, first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
-                is_whole: tl.constexpr = near == 0 and HEAD == BLOCK_D
-                are_there = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
-                tl.atomic_add(dq_rows, d_query, mask=are_there, sem="relaxed")
+            d_query = tl.dot(tl.trans(rounded), k_rows, input_precision="ieee") * scale
+            dq_rows = rows_of(dq_head, first_query, dq_strides[2], BLOCK_Q, BLOCK_D)
+            is_whole: tl.constexpr = near == 0 and HEAD == BLOCK_D
+            are_there = None if is_whole else inside(first_query, time, HEAD, BLOCK_Q, BLOCK_D)
+            tl.atomic_add(dq_rows, d_query, mask=are_there, sem="relaxed")
 
     store_rows(dk, dk_strides, b, n, first_key, d_key * scale, time, HEAD, BLOCK_K, BLOCK_D)
     store_rows(dv, dv_strides, b, n, first_key, d_value, time, HEAD, BLOCK_K, BLOCK_D)
@@ -236,54 +235,3 @@ def key_side_kernel(
         far_sums += ((b * heads + n) * far_slots + first_key // BLOCK_K) * 2
         tl.store(far_sums, tl.sum(sum_below, 0))
         tl.store(far_sums + 1, tl.sum(sum_above, 0))
-
-
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)
-def query_side_kernel(
-    q, k, values, d_outputs, lse, delta, bias, lengths, dq,
-    q_strides, k_strides, values_strides, d_outputs_strides, dq_strides, scale, time, heads, reach, time_class,
-    HEAD: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One tile of queries: dQ, always summed in the same order. Computes dS once more."""
-    first_query, queries, b, n = own_tile(time, heads, BLOCK_Q)
-    length = length_of(lengths, b, time)
-    bias, below, above = bias_of(bias, n, reach)
-    k_head = head_of(k, k_strides, b, n)
-    q_rows = load_rows(head_of(q, q_strides, b, n), first_query, q_strides[2], time, HEAD, BLOCK_Q, BLOCK_D, False)
-    value_heads = ()
-    d_output_tiles = ()
-    for i in tl.static_range(M):
-        value_heads += (head_of(values[i], values_strides[i], b, n),)
-        head = head_of(d_outputs[i], d_outputs_strides[i], b, n)
-        d_output_tiles += (load_rows(head, first_query, d_outputs_strides[i][2], time, HEAD, BLOCK_Q, BLOCK_D, False),)
-    row_of_head = tl.cast(b * heads + n, tl.int64) * time
-    log_sums = load_row(lse + row_of_head, queries, time, float("inf"), True) * LOG2_E
-    deltas = load_row(delta + row_of_head, queries, time, 0.0, True)
-    d_query = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-
-    full, total = length // BLOCK_K, (length + BLOCK_K - 1) // BLOCK_K
-    low, high = far_tiles(first_query, full, bias, reach, BLOCK_Q, BLOCK_K)
-    for near in tl.static_range(2):
-        for j in range(0, count_tiles(low, high, full, total, near)):
-            tile = nth_tile(j, low, high, full, near)
-            first_key = tile * BLOCK_K
-            k_rows = load_rows(k_head, first_key, k_strides[2], length, HEAD, BLOCK_K, BLOCK_D, near == 0)
-            products = tl.dot(q_rows, tl.trans(k_rows), input_precision="ieee")
-            if near:
-                keys = first_key + tl.arange(0, BLOCK_K)
-                distance = keys[None, :] - queries[:, None]
-                is_key = keys[None, :] < length
-                scores = near_scores(products, distance, is_key, scale, bias, reach) - log_sums[:, None]
-            else:
-                far_bias = tl.where(tile < low, below, above)
-                scores = products * (scale * LOG2_E) + (far_bias - log_sums)[:, None]
-            dp = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
-            for i in tl.static_range(M):
-                rows = load_rows(
-                    value_heads[i], first_key, values_strides[i][2], length, HEAD, BLOCK_K, BLOCK_D, near == 0
-                )
-                dp = tl.dot(d_output_tiles[i], tl.trans(rows), dp, input_precision="ieee")
-            ds = tl.exp2(scores) * (dp - deltas[:, None])
-            d_query = tl.dot(ds.to(k_rows.dtype), k_rows, d_query, input_precision="ieee")
-
-    store_rows(dq, dq_strides, b, n, first_query, d_query * scale, time, HEAD, BLOCK_Q, BLOCK_D)

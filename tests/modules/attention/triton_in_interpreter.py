@@ -139,13 +139,11 @@ def test_value_gradient(block: Block):
 
 
 @few
-@given(BLOCKS, st.booleans())
-@example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0), False)
-def test_block_gradient(block: Block, deterministic: bool):
-    torch.use_deterministic_algorithms(deterministic)
+@given(BLOCKS)
+@example(Block(1, 2, time=2, size=32, layers=1, dtype=torch.float32, biased=False, padded=True, seed=0))
+def test_block_gradient(block: Block):
     arguments = block.q, block.k, block.values, block.d_outputs, block.delta, block.lse.float(), block.scores
     *gradients, d_table = triton_kernels.block_gradient(*arguments)[:4]
-    torch.use_deterministic_algorithms(False)
     for name, computed, expected in zip(("dQ", "dK", "dV"), gradients, (block.dq, block.dk, block.dv[0]), strict=True):
         # dP - delta is the difference of numbers around sqrt(D), and zero where there is one key.
         assert_close(computed, expected, block.q.dtype, name, least=1e-3 if name == "dV" else 1.0)

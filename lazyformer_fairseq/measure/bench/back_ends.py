@@ -247,7 +247,7 @@ class _Attention:
 
     def _outputs(self, scores: Scores, back_end: str) -> list[Tensor]:
         if self.block.learned == "positions":
-            scores = scores.with_positions(*self.learned)
+            scores = scores.with_own(position_queries_BNTD=self.learned[0], distances_NKD=self.learned[1])
         output, reusable = attend(self.q, self.k, self.values[0], scores, 0.0, self.block.layers - 1, back_end)
         return [output, *(reusable.attend(value, 0.0) for value in self.values[1:])]
 

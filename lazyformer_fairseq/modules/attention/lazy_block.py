@@ -123,7 +123,7 @@ class SharedAttention(NamedTuple):
     def attend(self, v_BNKD: Tensor, dropout: float) -> Tensor:
         """P V (B, N, T, D). Call it at most once per announced consumer."""
         consumer, handles = next(self.handles)
-        assert bool(dropout) == self.scores.has_dropout, "a block drops out as its s does"
+        assert bool(dropout) == (self.scores.tensors[-1] is not None), "a block drops out as its s does"
         tensors, numbers = self.scores.of_layers([consumer])
         fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
         return _Reuse.apply(*fixed, v_BNKD, *handles, *tensors)

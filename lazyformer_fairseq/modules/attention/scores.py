@@ -91,10 +91,6 @@ class Scores:
         places = torch.where(given_BK, torch.arange(time, device=given_BK.device), time)
         return replace(self, given_BK=given_BK, given_places_BG=places.sort(-1).values[:, :most])
 
-    def with_positions(self, position_queries_BNTD: Tensor, distances_NKD: Tensor) -> "Scores":
-        """The same with a sublayer's own positions."""
-        return self.with_own(position_queries_BNTD=position_queries_BNTD, distances_NKD=distances_NKD)
-
     def with_own(self, **parts: Any) -> "Scores":
         """The same with parts of a sublayer's own; what all sublayers of a forward pass share is written once."""
         own = replace(self, **parts)
@@ -230,10 +226,6 @@ class FlatScores(NamedTuple):
             mask=mask_of(mask),
             dropout=None if seeds is None else Dropout(parts, seeds),
         )
-
-    @property
-    def has_dropout(self) -> bool:
-        return self.tensors[-1] is not None
 
     def of_layers(self, layers: Sequence[int]) -> "FlatScores":
         """The same with dropout of some of the layers."""

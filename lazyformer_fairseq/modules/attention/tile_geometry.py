@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple, Optional, Union
 
 import torch
@@ -154,19 +155,12 @@ class Key(NamedTuple):
     device: torch.device = torch.device("cpu")
 
 
-class Plan(NamedTuple):
-    """Of a group of heads: all stretches."""
-
-    heads: slice
-    stretches: tuple[Stretch, ...]
-
-
-def plans(q: Tensor, k: Tensor, scores: Scores, given: int = 0) -> list[Plan]:
-    """One for each group of heads, for q (B, N, T, D) and k (B, N, K, D), with so many keys `given` by sequence."""
+def plans(q: Tensor, k: Tensor, scores: Scores, given: int = 0) -> list[tuple[slice, tuple[Stretch, ...]]]:
+    """All stretches of each group of heads, for q (B, N, T, D) and k (B, N, K, D), with keys `given` by sequence."""
     most = STRETCH_ELEMENTS if q.device.type == "cpu" else 0
     in_numbers = (scores.extra, given, scores.is_causal, most)
     return [
-        Plan(heads, _stretches(Key(parts, q.size(-2), k.size(-2) - scores.extra, *in_numbers, q.dtype, q.device)))
+        (heads, _stretches(Key(parts, q.size(-2), k.size(-2) - scores.extra, *in_numbers, q.dtype, q.device)))
         for heads, parts in _groups(scores, q.size(1))
     ]
 
@@ -288,13 +282,11 @@ def _stretch(first: int, end: int, shapes: list[_Shape], key: Key, with_tensors:
 
 def _picked(columns: Sequence[Columns], end: int) -> Sequence[int]:
     """Places before `end` that all queries see."""
-    return sorted({place for part in columns for place in _places(part, end)})
-
-
-def _places(columns: Columns, end: int) -> Iterator[int]:
-    yield from range(min(end, columns.first))
-    if columns.period:
-        yield from (place for place in range(end) if place % columns.period >= columns.period - columns.last)
+    places = {place for part in columns for place in range(min(end, part.first))}
+    repeated = [part for part in columns if part.period]
+    return sorted(
+        places | {at for part in repeated for at in range(end) if at % part.period >= part.period - part.last}
+    )
 
 
 def _with_tensors(part: Picked, first: int, end: int, key: Key) -> Picked:
@@ -338,13 +330,10 @@ def _mask_of(hidden: Tensor, dtype: torch.dtype) -> Mask:
 
 
 def _runs(flags: list[bool]) -> Iterator[slice]:
-    start = None
-    for place, flag in enumerate([*flags, False]):
-        if flag and start is None:
-            start = place
-        elif not flag and start is not None:
-            yield slice(start, place)
-            start = None
+    for flag, run in groupby(range(len(flags)), flags.__getitem__):
+        if flag:
+            first, *others = run
+            yield slice(first, [first, *others][-1] + 1)
 
 
 def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:

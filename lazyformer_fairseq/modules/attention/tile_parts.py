@@ -37,37 +37,34 @@ class Piece(NamedTuple):
         """Its sequences and heads of (B, N, ...)."""
         return x[self.sequences, self.heads]
 
+    def rows_of(self, x: Tensor, name: str) -> Tensor:
+        """Its queries of x (B, N, T, D): (X, L, D) with zeros in front and behind, in scratch memory of that name."""
+        stretch, found = self.stretch, self.of(x)
+        rows = scratch(name, (*found.shape[:2], stretch.length, x.size(-1)), x)
+        rows[:, :, : stretch.inside.start] = 0
+        rows[:, :, stretch.inside.stop :] = 0
+        rows[:, :, stretch.inside] = found[:, :, stretch.queries]
+        return rows.flatten(0, 1)
 
-def rows_of(x: Tensor, piece: Piece, name: str) -> Tensor:
-    """Its queries of x (B, N, T, D): (X, L, D) with zeros in front and behind, in scratch memory of that name."""
-    stretch, found = piece.stretch, piece.of(x)
-    rows = scratch(name, (*found.shape[:2], stretch.length, x.size(-1)), x)
-    rows[:, :, : stretch.inside.start] = 0
-    rows[:, :, stretch.inside.stop :] = 0
-    rows[:, :, stretch.inside] = found[:, :, stretch.queries]
-    return rows.flatten(0, 1)
-
-
-def put_rows(out: Tensor, piece: Piece, rows: Tensor) -> None:
-    """Writes (X, L, D) where :func:`rows_of` reads."""
-    here = piece.of(out)[:, :, piece.stretch.queries]
-    here.copy_(rows[:, piece.stretch.inside].unflatten(0, here.shape[:2]))
+    def put_rows(self, out: Tensor, rows: Tensor) -> None:
+        """Writes (X, L, D) where :meth:`rows_of` reads."""
+        here = self.of(out)[:, :, self.stretch.queries]
+        here.copy_(rows[:, self.stretch.inside].unflatten(0, here.shape[:2]))
 
 
-class _TiledKeys:
+class TiledKeys:
     """Keys of tiles: a copy in a row, (X, places, D), that tiles see through windows."""
 
-    def __init__(self, part: Tiles, piece: Piece, like: Tensor, name: str):
+    def __init__(self, part: Tiles, groups: int, like: Tensor, name: str = "keys"):
         self.part = part
-        length = part.keys.stop - part.keys.start
-        self.copy = scratch(name, (piece.groups, length, like.size(-1)), like)
+        self.copy = scratch(name, (groups, part.keys.stop - part.keys.start, like.size(-1)), like)
 
     def _inside(self, keys: int) -> tuple[slice, slice]:
         """(places of the model's `keys`, where they are in the copy)."""
         low, high = max(0, self.part.keys.start), min(keys, self.part.keys.stop)
         return slice(low, high), slice(low - self.part.keys.start, high - self.part.keys.start)
 
-    def read(self, tokens: Tensor) -> "_TiledKeys":
+    def read(self, tokens: Tensor) -> "TiledKeys":
         """Fills the copy from (sequences, heads, tokens, D), with zeros in front and behind."""
         there, here = self._inside(tokens.size(2))
         self.copy[:, : here.start] = 0
@@ -116,7 +113,7 @@ class Products(NamedTuple):
         if isinstance(part, Picked):
             torch.bmm(rows, self._pick(part, piece, keys).mT, out=out[..., part.slot])
             return
-        windows = _TiledKeys(part, piece, keys, "keys").read(self._tokens(piece, keys)).windows
+        windows = TiledKeys(part, piece.groups, keys).read(self._tokens(piece, keys)).windows
         for entries, queries, columns in _batches(tiled(out[..., part.slot], part), tiled(rows, part), windows):
             torch.bmm(queries, columns.mT, out=entries)
 
@@ -125,7 +122,7 @@ class Products(NamedTuple):
         if isinstance(part, Picked):
             _multiply(entries[..., part.slot], self._pick(part, piece, keys), out, is_first)
             return
-        windows = _TiledKeys(part, piece, keys, "keys").read(self._tokens(piece, keys)).windows
+        windows = TiledKeys(part, piece.groups, keys).read(self._tokens(piece, keys)).windows
         for result, weights, columns in _batches(tiled(out, part), tiled(entries[..., part.slot], part), windows):
             _multiply(weights, columns, result, is_first)
 
@@ -135,7 +132,7 @@ class Products(NamedTuple):
             product = torch.bmm(entries[..., part.slot].mT, rows).to(total.dtype)
             self._add_picked(part, piece, product, total)
             return
-        keys = _TiledKeys(part, piece, rows, "keys")
+        keys = TiledKeys(part, piece.groups, rows)
         keys.copy.zero_()
         tiles = (tiled(entries[..., part.slot], part), tiled(rows, part))
         # Windows overlap, but not those of as many columns as a tile has rows.
@@ -264,7 +261,7 @@ class Positions:
 
     def add(self, piece: Piece, out: Tensor) -> None:
         """Adds them to the rows of a piece, (X, L, width)."""
-        queries = rows_of(self.all_queries, piece, "position queries")
+        queries = piece.rows_of(self.all_queries, "position queries")
         for part in piece.stretch.parts:
             entries = out[..., part.slot]
             if isinstance(part, Tiles):
@@ -279,7 +276,7 @@ class Positions:
 
     def add_gradient(self, piece: Piece, d_scores: Tensor) -> None:
         """Adds the gradients of dS, (X, L, width)."""
-        queries = rows_of(self.all_queries, piece, "position queries")
+        queries = piece.rows_of(self.all_queries, "position queries")
         d_queries = torch.zeros_like(queries)
         total = self.d_distances[piece.heads]
         for part in piece.stretch.parts:
@@ -296,7 +293,7 @@ class Positions:
                     d_here = column.of(d_queries)
                     d_here += d * self.distances[piece.heads, column.distances]
                     total[:, column.distances] += (d * column.of(queries)).sum(0, dtype=total.dtype)
-        put_rows(self.d_queries, piece, d_queries)
+        piece.put_rows(self.d_queries, d_queries)
 
     def gradients(self) -> dict[int, Tensor]:
         """By their number in ``scores.learned``."""

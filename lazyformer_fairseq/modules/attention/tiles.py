@@ -15,15 +15,7 @@ from lazyformer_fairseq.modules.attention.lazy_block import empty_heads, learned
 from lazyformer_fairseq.modules.attention.pieces import ByPieces, Distribution, scratch, sum_dtype
 from lazyformer_fairseq.modules.attention.scores import Scores
 from lazyformer_fairseq.modules.attention.tile_geometry import Picked, Tiles
-from lazyformer_fairseq.modules.attention.tile_parts import (
-    Bias,
-    Piece,
-    Positions,
-    Products,
-    put_rows,
-    rows_of,
-    tiled,
-)
+from lazyformer_fairseq.modules.attention.tile_parts import Bias, Piece, Positions, Products, TiledKeys, tiled
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
 
 # Features of scores that these lack.
@@ -59,31 +51,31 @@ class InTiles(Distribution):
 
     def cut(self) -> Iterator[Piece]:
         sequences = self.q.size(0)
-        for plan in self.plans:
-            for stretch in plan.stretches:
-                heads = plan.heads.stop - plan.heads.start
+        for of_heads, stretches in self.plans:
+            for stretch in stretches:
+                heads = of_heads.stop - of_heads.start
                 several, at_once = heads, sequences
                 if self.q.device.type == "cpu":
                     size = stretch.length * stretch.width
                     several = min(heads, max(1, tile_geometry.STRETCH_ELEMENTS // size))
                     at_once = max(1, tile_geometry.STRETCH_ELEMENTS // (heads * size))
                 for sequence in range(0, sequences, at_once):
-                    for head in range(plan.heads.start, plan.heads.stop, several):
+                    for head in range(of_heads.start, of_heads.stop, several):
                         yield Piece(
                             slice(sequence, min(sequences, sequence + at_once)),
-                            slice(head, min(plan.heads.stop, head + several)),
+                            slice(head, min(of_heads.stop, head + several)),
                             stretch,
                         )
 
     def rows(self, x: Tensor, piece: Piece) -> Tensor:
-        return rows_of(x, piece, "rows")
+        return piece.rows_of(x, "rows")
 
     def put_rows(self, out: Tensor, piece: Piece, rows: Tensor) -> None:
-        put_rows(out, piece, rows)
+        piece.put_rows(out, rows)
 
     def queries(self, piece: Piece) -> Tensor:
         """Q / sqrt(D), (X, L, D)."""
-        return rows_of(self.q, piece, "queries").mul_(self.scale)
+        return piece.rows_of(self.q, "queries").mul_(self.scale)
 
     def compute(self, piece: Piece, out: Optional[Tensor] = None) -> Tensor:
         queries = self.queries(piece)
@@ -92,13 +84,18 @@ class InTiles(Distribution):
         for added in self.added:
             added.add(piece, out)
         self.hidden.hide(piece, out)
-        own_places = OwnPlaces(piece, out)
+        # A row that sees nothing shall be zero, not NaN: its own place counts while it becomes a distribution. Beside
+        # any other score it counts nothing; half the least number, so that sums stay finite.
+        own = piece.stretch.own
+        own_places = tiled(out[..., own.slot], own)[..., own.before :].diagonal(dim1=-2, dim2=-1)
+        are_hidden = own_places == _HIDDEN
+        own_places.clamp_(min=torch.finfo(out.dtype).min / 2)
         if self.exponents is None:
             torch.softmax(out, -1, out=out)
         else:
             by_head = out.unflatten(0, (-1, piece.heads.stop - piece.heads.start))
             by_head.copy_(weights.distribution(by_head, self.exponents[piece.heads], out.dtype))
-        own_places.hide()
+        own_places.masked_fill_(are_hidden, 0)
         return out
 
     def _score(self, piece: Piece, out: Tensor, rows: Tensor, keys: Tensor) -> None:
@@ -165,14 +162,14 @@ class InTiles(Distribution):
         total.masked_fill_(masks[0], 0)  # a product with it would copy it as numbers
         for mask, of_layer, d_output in zip(masks[1:], values[1:], d_outputs[1:], strict=True):
             one = scratch("scores of a consumer", piece.shape, rows)
-            self._score(piece, one, rows_of(d_output, piece, "rows of a consumer"), of_layer)
+            self._score(piece, one, piece.rows_of(d_output, "rows of a consumer"), of_layer)
             total += one.masked_fill_(mask, 0)
         return total.mul_(self.scores.dropout.scale)
 
     def _differentiate(self, piece: Piece, probabilities: Tensor, d_entries: Tensor, delta: Tensor) -> Tensor:
         """From dP, in its memory, dS."""
         if self.exponents is None:
-            return d_entries.sub_(rows_of(delta.unsqueeze(-1), piece, "delta")).mul_(probabilities)
+            return d_entries.sub_(piece.rows_of(delta.unsqueeze(-1), "delta")).mul_(probabilities)
         heads, exact = (-1, piece.heads.stop - piece.heads.start), sum_dtype(d_entries)
         by_head = (x.unflatten(0, heads).to(exact) for x in (probabilities, d_entries))
         d_scores, d_exponents = weights.gradient(*by_head, self.exponents[piece.heads])
@@ -251,37 +248,10 @@ class Hidden:
             self._hide_keys(part, piece, entries)
 
     def _hide_keys(self, part: Tiles, piece: Piece, entries: Tensor) -> None:
-        found = self.by_key[piece.sequences]
-        length = part.keys.stop - part.keys.start
-        copy = scratch("hidden keys", (len(found), length), found).zero_()
-        low, high = max(0, part.keys.start), min(self.tokens, part.keys.stop)
-        copy[:, low - part.keys.start : high - part.keys.start] = found[:, low:high]
-        windows = copy.as_strided(
-            (len(found), 1, part.step, part.count, 1, part.columns),
-            (length, 0, 1, part.rows * part.step, 0, part.step),
-        )
+        found = self.by_key[piece.sequences, None, :, None]
+        windows = TiledKeys(part, len(found), found, "hidden keys").read(found).windows  # (B, S, G, C, 1)
         by_sequence = entries.unflatten(0, (len(found), -1))
-        by_sequence += windows
-
-
-class OwnPlaces:
-    """Rows that see nothing shall be zero, not NaN: each gets its own place for as long as it becomes a distribution.
-
-    Args:
-        piece: of rows.
-        out: (X, L, width): scores, which turn into the distribution.
-    """
-
-    def __init__(self, piece: Piece, out: Tensor):
-        own = piece.stretch.own
-        self.entries = tiled(out[..., own.slot], own)[..., own.before :].diagonal(dim1=-2, dim2=-1)
-        self.are_hidden = self.entries == _HIDDEN
-        # Beside any other score it counts nothing; half the least number, so that sums stay finite.
-        self.entries.clamp_(min=torch.finfo(out.dtype).min / 2)
-
-    def hide(self) -> None:
-        """Takes them out of the distribution."""
-        self.entries.masked_fill_(self.are_hidden, 0)
+        by_sequence += windows[:, None, :, :, None, :, 0]
 
 
 def _added(is_hidden: Tensor, like: Tensor) -> Tensor:

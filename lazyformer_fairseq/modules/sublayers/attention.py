@@ -27,9 +27,19 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
     projections,
     variant_classes,
 )
-from lazyformer_fairseq.modules.sublayers.interface import Context, Settings, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import (
+    Context,
+    Output,
+    Settings,
+    SharedState,
+    Sublayer,
+    SublayerOptions,
+)
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER, KEYS_AND_VALUES, Sizes
+
+# Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
+Projections = Mapping[str, tuple[str, int, int]]
 
 
 class AttentionSublayer(Sublayer):
@@ -47,8 +57,7 @@ class AttentionSublayer(Sublayer):
 
     attends = True
     direction: ClassVar[str]
-    # Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
-    projections: ClassVar[Mapping[str, tuple[str, int, int]]]
+    projections: ClassVar[Projections]
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__()
@@ -64,7 +73,7 @@ class AttentionSublayer(Sublayer):
         return cls(options, planned)
 
     @classmethod
-    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+    def parts(cls, planned: PlannedSublayer) -> Projections:
         """`projections` as they are with these settings: some kinds of attention do without queries or keys."""
         return cls.projections
 
@@ -103,7 +112,7 @@ class AttentionSublayer(Sublayer):
             values = maker(values, x_BKC)
         return values
 
-    def attend(self, attention: Attention, shared: Context) -> tuple[Tensor, SharedState]:
+    def attend(self, attention: Attention, shared: Context) -> Output:
         """Attention, projected; hands on its distribution, from before dropout."""
         handed_on: dict[str, Any] = {}
 
@@ -134,19 +143,9 @@ def count_attention_memory(
         projected: bytes of what it projects and autograd keeps.
         is_consumer: whether it reads the distribution of `planned`.
     """
-    size = AttentionSize(
-        run.batch,
-        sizes.num_heads,
-        run.time,
-        run.keys,
-        sizes.embed_dim,
-        run.number,
-        run.mask,
-        run.device,
-        run.attention_dropout,
-        run.features,
-        planned.consumers.count(DISTRIBUTION),
-    )
+    shape = run.batch, sizes.num_heads, run.time, run.keys, sizes.embed_dim
+    where = run.number, run.mask, run.device, run.attention_dropout, run.features
+    size = AttentionSize(*shape, *where, planned.consumers.count(DISTRIBUTION))
     for choice in variant_classes(planned.values):
         size = choice.attention_size(sizes, planned.values, size)
     row = BACK_ENDS[fallback_backend(run.back_end(planned), size.dropout, size.features)]
@@ -188,11 +187,7 @@ class SelfAttention(ChoosingAttention):
     """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
 
     direction = ENCODER
-    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {
-        "q": ("qkv_proj", 0, 3),
-        "k": ("qkv_proj", 1, 3),
-        "v": ("qkv_proj", 2, 3),
-    }
+    projections: ClassVar[Projections] = {"q": ("qkv_proj", 0, 3), "k": ("qkv_proj", 1, 3), "v": ("qkv_proj", 2, 3)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
@@ -201,7 +196,7 @@ class SelfAttention(ChoosingAttention):
         self.start_copies()
 
     @classmethod
-    def parts(cls, planned: PlannedSublayer) -> Mapping[str, tuple[str, int, int]]:
+    def parts(cls, planned: PlannedSublayer) -> Projections:
         kept = projections(planned.values)
         names = ["q"] * ("queries" in kept) + ["k"] * ("keys" in kept) + ["v"]
         return {name: ("qkv_proj", number, len(names)) for number, name in enumerate(names)}
@@ -212,9 +207,7 @@ class SelfAttention(ChoosingAttention):
         parts = len(projections(planned.values)) + 1
         return count_attention_memory(sizes, planned, run, parts * run.tokens(sizes.embed_dim))
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         q_BTC, k_BKC, v_BKC = self._project(x_BTC, shared.scores)
         q, k = split_heads(q_BTC, self.num_heads), split_heads(k_BKC, self.num_heads)
         values = self.make_values(x_BTC, v_BKC)
@@ -237,11 +230,7 @@ class RelativeAttention(ChoosingAttention):
     """
 
     direction = CAUSAL
-    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {
-        "q": ("q_proj", 0, 1),
-        "k": ("kv_proj", 0, 2),
-        "v": ("kv_proj", 1, 2),
-    }
+    projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1), "k": ("kv_proj", 0, 2), "v": ("kv_proj", 1, 2)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
@@ -264,9 +253,7 @@ class RelativeAttention(ChoosingAttention):
         distances = (run.keys + 1) * sizes.embed_dim * run.number if "keys" in kept else 0
         return found._replace(kept=found.kept + inputs + distances)
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         if memory_BMC is not None:
             if self.why_no_memory:
                 raise UserError(f"{memory_BMC.size(1)} remembered tokens: {self.why_no_memory}; give --mem-len 0")
@@ -296,7 +283,8 @@ class RelativeAttention(ChoosingAttention):
             return split_heads(x_BTC[..., :0], self.num_heads), shared.scores
         q_BTC = self.q_proj(x_BTC)
         if self.position_proj is not None:
-            return with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+            q, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+            return q, shared.scores.with_own(**positions)
         q = q_BTC.unflatten(-1, (self.num_heads, -1)) + shared.positions.content_bias
         return q.transpose(1, 2), shared.scores
 
@@ -305,7 +293,7 @@ class LazyAttention(AttentionSublayer):
     """P V with an output projection, P the distribution of the nearest sublayer below that has one."""
 
     direction = ENCODER
-    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {"v": ("v_proj", 0, 1)}
+    projections: ClassVar[Projections] = {"v": ("v_proj", 0, 1)}
     has_bias: ClassVar[bool] = True  # of the two projections
     has_queries = has_keys = False
 
@@ -313,10 +301,8 @@ class LazyAttention(AttentionSublayer):
         super().__init__(options, planned)
         self.v_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
         self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
-        producer = planned.producer
-        self.value_makers = (
-            nn.ModuleDict() if producer is None else build_values(self.variant_options(options, producer.values))
-        )
+        values = {} if planned.producer is None else planned.producer.values
+        self.value_makers = build_values(self.variant_options(options, values))
         self.start_copies()
 
     @classmethod
@@ -326,9 +312,7 @@ class LazyAttention(AttentionSublayer):
         found = count_attention_memory(sizes, planned.producer, run, values, is_consumer=True)
         return found._replace(kept=found.kept + inputs)
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Attends with the given distribution, which includes biases and masks already."""
         x_BKC, distribution = with_memory(memory_BMC, x_BTC), below[DISTRIBUTION]
         if hasattr(distribution, "project"):  # it has a way that is cheaper
@@ -355,7 +339,7 @@ class SharedKeysAttention(AttentionSublayer):
 
     direction = ENCODER
     attends = False  # the memory is in the keys that it reads
-    projections: ClassVar[Mapping[str, tuple[str, int, int]]] = {"q": ("q_proj", 0, 1)}
+    projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1)}
     has_bias: ClassVar[bool] = True  # of its projections
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -374,9 +358,7 @@ class SharedKeysAttention(AttentionSublayer):
         found = count_attention_memory(sizes, replace(shaper, consumers=()), run, queries + copies)
         return found._replace(pending=0)
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         of_producer: Attention = below[KEYS_AND_VALUES]
         attention = self.with_queries(of_producer, self.q_proj(x_BTC), shared)
         y_BTC, _ = self.attend(replace(attention, x_BTC=x_BTC), shared)
@@ -398,8 +380,7 @@ class CausalSharedKeysAttention(SharedKeysAttention):
         self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
-        q_BNTD, own = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
-        positions = {"position_queries_BNTD": own.position_queries_BNTD, "distances_NKD": own.distances_NKD}
+        q_BNTD, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
         return replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
 
 
@@ -421,15 +402,16 @@ def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) ->
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(like.dtype)
 
 
-def with_distances(q_BTC: Tensor, position_proj: Linear, num_heads: int, shared: Context) -> tuple[Tensor, Scores]:
-    """Q + u (B, N, T, D), and the scores with positions, of projected queries."""
+def with_distances(
+    q_BTC: Tensor, position_proj: Linear, num_heads: int, shared: Context
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Q + u (B, N, T, D) of projected queries, and what scores have for positions."""
     positions = shared.positions
-    assert positions is not None, "a causal decoder gives its sublayers positions"
     q = q_BTC.unflatten(-1, (num_heads, -1))
     distances_NKD = position_proj(positions.encoded).unflatten(-1, (num_heads, -1)).transpose(0, 1)
     about_positions = ((q + positions.position_bias) / math.sqrt(q.size(-1))).transpose(1, 2)
     about_content = (q + positions.content_bias).transpose(1, 2)
-    return about_content, shared.scores.with_positions(about_positions, distances_NKD)
+    return about_content, {"position_queries_BNTD": about_positions, "distances_NKD": distances_NKD}
 
 
 def split_heads(x_BTC: Tensor, num_heads: int) -> Tensor:

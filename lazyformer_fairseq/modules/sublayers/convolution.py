@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import Memory, Pass
 from lazyformer_fairseq.modules.sublayers.attention import check_heads
-from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import LIGHTWEIGHT, Sizes
 
@@ -61,9 +61,7 @@ class Convolution(Sublayer):
         x = run.tokens(sizes.embed_dim)
         return Memory(4 * x, x, 2 * x)
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         gated = self._gated(x_BTC)
         if (is_padding := shared.scores.is_padding(x_BTC.size(1))) is not None:
             gated = gated * (~is_padding).to(gated)[..., None]  # on a processor an eighth of masked_fill's time

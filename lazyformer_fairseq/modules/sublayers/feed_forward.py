@@ -1,7 +1,6 @@
 """Sublayers of one token at a time, ``f`` and ``-``, and the residual connection around every sublayer."""
 
 from collections.abc import Callable, Mapping
-from typing import Optional
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,7 +8,7 @@ from torch.nn import functional as F
 from lazyformer_fairseq.modules.layer_norm import EPS, layer_norm
 from lazyformer_fairseq.modules.linear import Linear
 from lazyformer_fairseq.modules.memory_costs import SINGLE, Memory, Pass
-from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, Sublayer, SublayerOptions
+from lazyformer_fairseq.modules.sublayers.interface import Context, Output, SharedState, Sublayer, SublayerOptions
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
 from lazyformer_fairseq.patterns.kinds import Sizes
 
@@ -57,9 +56,7 @@ class FeedForward(Sublayer):
         gradients = hidden * (3 - remembered)  # one of the remembered is gone by then
         return Memory(remembered * hidden + mask, output + (hidden if mask else 0), max(output, gradients))
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         hidden = F.dropout(self.activation(self.fc1(x_BTC)), self.dropout, self.training)
         return self.fc2(hidden), {}
 
@@ -77,9 +74,7 @@ class Identity(Sublayer):
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
         return Memory(0)
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         return x_BTC, {}
 
 
@@ -115,9 +110,7 @@ class ResidualSublayer(nn.Module):
         kept = inner.kept + 2 * x + mask + 2 * SINGLE * run.batch * run.time
         return inner._replace(kept=kept, forward=max(inner.forward, x), backward=max(inner.backward - mask, 2 * x))
 
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """As :meth:`~lazyformer_fairseq.modules.sublayers.interface.Sublayer.forward`.
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.

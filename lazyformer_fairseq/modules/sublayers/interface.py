@@ -17,6 +17,7 @@ from lazyformer_fairseq.patterns.kinds import Sizes
 
 # What sublayers below hand on, by name, such as DISTRIBUTION; the nearest one's counts.
 SharedState = Mapping[str, Any]
+Output = tuple[Tensor, SharedState]  # of a sublayer: (B, T, C), and what it hands on
 Settings = Mapping[str, Value]  # what stands in brackets, by name
 
 
@@ -101,9 +102,7 @@ class Sublayer(nn.Module):
         raise UserError(f"{planned.text}: {why}")
 
     @abstractmethod
-    def forward(
-        self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Optional[Tensor] = None
-    ) -> tuple[Tensor, SharedState]:
+    def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
         """Computes.
 
         Args:

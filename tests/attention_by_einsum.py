@@ -55,7 +55,8 @@ class Attending:
     ):
         torch.manual_seed(3)
         self.is_causal, self.time, self.padding = memory is not None, time, padding
-        options = SublayerOptions(WIDTH, 20, HEADS, max_positions=0 if self.is_causal else time)
+        longest = 0 if self.is_causal else time
+        options = SublayerOptions(WIDTH, 20, HEADS, max_positions=longest, is_causal=self.is_causal)
         direction = CAUSAL if self.is_causal else ENCODER
         self.s, self.l = (p.kind.module(direction).build(options, p) for p in plan(f"{letter}l", direction))
         self.bias = RelativePositionBias(HEADS, BUCKETS, FAR) if biased else None

@@ -192,7 +192,8 @@ def _options(sizes: Sizes, time: int = 0) -> SublayerOptions:
     """Of a network; an encoder's takes inputs of `time` tokens at least."""
     longest = max(sizes.max_positions, time) if isinstance(sizes, EncoderSizes) else 0
     widths = (sizes.embed_dim, sizes.ffn_embed_dim, sizes.num_heads)
-    return SublayerOptions(*widths, activation=nn.Identity(), max_positions=longest)
+    is_causal = sizes.direction == CAUSAL
+    return SublayerOptions(*widths, activation=nn.Identity(), max_positions=longest, is_causal=is_causal)
 
 
 @lru_cache(_REMEMBERED)

@@ -72,14 +72,10 @@ class Block(NamedTuple):
     share: float = 0.0
 
     def __str__(self) -> str:
+        learned = "" if self.learned == NOTHING_LEARNED else self.learned
+        shown = f"{self.share:.3g} of all pairs shown" if self.share else ""
         kind = "training" if self.training else "inference"
-        parts = [
-            kind,
-            *([] if self.learned == NOTHING_LEARNED else [self.learned]),
-            *(["padding"] if self.padded else []),
-            *([f"{self.share:.3g} of all pairs shown"] if self.share else []),
-            self.precision,
-        ]
+        parts = filter(None, [kind, learned, "padding" if self.padded else "", shown, self.precision])
         block = f"blocks of {self.layers}" if self.layers > 1 else "single layers"
         return f"{', '.join(parts)}, {block}, {self.batch} x {self.time} tokens, {self.heads} heads of {self.head_size}"
 
@@ -114,13 +110,8 @@ class Table(NamedTuple):
 
         With a mask, among those with a mask.
         """
-        alike = (
-            other
-            for other, milliseconds in self.rows.items()
-            if other[:2] == block[:2]
-            and bool(other.share) == bool(block.share)
-            and not milliseconds.keys().isdisjoint(back_ends)
-        )
+        run = [other for other, milliseconds in self.rows.items() if not milliseconds.keys().isdisjoint(back_ends)]
+        alike = (each for each in run if each[:2] == block[:2] and bool(each.share) == bool(block.share))
         return min(alike, key=block.distance, default=None)
 
 
@@ -184,15 +175,10 @@ def add_rows(path: Path, kind: str, origin: Mapping[str, Any], rows: Rows) -> No
 
 def _read_row(cells: dict[str, str]) -> tuple[Block, dict[str, float]]:
     # Tables of before there were masks have no shares.
-    of_block = {name: cells.pop(name) for name in Block._fields if name in cells or name != "share"}
-    share = float(of_block.pop("share", 0))
-    words = {name: of_block.pop(name) for name in ("learned", "precision")}
-    numbers = {name: int(cell) for name, cell in of_block.items()}
-    flags = {name: bool(numbers.pop(name)) for name in ("training", "padded")}
-    return (
-        Block(**flags, **words, **numbers, share=share),
-        {name: float(cell) for name, cell in cells.items() if cell != NOTHING},
-    )
+    read = {str: str, int: int, float: float, bool: lambda cell: bool(int(cell))}
+    of_block = {name: read[kind](cells.pop(name)) for name, kind in Block.__annotations__.items()
+                if name in cells or name != "share"}  # fmt: skip
+    return Block(**of_block), {name: float(cell) for name, cell in cells.items() if cell != NOTHING}
 
 
 def back_ends_of(device: str) -> tuple[str, ...]:
@@ -345,18 +331,10 @@ def _say_that_nothing_was_measured(kind: str, has_mask: bool) -> None:
 
 
 def _block(workload: Workload, consumers: int) -> Block:
-    return Block(
-        training=workload.is_training,
-        learned=workload.learned,
-        padded="padding" in workload.features,
-        precision=str(workload.precision).removeprefix("torch."),
-        layers=consumers + 1,
-        batch=workload.batch,
-        time=workload.time,
-        heads=workload.heads,
-        head_size=workload.head_size,
-        share=workload.share,
-    )
+    precision = str(workload.precision).removeprefix("torch.")
+    sizes = consumers + 1, workload.batch, workload.time, workload.heads, workload.head_size
+    is_padded = "padding" in workload.features
+    return Block(workload.is_training, workload.learned, is_padded, precision, *sizes, workload.share)
 
 
 def _is_possible(name: str, workload: Workload) -> bool:

@@ -80,12 +80,8 @@ class Flex(BackEnd):
 
     def supports(self, device: str, features: Set[str], head_size: int) -> bool:
         """Whether it can train there: on a GPU that Triton knows, with heads of a size that all releases have."""
-        return (
-            device == "cuda"
-            and head_size in HEAD_SIZES
-            and block_back_ends.runs_triton(device)
-            and block_back_ends.has_triton()
-        )
+        can = device == "cuda" and head_size in HEAD_SIZES and block_back_ends.runs_triton(device)
+        return can and block_back_ends.has_triton()
 
     def count_memory(self, size: AttentionSize) -> Memory:
         """One kernel, which keeps a number of each row. Each consumer differentiates queries and keys too."""
@@ -112,18 +108,8 @@ def _compiled(kind: Hashable) -> Callable[..., Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, addition: Optional[Callable[..., Tensor]], block_mask: Any) -> Tensor:
         return flex_attention(q, k, v, addition, block_mask)
 
-    return compiled(_copy(attend), True, "--attention-backend flex")
-
-
-def _copy(function: FunctionType) -> FunctionType:
-    """The same with a code object of its own."""
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    own = FunctionType(attend.__code__.replace(), attend.__globals__, attend.__name__, None, attend.__closure__)
+    return compiled(own, True, "--attention-backend flex")
 
 
 class _Plan(NamedTuple):
@@ -248,11 +234,7 @@ def _addition(plan: _Plan, scores: Scores, q: Tensor, keys: int) -> Optional[Cal
     if len(found) < 2:
         return found[0] if found else None
     first, second = found
-
-    def both(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return second(first(score, b, h, q, k), b, h, q, k)
-
-    return both
+    return lambda score, b, h, q, k: second(first(score, b, h, q, k), b, h, q, k)
 
 
 def _bias(by_distance_ND: Tensor, plan: _Plan, time: int) -> Callable[..., Tensor]:

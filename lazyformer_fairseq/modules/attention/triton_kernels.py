@@ -205,7 +205,6 @@ def value_gradient(q: Tensor, k: Tensor, d_output: Tensor, lse: Tensor, scores: 
     dv = empty_heads(k)
     launch(
         value_gradient_kernel,
-        write_rows,
         "BLOCK_K",
         q,
         strided=dict(q=_rows(q), k=_rows(k), d_output=_rows(d_output), dv=dv),

@@ -87,16 +87,9 @@ class CausalDecoder(Stack):
     @property
     def sizes(self) -> CausalSizes:
         bands = self.embedding.bands
-        second = bands[min(1, len(bands) - 1)]
-        return CausalSizes(
-            sum(band.size for band in bands),
-            self.embed_dim,
-            self.options.ffn_embed_dim,
-            self.num_heads,
-            tuple(band.start for band in bands[1:]),
-            self.embed_dim // second.table.size(1),
-            self.normalize_before,
-        )
+        of_bands = tuple(band.start for band in bands[1:]), self.embed_dim // bands[:2][-1].table.size(1)
+        widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
+        return CausalSizes(sum(band.size for band in bands), *widths, *of_bands, self.normalize_before)
 
     @property
     def mem_len(self) -> int:
@@ -117,9 +110,7 @@ class CausalDecoder(Stack):
     @same_length.setter
     def same_length(self, is_on: bool) -> None:
         for planned in self.plan if is_on else ():
-            for choice in variant_classes(planned.values):
-                if why := choice.refuses.get("mask"):
-                    raise UserError(f"--same-length is not for {planned.text}: {why}")
+            self.refuse(planned, {"mask"}, "--same-length is not for ")
         self._same_length = is_on
 
     def context(self, x_BTC: Tensor, memory_length: int = 0) -> Context:
@@ -128,9 +119,8 @@ class CausalDecoder(Stack):
         scores = Scores(is_causal=True, mask=mask)
         if not self.has_scores:
             return Context(scores, self.back_end(x_BTC, scores, memory_length))
-        encoded = encode_distances(
-            memory_length + x_BTC.size(1), self.embed_dim, max(self.clamp_len, 0), self.content_bias
-        )
+        keys = memory_length + x_BTC.size(1)
+        encoded = encode_distances(keys, self.embed_dim, max(self.clamp_len, 0), self.content_bias)
         encoded = F.dropout(encoded, self.dropout, self.training)
         positions = RelativePositions(encoded, self.content_bias, self.position_bias)
         return Context(scores, self.back_end(x_BTC, scores, memory_length), positions)

@@ -125,17 +125,11 @@ class Encoder(Stack):
 
     @property
     def sizes(self) -> EncoderSizes:
-        bias = self.relative_position_bias
-        types = None if self.embed_tokens is None else self.embed_token_types
-        return EncoderSizes(
-            0 if self.embed_tokens is None else self.embed_tokens.num_embeddings,
-            self.embed_dim,
-            self.options.ffn_embed_dim,
-            self.num_heads,
-            self.max_positions,
-            0 if bias is None else bias.num_buckets,
-            0 if types is None else types.num_embeddings,
-        )
+        words, bias = self.embed_tokens, self.relative_position_bias
+        types = None if words is None else self.embed_token_types
+        rows, type_rows = (0 if table is None else table.num_embeddings for table in (words, types))
+        widths = self.embed_dim, self.options.ffn_embed_dim, self.num_heads
+        return EncoderSizes(rows, *widths, self.max_positions, 0 if bias is None else bias.num_buckets, type_rows)
 
     def forward(
         self,

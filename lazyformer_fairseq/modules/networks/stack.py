@@ -21,7 +21,7 @@ from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState, SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import Value, with_defaults
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, Sizes
 
 Given = tuple[tuple[str, Value], ...]  # settings that differ from the default
 
@@ -134,14 +134,9 @@ class Stack(nn.Module):
         super().__init__()
         if not 0 < layer_norm_eps < 1:
             raise UserError(f"a LayerNorm's epsilon of {layer_norm_eps}: must be above 0 and below 1, such as {EPS}")
+        widths, dropouts = (embed_dim, ffn_embed_dim, num_heads), (attention_dropout, activation_dropout)
         self.options = SublayerOptions(
-            embed_dim,
-            ffn_embed_dim,
-            num_heads,
-            attention_dropout,
-            activation_dropout,
-            activation,
-            max_positions,
+            *widths, *dropouts, activation, max_positions, is_causal=self.direction == CAUSAL
         )
         self.dropout = dropout
         self.normalize_before = normalize_before
@@ -160,13 +155,18 @@ class Stack(nn.Module):
         Raises:
             UserError: its settings cannot stand with what this network puts into all scores.
         """
-        for choice in variant_classes(planned.values):
-            for feature in choice.refuses.keys() & self.features:
-                raise UserError(f"{planned.text}: {choice.refuses[feature]}")
+        self.refuse(planned, self.features)
         inner = planned.kind.module(self.direction).build(self.options, planned)
         if not inner.is_residual:
             return inner
         return ResidualSublayer(inner, self.embed_dim, self.dropout, self.normalize_before, self.layer_norm_eps)
+
+    @staticmethod
+    def refuse(planned: PlannedSublayer, features: Iterable[str], what: str = "") -> None:
+        """Raises a UserError where a sublayer's settings cannot stand with some of these features of scores."""
+        for choice in variant_classes(planned.values):
+            for feature in choice.refuses.keys() & features:
+                raise UserError(f"{what}{planned.text}: {choice.refuses[feature]}")
 
     @property
     def embed_dim(self) -> int:
@@ -207,7 +207,8 @@ class Stack(nn.Module):
         """Raises a UserError where a back end cannot compute a sublayer."""
         limit = planned.kind.back_ends
         if limit and planned.kind.computes_scores:
-            features = _features(planned.shaper)
+            values = planned.shaper.values
+            features = frozenset().union(*(choice.features(values) for choice in variant_classes(values)))
             limit = tuple(each for each in limit if features.isdisjoint(BACK_ENDS[each].lacks))
         if limit and name not in limit:
             raise UserError(
@@ -283,11 +284,6 @@ def _with(workload: Workload, settings: Given) -> Workload:
     for choice in variant_classes(values):
         workload = choice.workload(workload, values)
     return workload
-
-
-def _features(planned: PlannedSublayer) -> frozenset[str]:
-    """What its settings put into scores."""
-    return frozenset().union(*(choice.features(planned.values) for choice in variant_classes(planned.values)))
 
 
 def _run(

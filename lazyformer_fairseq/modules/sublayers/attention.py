@@ -30,13 +30,12 @@ from lazyformer_fairseq.modules.sublayers.attention_variant import (
 from lazyformer_fairseq.modules.sublayers.interface import (
     Context,
     Output,
-    Settings,
     SharedState,
     Sublayer,
     SublayerOptions,
 )
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER, KEYS_AND_VALUES, Sizes
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, KEYS_AND_VALUES, Sizes
 
 # Where queries, keys and values are projected: a linear map, the number of the part of its outputs, of how many.
 Projections = Mapping[str, tuple[str, int, int]]
@@ -48,7 +47,6 @@ class AttentionSublayer(Sublayer):
     Args:
         options: of the network; heads must divide the width (ValueError).
         planned: its place in the plan.
-        direction: of the network.
 
     Attributes:
         consumers: how many lazy sublayers above read the distribution.
@@ -56,7 +54,6 @@ class AttentionSublayer(Sublayer):
     """
 
     attends = True
-    direction: ClassVar[str]
     projections: ClassVar[Projections]
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -76,10 +73,6 @@ class AttentionSublayer(Sublayer):
     def parts(cls, planned: PlannedSublayer) -> Projections:
         """`projections` as they are with these settings: some kinds of attention do without queries or keys."""
         return cls.projections
-
-    @classmethod
-    def variant_options(cls, options: SublayerOptions, values: Settings) -> SublayerOptions:
-        return replace(options, values=values, is_causal=cls.direction == CAUSAL)
 
     def copied(self, weights: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
         """Weights, by name, of linear maps that start as copies of projections, from those of the projections.
@@ -172,7 +165,7 @@ class ChoosingAttention(AttentionSublayer):
         self.has_queries, self.has_keys = "queries" in kept, "keys" in kept
         reasons = [choice.why_no_memory(planned.values) for choice in variant_classes(planned.values)]
         self.why_no_memory = next(filter(None, reasons), "")
-        of_choice = self.variant_options(options, planned.values)
+        of_choice = replace(options, values=planned.values)
         self.choices = build_choices(of_choice)
         self.value_makers = build_values(of_choice)
 
@@ -186,7 +179,6 @@ def count_remembered(sizes: Sizes, run: Pass) -> tuple[int, int]:
 class SelfAttention(ChoosingAttention):
     """softmax(QK^T / sqrt(D) + bias) V with an output projection, or what its settings make of it."""
 
-    direction = ENCODER
     projections: ClassVar[Projections] = {"q": ("qkv_proj", 0, 3), "k": ("qkv_proj", 1, 3), "v": ("qkv_proj", 2, 3)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -229,7 +221,6 @@ class RelativeAttention(ChoosingAttention):
     shares them between all its sublayers. Its settings may make something else of it.
     """
 
-    direction = CAUSAL
     projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1), "k": ("kv_proj", 0, 2), "v": ("kv_proj", 1, 2)}
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
@@ -290,19 +281,20 @@ class RelativeAttention(ChoosingAttention):
 
 
 class LazyAttention(AttentionSublayer):
-    """P V with an output projection, P the distribution of the nearest sublayer below that has one."""
+    """P V with an output projection, P the distribution of the nearest sublayer below that has one.
 
-    direction = ENCODER
+    Like Transformer-XL's attention, a causal model's projections have no biases.
+    """
+
     projections: ClassVar[Projections] = {"v": ("v_proj", 0, 1)}
-    has_bias: ClassVar[bool] = True  # of the two projections
     has_queries = has_keys = False
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
-        self.v_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
-        self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+        self.v_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
         values = {} if planned.producer is None else planned.producer.values
-        self.value_makers = build_values(self.variant_options(options, values))
+        self.value_makers = build_values(replace(options, values=values))
         self.start_copies()
 
     @classmethod
@@ -324,30 +316,25 @@ class LazyAttention(AttentionSublayer):
         return self.out_proj(merge_heads(distribution.attend(values, dropout))), {}
 
 
-class CausalLazyAttention(LazyAttention):
-    """Like Transformer-XL's attention, its projections have no biases."""
-
-    direction = CAUSAL
-    has_bias = False
-
-
 class SharedKeysAttention(AttentionSublayer):
     """softmax(QK^T / sqrt(D) + bias) V, K and V those of the nearest ``s`` below (cross-layer attention, section 2).
 
     It sees what that ``s`` sees: bias, padding, mask, persistent or projected keys, weights. It draws its own dropout.
+    In a causal model it projects distances anew, as its queries meet them, and its projections have no biases.
     """
 
-    direction = ENCODER
     attends = False  # the memory is in the keys that it reads
     projections: ClassVar[Projections] = {"q": ("q_proj", 0, 1)}
-    has_bias: ClassVar[bool] = True  # of its projections
 
     def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
         super().__init__(options, planned)
         self.settings = planned.shaper.settings  # they choose the back end
         self.choices = nn.ModuleDict()  # the s has made them
-        self.q_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
-        self.out_proj = Linear(options.embed_dim, options.embed_dim, self.has_bias)
+        self.q_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        self.out_proj = Linear(options.embed_dim, options.embed_dim, not options.is_causal)
+        self.position_proj: Optional[Linear] = None
+        if options.is_causal:
+            self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
 
     @classmethod
     def count_memory(cls, sizes: Sizes, planned: PlannedSublayer, run: Pass) -> Memory:
@@ -359,29 +346,15 @@ class SharedKeysAttention(AttentionSublayer):
         return found._replace(pending=0)
 
     def forward(self, x_BTC: Tensor, below: SharedState, shared: Context, memory_BMC: Tensor | None = None) -> Output:
-        of_producer: Attention = below[KEYS_AND_VALUES]
-        attention = self.with_queries(of_producer, self.q_proj(x_BTC), shared)
-        y_BTC, _ = self.attend(replace(attention, x_BTC=x_BTC), shared)
+        attention: Attention = replace(below[KEYS_AND_VALUES], x_BTC=x_BTC)
+        q_BTC = self.q_proj(x_BTC)
+        if self.position_proj is None:
+            attention = replace(attention, q_BNTD=split_heads(q_BTC, self.num_heads))
+        else:
+            q_BNTD, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
+            attention = replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
+        y_BTC, _ = self.attend(attention, shared)
         return y_BTC, {}
-
-    def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
-        """What the ``s`` attended with, with these projected queries."""
-        return replace(attention, q_BNTD=split_heads(q_BTC, self.num_heads))
-
-
-class CausalSharedKeysAttention(SharedKeysAttention):
-    """With Transformer-XL's positions: distances projected anew, as its queries meet them; no biases."""
-
-    direction = CAUSAL
-    has_bias = False
-
-    def __init__(self, options: SublayerOptions, planned: PlannedSublayer):
-        super().__init__(options, planned)
-        self.position_proj = Linear(options.embed_dim, options.embed_dim, bias=False)
-
-    def with_queries(self, attention: Attention, q_BTC: Tensor, shared: Context) -> Attention:
-        q_BNTD, positions = with_distances(q_BTC, self.position_proj, self.num_heads, shared)
-        return replace(attention, q_BNTD=q_BNTD).with_scores(**positions)
 
 
 def encode_distances(keys: int, embed_dim: int, clamp_len: int, like: Tensor) -> Tensor:

@@ -115,11 +115,9 @@ class ResidualSublayer(nn.Module):
 
         `memory_BMC` comes from before any LayerNorm; sublayers that do not attend ignore it.
         """
-        inner_input = self._normalised(x_BTC)
-        if self.attends and memory_BMC is not None:
-            y, handed_on = self.inner(inner_input, below, shared, self._normalised(memory_BMC))
-        else:
-            y, handed_on = self.inner(inner_input, below, shared)
+        has_memory = self.attends and memory_BMC is not None
+        memory = (self._normalised(memory_BMC),) if has_memory else ()
+        y, handed_on = self.inner(self._normalised(x_BTC), below, shared, *memory)
         x_BTC = x_BTC + F.dropout(y, self.dropout, self.training)
         return (x_BTC if self.normalize_before else self.layer_norm(x_BTC)), handed_on
 

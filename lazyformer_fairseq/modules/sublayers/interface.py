@@ -33,8 +33,8 @@ class SublayerOptions:
     activation: Callable[[Tensor], Tensor] = F.gelu
     max_positions: int = 0  # longest input of an encoder; 0 for a causal model, which has no such limit
     common: dict[str, Any] = field(default_factory=dict)  # what sublayers of one network share, by name
+    is_causal: bool = False
     values: Settings = field(default_factory=dict)  # for a kind of attention: all settings of its ``s``
-    is_causal: bool = False  # for a kind of attention: whether the model is causal
 
     @property
     def head_size(self) -> int:

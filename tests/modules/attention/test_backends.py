@@ -141,12 +141,8 @@ def test_a_graph_may_be_kept_run_twice_and_run_in_part(backend):
             torch.testing.assert_close(ours, theirs)
 
 
-SLOW = [("fused", False), ("recompute", False), ("recompute", True)]
-
-
-@pytest.mark.parametrize(
-    ("backend", "biased"), [("fused", True), *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "biased"), list(itertools.product(["fused", "recompute"], [False, True])))
 def test_memory_grows_linearly_with_the_length(backend, biased):
     """Twice the length takes twice the memory, where a distribution would take four times as much."""
     taken = {}

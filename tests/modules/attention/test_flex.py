@@ -107,6 +107,7 @@ def test_sublayers_share_one_block_mask():
     assert other is not first
 
 
+@pytest.mark.slow
 def test_lengths_that_change_do_not_compile_each_time(monkeypatch):
     """Of one combination of features: once as it comes, once for sizes that vary, once for a single block."""
     graphs = []

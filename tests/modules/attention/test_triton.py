@@ -23,6 +23,7 @@ def run_alone(script: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_kernels_in_the_interpreter():
     """Before Triton 3.7 the interpreter cannot read a number with the numpy that we require."""
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):

@@ -96,7 +96,7 @@ def assert_an_l_reuses_all(direction: str, s: str) -> None:
             getattr(attention, name) for name in ("qkv_proj", "kv_proj", "v_proj") if hasattr(attention, name)
         )
         lazy.v_proj.weight.copy_(source.weight[-WIDTH:])
-        if lazy.has_bias:  # Linformer adds an s's after its projection, as the published code does
+        if lazy.v_proj.bias is not None:  # Linformer adds an s's after its projection, as the published code does
             lazy.v_proj.bias.zero_()
             source.bias[-WIDTH:].zero_()
         lazy.out_proj.load_state_dict(attention.out_proj.state_dict())

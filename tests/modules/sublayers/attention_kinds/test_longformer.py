@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from longformers import D, N, in_window, inputs, make_decoder, make_encoder
+from longformers import C, D, N, in_window, inputs, make_decoder, make_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
+from lazyformer_fairseq.measure.costs.flops import count_parameters
+from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
+from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
+from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION, EncoderSizes
 
 
 def masked(
@@ -205,3 +209,33 @@ def test_it_compiles(pattern):
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *encoder.parameters()])))
     for plain, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_projections_of_global_tokens_start_as_copies(causal):
+    pattern = "s[window=2,global=1]lf"
+    for draw in (None, init_transformer_xl_weights if causal else init_bert_weights):
+        network = CausalDecoder(pattern, 17, C, 20, N, mem_len=0) if causal else Encoder(pattern, 17, C, 20, N)
+        if draw is not None:
+            network.apply(draw)
+        attention, lazy = network.sublayers[0].inner, network.sublayers[1].inner
+        plain = torch.cat([attention.q_proj.weight, attention.kv_proj.weight]) if causal else attention.qkv_proj.weight
+        choice, makers = attention.choices["window"], attention.value_makers["window"]
+        own = torch.cat([choice.q_proj.weight, choice.k_proj.weight, makers.v_proj.weight])
+        assert torch.equal(own, plain) and own.data_ptr() != plain.data_ptr()
+        assert torch.equal(lazy.value_makers["window"].v_proj.weight, lazy.v_proj.weight)
+        assert not torch.equal(lazy.v_proj.weight, makers.v_proj.weight)
+
+
+def test_parameters_of_the_base_model_are_the_published_ones():
+    """Hugging Face's has two positions more, and a token type."""
+    from transformers import LongformerConfig, LongformerForMaskedLM
+
+    config = LongformerConfig(
+        vocab_size=50_265, attention_window=[512] * 12, max_position_embeddings=4098, type_vocab_size=1
+    )
+    with torch.device("meta"):
+        theirs = sum(map(torch.numel, LongformerForMaskedLM(config).parameters()))
+    row = ARCHITECTURES["longformer_base"]
+    sizes = EncoderSizes(50_265, row.encoder_embed_dim, row.encoder_ffn_embed_dim, 12, row.max_positions, 0)
+    assert count_parameters(row.sublayer_pattern, sizes) == theirs - 3 * 768

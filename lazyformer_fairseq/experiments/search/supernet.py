@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_variant import Attention, variant_classes
 from lazyformer_fairseq.modules.sublayers.interface import Context, SharedState

@@ -25,7 +25,7 @@ from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
-from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.kinds import DISTRIBUTION

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.modules.attention.back_ends import Eager
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.attention.torch_back_ends import Eager
 
 Linear = nn.Linear
 SUBLAYERS: dict[str, type[nn.Module]] = {}  # by letter; an export fills both at the end of its file

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import pieces
-from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.linear import has_onednn, multiply_by_onednn
 from lazyformer_fairseq.modules.networks.stack import Stack, StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import with_memory

@@ -9,7 +9,7 @@ from lazyformer_fairseq.measure.costs.memory import UpdateMemory
 from lazyformer_fairseq.measure.planning import PAPER_TERAFLOPS
 from lazyformer_fairseq.measure.planning.job import Job
 from lazyformer_fairseq.modules.attention import BACK_ENDS, fallback_backend
-from lazyformer_fairseq.modules.attention.block_back_ends import NOT_IN_TRITON
+from lazyformer_fairseq.modules.attention.back_ends import NOT_IN_TRITON
 from lazyformer_fairseq.modules.attention.choice import AUTO, BACKENDS, SHARE_OF_MEMORY
 from lazyformer_fairseq.modules.memory_costs import NUMBER, SINGLE
 from lazyformer_fairseq.modules.sublayers.attention_variant import variant_classes

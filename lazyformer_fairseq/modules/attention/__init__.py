@@ -17,10 +17,9 @@ from collections.abc import Set
 from torch import Tensor
 
 from lazyformer_fairseq.modules.attention import counted
-from lazyformer_fairseq.modules.attention.block_back_ends import Fused, Materialize, Tiles
+from lazyformer_fairseq.modules.attention.back_ends import Eager, Fused, Materialize, Recompute, Tiles
 from lazyformer_fairseq.modules.attention.flex import Flex
 from lazyformer_fairseq.modules.attention.scores import BackEnd, ReusableAttention, Scores
-from lazyformer_fairseq.modules.attention.torch_back_ends import Eager, Recompute
 
 BACK_ENDS: dict[str, BackEnd] = {
     "eager": Eager(),

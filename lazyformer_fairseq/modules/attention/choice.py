@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import BACK_ENDS, torch_back_ends
+from lazyformer_fairseq.modules.attention import BACK_ENDS, back_ends
 from lazyformer_fairseq.modules.processor import compute_capability, device_kind
 from lazyformer_fairseq.storage.cache import cache_file
 from lazyformer_fairseq.storage.json_files import read_json, write_json
@@ -359,7 +359,7 @@ def _torch_fuses(workload: Workload) -> bool:
         return "learned" not in workload.features
     if workload.learned == NOTHING_LEARNED and "learned" not in workload.features:
         return True
-    return torch_back_ends.has_kernel(workload.precision, workload.head_size, compute_capability())
+    return back_ends.has_kernel(workload.precision, workload.head_size, compute_capability())
 
 
 def _numbers_written(name: str, workload: Workload) -> int:
@@ -379,7 +379,7 @@ def _numbers_written(name: str, workload: Workload) -> int:
         return 0
     # The additions, of each sublayer or for all; and their gradient, a piece at a time.
     added = distribution * workload.blocks if own else distribution if "padding" in workload.features else matrix
-    return added + min(distribution, max(matrix, torch_back_ends.PIECE_NUMBERS))
+    return added + min(distribution, max(matrix, back_ends.PIECE_NUMBERS))
 
 
 def _memory(device: str) -> int:

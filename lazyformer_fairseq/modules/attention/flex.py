@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.attention import block_back_ends
-from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of, longest_reach
+from lazyformer_fairseq.modules.attention import back_ends
+from lazyformer_fairseq.modules.attention.masks import Numbers, blocks_of
 from lazyformer_fairseq.modules.attention.scores import BackEnd, Scores
 from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.memory_costs import SINGLE, AttentionSize, Memory
@@ -80,8 +80,8 @@ class Flex(BackEnd):
 
     def supports(self, device: str, features: Set[str], head_size: int) -> bool:
         """Whether it can train there: on a GPU that Triton knows, with heads of a size that all releases have."""
-        can = device == "cuda" and head_size in HEAD_SIZES and block_back_ends.runs_triton(device)
-        return can and block_back_ends.has_triton()
+        can = device == "cuda" and head_size in HEAD_SIZES and back_ends.runs_triton(device)
+        return can and back_ends.has_triton()
 
     def count_memory(self, size: AttentionSize) -> Memory:
         """One kernel, which keeps a number of each row. Each consumer differentiates queries and keys too."""
@@ -138,7 +138,7 @@ class _Plan(NamedTuple):
 def _plan(mask, heads_and_time, keys: int, extra: int, is_causal: bool, sees_more: bool, device: torch.device) -> _Plan:
     heads, time = heads_and_time
     tokens = keys - extra
-    reach = None if sees_more else longest_reach(mask)
+    reach = None if sees_more or mask is None else mask.reach
 
     def number(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int32, device=device)

@@ -232,21 +232,6 @@ def blocks_of(
     return Blocks(*torch.cat(found, 2))
 
 
-def longest_reach(mask: Optional[AttentionMask]) -> Optional[int]:
-    """How many positions back a causal model's queries see at most; None for no limit."""
-    reaches = [_reach(part) for _, parts in _groups(mask) for part in parts]
-    return None if None in reaches else max(reaches)
-
-
-def _reach(part: Part) -> Optional[int]:
-    if isinstance(part, Columns):
-        return None
-    if part.before is None:
-        return part.block - 1 if part.block else None
-    reach = part.before * part.dilation
-    return min(reach, part.block - 1) if part.block else reach
-
-
 def _groups(mask: Optional[AttentionMask]) -> tuple[tuple[int, tuple[Part, ...]], ...]:
     """(heads, parts); one head stands for all where they see alike."""
     if mask is None:

@@ -14,7 +14,7 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.space import letters
 from lazyformer_fairseq.experiments.search.supernet import Choices, SinglePath, Supernet, supernet_pattern
-from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, init_transformer_xl_weights
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory

@@ -22,7 +22,7 @@ from lazyformer_fairseq.measure.costs.flops import (
     layers_of_block,
     makers_of_blocks,
 )
-from lazyformer_fairseq.modules.attention.block_back_ends import KERNELS
+from lazyformer_fairseq.modules.attention.back_ends import KERNELS
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead

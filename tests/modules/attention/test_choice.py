@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lazyformer_fairseq.modules.attention import block_back_ends, choice
+from lazyformer_fairseq.modules.attention import back_ends, choice
 from lazyformer_fairseq.modules.attention.choice import (
     BACKENDS,
     BackEndNotHereError,
@@ -120,7 +120,7 @@ def test_on_a_gpu_a_bias_that_learns_goes_through_torchs_kernel_where_that_runs_
     measured.clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(choice, "_memory", lambda device: 2**34)
-    monkeypatch.setattr(block_back_ends, "has_triton", lambda: True)
+    monkeypatch.setattr(back_ends, "has_triton", lambda: True)
     cuda = CPU._replace(device="cuda", precision=torch.float16, features=frozenset({"bias"}))
     assert choose_automatically(cuda._replace(**changes), 1) == expected
 
@@ -130,7 +130,7 @@ def test_below_8_0_fused_is_neither_chosen_nor_to_be_had(measured, monkeypatch):
     measured.update([row(512, 2, "fused")])
     monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
-    monkeypatch.setattr(block_back_ends, "has_triton", lambda: True)
+    monkeypatch.setattr(back_ends, "has_triton", lambda: True)
     cuda = CPU._replace(device="cuda")
     for capability in ((8, 0), (9, 0), (12, 0), (7, 5), (7, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda found=capability: found)
@@ -151,7 +151,7 @@ def test_what_cannot_run_is_not_chosen(measured, monkeypatch):
     monkeypatch.setattr(choice, "device_kind", lambda device: "kind of cpu")
     monkeypatch.setattr(choice, "_memory", lambda device: 2**40)
     for has_triton in (True, False):
-        monkeypatch.setattr(block_back_ends, "has_triton", lambda found=has_triton: found)
+        monkeypatch.setattr(back_ends, "has_triton", lambda found=has_triton: found)
         choose_automatically.cache_clear()
         assert (choose_automatically(cuda, 1) == "fused") == has_triton
         assert choose_automatically(cuda._replace(head_size=256), 1) != "fused"
@@ -222,14 +222,14 @@ def test_a_mask_that_was_not_measured_is_computed_in_tiles_where_that_leaves_mos
     ],
 )
 def test_a_mask_on_a_gpu_that_was_not_measured(measured, monkeypatch, changes, expected):
-    monkeypatch.setattr(block_back_ends, "has_triton", lambda: True)
+    monkeypatch.setattr(back_ends, "has_triton", lambda: True)
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     cuda = SPARSE._replace(**{"device": "cuda", **changes})
     assert choose_automatically(cuda, 0) == expected
 
 
 def test_without_triton_a_gpu_computes_masks_in_tiles(measured, monkeypatch):
-    monkeypatch.setattr(block_back_ends, "has_triton", lambda: False)
+    monkeypatch.setattr(back_ends, "has_triton", lambda: False)
     monkeypatch.setattr(choice, "_memory", lambda device: 2**36)
     assert choose_automatically(SPARSE._replace(device="cuda"), 0) == "tiles"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lazyformer_fairseq.modules.attention.block_back_ends import has_triton, runs_triton
+from lazyformer_fairseq.modules.attention.back_ends import has_triton, runs_triton
 from lazyformer_fairseq.modules.networks.encoder import Encoder, init_bert_weights
 
 pytestmark = pytest.mark.skipif(

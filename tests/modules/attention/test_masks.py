@@ -15,7 +15,6 @@ from lazyformer_fairseq.modules.attention.masks import (
     blocks_of,
     count_pairs,
     count_share,
-    longest_reach,
     mask_of,
 )
 from lazyformer_fairseq.modules.attention.scores import Scores
@@ -124,9 +123,3 @@ def test_numbers_say_what_the_parts_say(mask, time, memory, extra, is_causal):
             seen[head] |= (keys < first) | (keys % period >= period - last)
     expected = dense_mask(mask, time, tokens, 0, False)
     assert torch.equal(seen, expected.expand(heads, -1, -1))
-
-
-def test_reach():
-    assert longest_reach(None) is None
-    assert longest_reach(AttentionMask(((1, (Band(5, None, 3), Band(None, None, block=8))),))) == 15
-    assert longest_reach(AttentionMask(((1, (Band(5, 5),)), (1, (Columns(1),))))) is None

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
 
-from lazyformer_fairseq.modules.attention import torch_back_ends
-from lazyformer_fairseq.modules.attention.torch_back_ends import aligned, attention_with_learned_bias
+from lazyformer_fairseq.modules.attention import back_ends
+from lazyformer_fairseq.modules.attention.back_ends import aligned, attention_with_learned_bias
 
 
 @settings(max_examples=30)
@@ -26,7 +26,7 @@ def test_forward_and_all_gradients_are_those_of_eager(batch, heads, time, size, 
     expected = inputs.by("eager")
     bias = aligned(inputs.dense())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_back_ends, "PIECE_NUMBERS", sequences_at_once * heads * time * time)
+        patch.setattr(back_ends, "PIECE_NUMBERS", sequences_at_once * heads * time * time)
         outputs = [attention_with_learned_bias(inputs.q, inputs.k, inputs.v, bias) for _ in range(2)]
     for ours, theirs in zip(inputs.with_gradients(*outputs), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
@@ -69,18 +69,18 @@ def test_a_bias_of_which_no_row_lies_straight_is_copied():
 def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
     inputs = BiasedAttention(5, 2, 8, 4, padded=False)
     seen = []
-    attention = torch_back_ends.F.scaled_dot_product_attention
+    attention = back_ends.F.scaled_dot_product_attention
 
     def watched(q, k, v, attn_mask, dropout_p):
         seen.append((q.size(0), k.size(0), v.size(0), attn_mask.size(0)))
         return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropout_p)
 
-    monkeypatch.setattr(torch_back_ends.F, "scaled_dot_product_attention", watched)
-    monkeypatch.setattr(torch_back_ends, "PIECE_NUMBERS", 2 * 2 * 8 * 8)
+    monkeypatch.setattr(back_ends.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 2 * 2 * 8 * 8)
     attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
     assert seen == [(2, 2, 2, 1), (2, 2, 2, 1), (1, 1, 1, 1)]
     seen.clear()
-    monkeypatch.setattr(torch_back_ends, "PIECE_NUMBERS", 1)  # a sequence is not cut
+    monkeypatch.setattr(back_ends, "PIECE_NUMBERS", 1)  # a sequence is not cut
     attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense().expand(5, -1, -1, -1))
     assert seen == [(1, 1, 1, 1)] * 5
 
@@ -88,8 +88,8 @@ def test_pieces_are_as_many_sequences_as_the_limit_allows(monkeypatch):
 def test_no_kernel_is_allowed_that_has_no_gradient_for_the_bias(monkeypatch):
     """cuDNN's, which torch prefers on some GPUs; and the memory-efficient one where nothing but the bias learns."""
     allowed = []
-    kept = torch_back_ends.sdpa_kernel
-    monkeypatch.setattr(torch_back_ends, "sdpa_kernel", lambda kernels: allowed.append(kernels) or kept(kernels))
+    kept = back_ends.sdpa_kernel
+    monkeypatch.setattr(back_ends, "sdpa_kernel", lambda kernels: allowed.append(kernels) or kept(kernels))
     inputs = BiasedAttention(1, 1, 8, 8, padded=False)
     attention_with_learned_bias(inputs.q, inputs.k, inputs.v, inputs.dense())
     attention_with_learned_bias(inputs.q.detach(), inputs.k.detach(), inputs.v.detach(), inputs.dense())

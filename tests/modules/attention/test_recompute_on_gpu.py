@@ -5,7 +5,7 @@ import torch
 from attention_with_bias import BiasedAttention
 from torch.profiler import ProfilerActivity, profile
 
-from lazyformer_fairseq.modules.attention import attend, torch_back_ends
+from lazyformer_fairseq.modules.attention import attend, back_ends
 from lazyformer_fairseq.modules.attention.scores import Scores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -61,7 +61,7 @@ def test_the_gradient_of_the_bias_takes_one_piece(monkeypatch):
     taken = {}
     for at_once in (1, 8):
         inputs = BiasedAttention(8, 4, 512, 64, padded=False, device="cuda", dtype=torch.float16)
-        monkeypatch.setattr(torch_back_ends, "PIECE_NUMBERS", at_once * 4 * 512 * 512)
+        monkeypatch.setattr(back_ends, "PIECE_NUMBERS", at_once * 4 * 512 * 512)
         inputs.by("recompute")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from lazyformer_fairseq.modules.attention import blockwise
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.attention.choice import back_ends_of
 from lazyformer_fairseq.modules.attention.scores import Scores, relative_shift
-from lazyformer_fairseq.modules.attention.torch_back_ends import StoredDistribution
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention import RelativeAttention, encode_distances

@@ -1,1 +1,1 @@
-"""What a letter of a pattern builds: one file a kind, and the residual connection around each."""
+"""What a letter of a pattern builds: the modules, and the residual connection around each."""

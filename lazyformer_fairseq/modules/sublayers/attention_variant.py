@@ -48,10 +48,6 @@ class Attention:
         network = self.scores.mask
         return self.with_scores(mask=mask if network is None else mask.within(network.reach), **parts)
 
-    def with_(self, **parts: Any) -> "Attention":
-        """The same with some parts replaced."""
-        return replace(self, **parts)
-
 
 class AttentionOutput(NamedTuple):
     """What comes of it.
@@ -94,7 +90,8 @@ class AttentionVariant(nn.Module):
 
     def __init__(self, options: SublayerOptions):
         super().__init__()
-        self.most_reach = self.count_reach(options.values, options.num_heads) if options.is_causal else None
+        mask = self.mask_of(options.values, options.num_heads, is_causal=True) if options.is_causal else None
+        self.most_reach = None if mask is None else mask.reach
 
     # What it computes.
 
@@ -130,12 +127,6 @@ class AttentionVariant(nn.Module):
     def reach(self) -> Optional[int]:
         """Positions before a query's own that it may see now; None for no limit. Memory beyond is left out."""
         return self.most_reach
-
-    @classmethod
-    def count_reach(cls, values: Settings, heads: int) -> Optional[int]:
-        """The most that `reach` may become, in a causal model."""
-        mask = cls.mask_of(values, heads, is_causal=True)
-        return None if mask is None else mask.reach
 
     # Which back end computes it.
 

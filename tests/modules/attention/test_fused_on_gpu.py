@@ -111,22 +111,6 @@ def test_the_gradient_of_the_bias_is_always_the_same():
     assert torch.equal(first, second)
 
 
-@pytest.fixture
-def deterministic(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("deterministic")
-def test_deterministic_algorithms_give_the_same_gradients_each_time():
-    encoder = build("sflf").bfloat16()
-    first, second = (run(encoder, "fused", *batch_of_one) for batch_of_one in [batch(1000, padded=True)] * 2)
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
-
-
 def peak_memory(backend: str, time: int) -> int:
     """Bytes beyond the weights that one forward and backward pass needs at most."""
     encoder = build("sflf", longest=time).bfloat16()

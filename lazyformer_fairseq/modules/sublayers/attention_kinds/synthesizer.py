@@ -24,6 +24,7 @@ has 16). Position i is the i-th token of the text: padding on the left has none.
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple, Optional
 
 import torch
@@ -116,7 +117,7 @@ class Synthesizer(AttentionVariant):
             q, k = self._with_factors(q, k, weights[FACTORISED_RANDOM], places)
         if dense:
             scores = scores.with_own(learned_BNTK=sum(dense[1:], dense[0]).to(attention.values.dtype))
-        return attention.with_(q_BNTD=q, k_BNKD=k, scores=scores)
+        return replace(attention, q_BNTD=q, k_BNKD=k, scores=scores)
 
     def _weights(self, like: Tensor) -> dict[str, Tensor]:
         """Of the terms, numbers that sum to 1."""
@@ -237,7 +238,7 @@ class _TogetherAttention(NamedTuple):
 def _attend_together(attention: Attention, inner: Attend) -> AttentionOutput:
     batch = attention.x_BTC.size(0)
     one = {"q_BNTD": attention.q_BNTD[:1], "k_BNKD": attention.k_BNKD[:1], "values": _together(attention.values)}
-    output, distribution = inner(attention.with_(**one))
+    output, distribution = inner(replace(attention, **one))
     return AttentionOutput(_apart(output, batch), _TogetherAttention(distribution, batch))
 
 

@@ -1,16 +1,11 @@
 """entmax in place of softmax, against the package `entmax` on the equations' scores."""
 
-from functools import partial
-
 import entmax as package
 import pytest
 import torch
 from attention_by_einsum import BATCH, HEADS, WIDTH, Attending, assert_same, padded_and_with_memory
 from torch import Tensor
 
-from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_sublayer_parameters
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 
 
@@ -60,16 +55,6 @@ def test_each_head_learns_an_exponent():
     assert exponents.dtype == torch.float32 and 1.01 <= exponents.min() < 1.2 and 1.8 < exponents.max() <= 2
 
 
-@pytest.mark.parametrize("exponent", ["1.5", "learned"])
-@pytest.mark.parametrize("kind", [Encoder, partial(CausalDecoder, mem_len=0)])
-def test_parameters_are_those_of_the_formula(kind, exponent):
-    network = kind(f"(s[entmax={exponent}] l f)x2", 11, WIDTH, 20, HEADS)
-    own = network.plan[0]
-    found = sum(p.numel() for p in network.sublayers[0].parameters())
-    assert found == count_sublayer_parameters(own, network.sizes)
-    assert sum(p.numel() for p in network.sublayers[0].inner.choices.parameters()) == HEADS * (exponent == "learned")
-
-
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_half_precision(precision):
     torch.manual_seed(0)
@@ -79,18 +64,3 @@ def test_half_precision(precision):
     found = encoder.to(precision)(tokens)[0]
     assert found.dtype == precision
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
-
-
-def test_dropout_thins_out_the_distribution():
-    torch.manual_seed(0)
-    encoder = Encoder("s[entmax=1.5] l", 11, WIDTH, 20, HEADS, attention_dropout=0.5)
-    tokens = torch.randint(4, 11, (BATCH, 7))
-    first, second = encoder(tokens)[0], encoder(tokens)[0]
-    assert not torch.equal(first, second) and first.isfinite().all()
-    assert torch.equal(encoder.eval()(tokens)[0], encoder(tokens)[0])
-
-
-@pytest.mark.parametrize("back_end", ["recompute", "fused", "materialize"])
-def test_back_ends_that_know_softmax_alone_are_refused(back_end):
-    with pytest.raises(UserError, match=r"cannot compute self-attention \(s\[entmax=1.5\]\)"):
-        Encoder("s[entmax=1.5]", 11, WIDTH, 20, HEADS, attention_backend=back_end)

@@ -242,18 +242,6 @@ def test_half_precision(dtype):
     assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
 
 
-@pytest.mark.slow
-def test_compiled():
-    encoder = encoder_of("s[linformer=4] l f s[linformer=4,share=layers]", "auto").train()
-    x, is_padding = torch.randn(3, 8, WIDTH, dtype=torch.float64), padded(3, 8)
-    expected, _ = encoder(x, is_padding)
-    encoder.compiles = True
-    y, _ = encoder(x, is_padding)
-    torch.testing.assert_close(y, expected)
-    y[~is_padding].square().sum().backward()
-    assert all(parameter.grad is not None for parameter in encoder.parameters())
-
-
 def test_auto_takes_torchs_kernel_where_keys_are_few(monkeypatch):
     encoder = encoder_of("s[linformer=4]", "auto")
     seen = {}

@@ -196,21 +196,6 @@ def test_entmax_acts_on_global_tokens_too():
     torch.testing.assert_close(encoder(inputs(2, 9))[0], plain(inputs(2, 9))[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["s[window=2,dilation=2,global=2]lf", "s[window=2,global=given]lf"])
-def test_it_compiles(pattern):
-    encoder = make_encoder(pattern).float().train()
-    given = (torch.arange(9) % 4 == 1).expand(2, -1) if "given" in pattern else None
-    results = []
-    for compiles in (False, True):
-        encoder.compiles = compiles
-        x = inputs(2, 9).float().requires_grad_()
-        y, _ = encoder(x, global_positions_BT=given)
-        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *encoder.parameters()])))
-    for plain, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-3)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_projections_of_global_tokens_start_as_copies(causal):
     pattern = "s[window=2,global=1]lf"

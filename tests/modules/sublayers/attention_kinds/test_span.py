@@ -83,17 +83,6 @@ def test_it_is_the_papers(monkeypatch, given, limit, ramp, step, back_end):
     assert (expected["0.choices.span.shares"] != 0).any() or attending.keys == 1
 
 
-def test_padding_is_as_if_it_were_not_there():
-    padded, alone = WithSpans(5, 2, time=9, padding=RIGHT, biased=True), WithSpans(5, 2, time=5, biased=True)
-    for parameter, same in zip(padded.modules.parameters(), alone.modules.parameters(), strict=True):
-        same.data.copy_(parameter.data)
-    alone.x.data.copy_(padded.x[:, :5])
-    alone.above.data.copy_(padded.above[:, :5])
-    for found, expected in zip(padded.outputs(), alone.outputs(), strict=True):
-        torch.testing.assert_close(found[0, :5], expected[0])
-        assert found.isfinite().all()
-
-
 @given(
     limit=st.integers(1, 300),
     ramp=st.integers(1, 300),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
@@ -158,28 +157,3 @@ def test_a_causal_model_counts_from_its_memory(settings):
     full = random_weights(CausalDecoder("sl", 11, WIDTH, 8, HEADS, mem_len=12, attention_backend="eager"))
     full.load_state_dict(decoder.state_dict())
     assert not torch.allclose(full(tokens)[0], whole)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_flops_are_those_of_pairs_shown(causal):
-    """Of what reads it too, against the size of the paper's sets."""
-    network = CausalDecoder if causal else Encoder
-    sizes = network("s", 11, WIDTH, 8, HEADS, **({"mem_len": 4} if causal else {})).sizes
-    time = 13
-    sets = int(mask_of_paper(causal, "fixed", "both", time, 4, 2).sum())
-    for above, products in (("f", 2), ("k", 4), ("l", 3)):  # each pair's products with D numbers
-        plain, sparse = (count_flops(f"s{text} {above}", sizes, time) for text in ("", "[fixed=4,summary=2]"))
-        by_distance = (2 if above == "k" else 1) if causal else 0
-        dense = products * time * time + by_distance * time * (time + 1)
-        assert plain - sparse == 2 * WIDTH * (dense - (products + by_distance) * sets)
-
-
-def test_it_has_no_parameters_of_its_own():
-    for network in (Encoder, CausalDecoder):
-        more = {"mem_len": 4} if network is CausalDecoder else {}
-        sizes = network("s", 11, WIDTH, 8, HEADS, **more).sizes
-        assert (
-            count_parameters("s[strided=4]", sizes)
-            == count_parameters("s[fixed=8]", sizes)
-            == count_parameters("s", sizes)
-        )

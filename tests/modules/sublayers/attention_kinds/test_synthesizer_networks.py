@@ -1,11 +1,10 @@
-"""A synthesizer in half precision and compiled, and what networks with one refuse."""
+"""A synthesizer in half precision, and what networks with one refuse."""
 
 import pytest
 import torch
 from synthesizers import LENGTH, WIDTH, by_model, gradients, network
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.modules.compiled import compiled
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
@@ -29,32 +28,6 @@ def test_half_precision_is_near(terms, back_end):
         under_autocast = by_model(model.float(), x.float(), None, False)
     for ours, theirs in zip(under_autocast, expected, strict=True):
         assert (ours.double() - theirs).norm() < 0.05 * theirs.norm()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("terms", ["random", "dense+dot"])
-def test_compiled_training_is_the_same(terms, monkeypatch):
-    compiled.cache_clear()
-    monkeypatch.setattr(torch, "compile", lambda function, **options: dynamo_alone(function))
-    model = network(terms, sublayers="slf", attention_backend="fused").train()
-    tokens = torch.randint(2, 11, (2, 6))
-    found = []
-    for compiles in (False, True):
-        model.compiles = compiles
-        model.zero_grad()
-        (model(tokens)[0] * torch.linspace(-1, 1, WIDTH)).sum().backward()
-        found.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
-    compiled.cache_clear()
-    torch._dynamo.reset()
-    torch.testing.assert_close(*found)
-
-
-_COMPILE = torch.compile
-
-
-def dynamo_alone(function):
-    """torch.compile that traces forward and backward, but generates no code."""
-    return _COMPILE(function, backend="aot_eager", fullgraph=True)
 
 
 def test_a_causal_models_scores_are_for_512_positions():

@@ -1,9 +1,8 @@
 """An option is written once, as a field of a settings dataclass.
 
 The field has the option's name, type, default, bounds and help. From it come the click option with its ``--help``
-(:func:`takes`), the check of values from files and from Python (:func:`check`), and the folder's record of settings
-(:func:`as_kept`, :func:`from_kept`). :class:`Command` and :class:`Group` are the one way to dispatch commands;
-``old_names.py`` has what they were called.
+(:func:`takes`) and the check of values from files and from Python (:func:`check`). :class:`Command` and :class:`Group`
+are the one way to dispatch commands; ``old_names.py`` has what they were called.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -113,29 +112,6 @@ def check(settings: Any) -> None:
                 raise UserError(f"{flag_of(one)} {each}: is one of {', '.join(said.choices)}")
             if isinstance(each, (int, float)) and not isinstance(each, bool) and not _within(said, each):
                 raise UserError(f"{flag_of(one)} {each}: must be {_bounds(said)}")
-
-
-def as_kept(settings: Any) -> dict[str, Any]:
-    """Settings as JSON has them, for the folder of what they decide."""
-    return _plain(dataclasses.asdict(settings))
-
-
-def from_kept(settings: type, kept: Mapping[str, Any], where: str) -> Any:
-    """Settings out of JSON or YAML; what is missing has its default.
-
-    Args:
-        where: names the file in errors.
-
-    Raises:
-        UserError: an unknown name, or a value that :func:`check` refuses.
-    """
-    hints = typing.get_type_hints(settings)
-    known = {one.name for one in dataclasses.fields(settings)}
-    if unknown := sorted(kept.keys() - known):
-        raise UserError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    found = settings(**{name: _of_kind(value, hints[name]) for name, value in kept.items()})
-    check(found)
-    return found
 
 
 def flag_of(one: dataclasses.Field) -> str:
@@ -240,23 +216,6 @@ def _bounds(said: Option) -> str:
     words = [f"{'more than' if said.is_open else 'at least'} {said.low:g}"] if math.isfinite(said.low) else []
     words += [f"at most {said.high:g}"] if math.isfinite(said.high) else []
     return " and ".join(words) or "a number"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _of_kind(value: Any, hint: Any) -> Any:
-    kind, _, is_several = _kind_of(hint)
-    if isinstance(value, list) and is_several:
-        return tuple(_of_kind(each, kind) for each in value)
-    if isinstance(value, Mapping) and dataclasses.is_dataclass(kind):
-        return kind(**{name: _of_kind(each, typing.get_type_hints(kind)[name]) for name, each in value.items()})
-    return Path(value) if kind is Path and isinstance(value, str) else value
 
 
 class OptionInSection(click.Option):

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lazyformer_fairseq.fairseq_plugin.optim import fused_adam
-
 
 class FusedAdam(torch.optim.Optimizer):
     def __init__(
@@ -103,14 +101,12 @@ class FusedLayerNorm(nn.Module):
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """As if it could be imported, and the weights were on a GPU."""
+    """As if its LayerNorm could be imported, and there were a GPU."""
     patch.setattr(torch.cuda, "is_available", lambda: True)
-    patch.setattr(fused_adam, "are_on_gpu", lambda groups: True)
     kernels = ModuleType("fused_layer_norm_cuda")
     kernels.__spec__ = ModuleSpec("fused_layer_norm_cuda", None)
     for name, module in {
         "apex": ModuleType("apex"),
-        "apex.optimizers": SimpleNamespace(FusedAdam=FusedAdam, FusedLAMB=FusedLAMB),
         "apex.normalization": SimpleNamespace(FusedLayerNorm=FusedLayerNorm),
         "fused_layer_norm_cuda": kernels,
     }.items():

@@ -39,7 +39,7 @@ def test_a_command_says_what_it_lacks(command, missing):
 
 
 def test_so_does_an_executor(tmp_path):
-    with pytest.raises(UserError, match="--executor slurm needs nor-this"):
+    with pytest.raises(UserError, match="--slurm needs nor-this"):
         Cluster("slurm", tmp_path, {}, None)
 
 

@@ -17,7 +17,6 @@ from lazyformer_fairseq.corpus.build import build_corpus
 from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.words import NormaliseWords
-from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
@@ -131,8 +130,10 @@ def test_pretrained_and_used(pretrained, tmp_path):
 def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_path):
     tokenizer = load_tokenizer(pretrained / "tokenizer")
     data = write_toy_glue(tmp_path / "glue", train=40, valid=10)
-    wanted = Preparation(data=data, tokenizer=pretrained / "tokenizer", output=tmp_path / "out", max_length=14)
-    for prepared in prepare_tasks(wanted, [TASKS["CoLA"], TASKS["RTE"]]):
+    wanted = Preparation(
+        data=data, tokenizer=pretrained / "tokenizer", output=tmp_path / "out", max_length=14, tasks=("CoLA", "RTE")
+    )
+    for prepared in prepare_tasks(wanted):
         bos, _, eos, *_ = tokenizer.special
         examples = PreparedTask.load(prepared.folder).read("train", None, eos)
         ends = [int((examples.inputs[index] == eos).sum()) for index in range(len(examples.inputs))]
@@ -155,8 +156,10 @@ def test_glue_is_prepared_and_fine_tuned(corpus, pretrained, fairseq_train, tmp_
 
 def test_glue_s_own_files_give_what_prepared_ones_give(corpus, tmp_path):
     data = write_toy_glue(tmp_path / "glue", train=8, valid=4)
-    wanted = Preparation(data=data, tokenizer=corpus / "tokenizer", output=tmp_path / "out", max_length=12)
-    (prepared,) = prepare_tasks(wanted, [TASKS["RTE"]])
+    wanted = Preparation(
+        data=data, tokenizer=corpus / "tokenizer", output=tmp_path / "out", max_length=12, tasks=("RTE",)
+    )
+    (prepared,) = prepare_tasks(wanted)
     read = []
     for folder in (data / "RTE", prepared.folder):
         command = [str(folder), "--task", "glue", "--glue-task", "RTE", "--tokens-per-sample", "12"]

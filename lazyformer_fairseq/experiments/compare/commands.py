@@ -147,7 +147,7 @@ def _refuse_missing_data(row: Task, data: str) -> None:
 
 
 @compare.command()
-@click.argument("folder", type=ExistingPath())
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=ExistingPath())
 @click.option(
     "--target",
     default=BASELINE,
@@ -156,20 +156,23 @@ def _refuse_missing_data(row: Task, data: str) -> None:
     help="What each model is timed to: a value of the measure, or where the baseline ended (median over seeds).",
 )
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False),
-              help="Folder for tables and pictures.  [default: FOLDER]")  # fmt: skip
-def report(folder: Path, target: Any, output: Optional[Path]) -> None:
-    """Write tables and pictures of a finished comparison anew, of another target if you like; train nothing.
+              help="Folder for tables and pictures.  [default: FOLDER, if it is the only one]")  # fmt: skip
+def report(folders: tuple[Path, ...], target: Any, output: Optional[Path]) -> None:
+    """Write tables and pictures of finished comparisons anew, of another target if you like; train nothing.
 
-    FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json.
+    Each FOLDER is one that `lazyformer compare` wrote, or a file that was its results.json. Several are joined if they
+    kept the same rules: the data by checksum, the lengths, the masks, the measure. Where they have other seeds of the
+    same models, these count together; otherwise each model is compared with the baseline of its own folder.
 
     \b
     lazyformer compare report results/compare --target 5.2
+    lazyformer compare report results/first results/second --output results/both
     """
-    if output is None and folder.is_file():
-        raise UserError("say with --output where the report goes; only that of a folder has a place of its own")
+    if output is None and (len(folders) > 1 or folders[0].is_file()):
+        raise UserError("say with --output where the report goes; only that of one folder has a place of its own")
     from lazyformer_fairseq.experiments.compare.report import write_files
-    from lazyformer_fairseq.experiments.compare.results import read_folder
+    from lazyformer_fairseq.experiments.compare.results import read_folders
 
-    where = output or folder
-    click.echo(write_files(read_folder(folder), where, target))
+    where = output or folders[0]
+    click.echo(write_files(read_folders(folders), where, target))
     click.echo(f"written: {where}", err=True)

@@ -136,7 +136,7 @@ def csv_models(comparison: Comparison, fronts: Sequence[Front]) -> list[dict[str
     )
     return [
         {
-            **{"model": model.name, "of": model.family, "share": model.share},
+            **{"model": model.name, "of": model.family, "share": model.share, "baseline": model.baseline},
             **{"what": model.facts["what"], "pattern": model.facts["pattern"]},
             **model.facts["sublayers"],
             **{key: value for key, value in model.facts.items() if isinstance(value, (int, float)) and key != "share"},
@@ -182,7 +182,7 @@ def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target)
     clocks = {time.clock for time in times}
     return [
         COLUMNS,
-        _of_target(comparison, target),
+        *(_of_target(comparison, baseline, target) for baseline in comparison.baselines),
         *(sentence for sentence in CLOCKS if sentence.split("`")[1] in clocks),
         BOUNDS,
         *_of_shortest(comparison, times),
@@ -195,9 +195,9 @@ def notes(comparison: Comparison, times: Sequence[TimeToTarget], target: Target)
     ]
 
 
-def _of_target(comparison: Comparison, target: Target) -> str:
-    baseline, measure = comparison.baseline, comparison.measure
-    model, value = comparison.longest(baseline), target_value(comparison, target)
+def _of_target(comparison: Comparison, baseline: str, target: Target) -> str:
+    measure, model = comparison.measure, comparison.longest(baseline)
+    value = target_value(comparison, baseline, target)
     if target != BASELINE:
         return f"Target: {value:g} ({measure.label}). Ratios are to the time that {baseline} took to reach it."
     seconds = float(np.median(model.wholes("seconds")))
@@ -236,15 +236,16 @@ def _of_seeds(comparison: Comparison) -> Iterator[str]:
 
 
 def _of_parameters(comparison: Comparison) -> Iterator[str]:
-    baseline = comparison.baseline
     counts = {name: of[-1].facts["parameters_without_embeddings"] for name, of in comparison.families.items()}
-    others = {family: count / counts[baseline] - 1 for family, count in counts.items()}
-    unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
-    if unequal:
-        listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
-        yield f"Parameters, without embeddings, that are not {baseline}'s: {listed}."
-    elif len(others) > 1:
-        yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
+    for baseline in comparison.baselines:
+        compared = [family for family, models in comparison.families.items() if models[-1].baseline == baseline]
+        others = {family: counts[family] / counts[baseline] - 1 for family in compared}
+        unequal = {family: more for family, more in others.items() if abs(more) > EQUAL}
+        if unequal:
+            listed = ", ".join(f"{family} {more:+.1%}" for family, more in unequal.items())
+            yield f"Parameters, without embeddings, that are not {baseline}'s: {listed}."
+        elif len(others) > 1:
+            yield f"Parameters, without embeddings: all within {EQUAL:.0%} of {baseline}'s."
 
 
 def _of_rates(comparison: Comparison) -> Iterator[str]:
@@ -295,6 +296,8 @@ def _of_machines(comparison: Comparison) -> Iterator[str]:
     facts = comparison.facts
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     yield f"{facts['machine']['device']}; {versions}."
+    if len(facts.get("machines", ())) > 1:
+        yield "Seconds of different machines do not compare; ratios are within a folder, hence within a machine."
     sums = ", ".join(f"{name} {sha256[:12]}" for name, sha256 in facts["data"]["checksums"].items())
     yield f"Data, by SHA-256: {sums}."
 

@@ -92,12 +92,15 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
     """Each family's time by each clock; the whole clock only where a family has more than one length of training.
 
     Args:
-        target: a value, or the median over seeds of the baseline's final value.
+        target: a value, or the median over seeds of the final value of each model's baseline.
     """
-    found, baseline, value = [], comparison.baseline, target_value(comparison, target)
+    found = []
     for family, models in comparison.families.items():
+        baseline = models[-1].baseline
+        value = target_value(comparison, baseline, target)
         for clock in CLOCKS if len(models) > 1 else CLOCKS[:1]:
-            own, (times, shares) = _own_times(comparison, target, clock), _times(models, clock, value, comparison)
+            own = _own_times(comparison, baseline, target, clock)
+            times, shares = _times(models, clock, value, comparison)
             if family == baseline and target == BASELINE:
                 times, shares = own, dict.fromkeys(own, 1.0)
             ratios = {cost: ratio for cost in COSTS if (ratio := _ratio(times, own, cost)) is not None}
@@ -105,19 +108,19 @@ def times_to_target(comparison: Comparison, target: Target = BASELINE) -> list[T
     return found
 
 
-def target_value(comparison: Comparison, target: Target) -> float:
+def target_value(comparison: Comparison, baseline: str, target: Target) -> float:
     """The target as a value of the measure."""
     if target == BASELINE:
-        return float(np.median(comparison.longest(comparison.baseline).finals(comparison.measure.name)))
+        return float(np.median(comparison.longest(baseline).finals(comparison.measure.name)))
     return float(target)
 
 
-def _own_times(comparison: Comparison, target: Target, clock: str) -> Times:
+def _own_times(comparison: Comparison, baseline: str, target: Target, clock: str) -> Times:
     """The baseline's own time: its whole training where the target is its own end, which it reaches there."""
     if target == BASELINE:
-        runs = comparison.longest(comparison.baseline).runs.items()
+        runs = comparison.longest(baseline).runs.items()
         return {seed: {cost: run.whole(cost) for cost in COSTS} for seed, run in runs}
-    return _times(comparison.families[comparison.baseline], clock, float(target), comparison)[0]
+    return _times(comparison.families[baseline], clock, float(target), comparison)[0]
 
 
 def _times(

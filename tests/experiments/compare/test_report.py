@@ -146,6 +146,21 @@ def test_a_baseline_that_dips_below_its_end_is_told():
     assert "though its curve first touches the target at 0.556 of it." in said(results)
 
 
+def test_the_command_joins_folders(tmp_path):
+    for name, seed in (("one", "1"), ("two", "2")):
+        results = an_example()
+        for model in results["models"].values():
+            model["runs"] = {seed: model["runs"][seed]}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    done = CliRunner().invoke(report, [*folders, "--output", str(tmp_path / "both"), "--target", "7.6"])
+    assert done.exit_code == 0, done.exception
+    assert "2 of 2" in done.output and "Target: 7.6" in done.output
+    assert (tmp_path / "both" / "curves.png").is_file() and not (tmp_path / "one" / "curves.png").exists()
+    assert "say with --output" in str(CliRunner().invoke(report, folders).exception)
+
+
 def test_the_command_reads_a_file_of_any_name_and_writes_where_it_is_told(tmp_path):
     file = tmp_path / "record.json"
     file.write_text(json.dumps(an_example()))

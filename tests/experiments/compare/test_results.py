@@ -1,4 +1,4 @@
-"""Results are read or refused in words; times to a target and fronts, against what can be said without them."""
+"""Results are read, joined or refused in words; times to a target and fronts, against what can be said without them."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.results import Measure, comparison_of, read_folder
+from lazyformer_fairseq.experiments.compare.results import Measure, comparison_of, join, read_folder, read_folders
 from lazyformer_fairseq.experiments.compare.times import (
     NEVER,
     Ratio,
@@ -21,10 +21,68 @@ from lazyformer_fairseq.experiments.compare.times import (
 )
 
 
+def of_seed(seed: int, end: float = 7.0, **more):
+    models = {
+        name: a_model({str(seed): a_run([9, end], seconds)}, name) for name, seconds in (("bert", 1), ("lazy", 0.5))
+    }
+    return comparison_of(results_of(models, "bert", **more))
+
+
 def test_families_are_the_models_of_one_name_the_shortest_training_first():
     comparison = comparison_of(an_example())
     assert [model.name for model in comparison.families["lazy_50%"]] == ["lazy_50%@0.5", "lazy_50%@0.7", "lazy_50%"]
     assert comparison.longest("lazy_50%").finals("loss") == [7.2, 7.22, 7.18]
+    assert comparison.baselines == ["bert"]
+
+
+def test_folders_of_other_seeds_are_one_comparison():
+    joined = join({"a": of_seed(1), "b": of_seed(2, 7.5), "c": of_seed(3, 7.2)})
+    assert list(joined.models) == ["bert", "lazy"]
+    assert joined.models["lazy"].finals("loss") == [7.0, 7.5, 7.2]
+    assert times_to_target(joined)[0].target == 7.2
+
+
+def test_folders_of_other_models_are_each_compared_with_their_own_baseline():
+    second = results_of(
+        {"bert": a_model({"1": a_run([9, 6], 2)}, "bert"), "par": a_model({"1": a_run([9, 6])}, "par")}, "bert"
+    )
+    joined = join({"a": of_seed(1), "b": comparison_of(second)})
+    assert list(joined.models) == ["bert [a]", "lazy", "bert [b]", "par"]
+    assert joined.models["par"].baseline == "bert [b]" and joined.models["lazy"].baseline == "bert [a]"
+    ratios = {time.model: time.ratios["seconds"].median for time in times_to_target(joined)}
+    assert ratios == {"bert [a]": 1, "lazy": 0.5, "bert [b]": 1, "par": 0.25}
+    joined = join({"a": comparison_of(an_example()), "b": comparison_of(an_example())})
+    assert joined.models["lazy_50% [b]@0.7"].family == "lazy_50% [b]", "shorter trainings keep their share in the name"
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"data": {"checksums": {"train.bin": "cc"}}}, "the data's checksums is .*'aa'.* in the first and .*'cc'"),
+        ({"task": "language-model"}, "the task is 'masked-lm' in the first and 'language-model'"),
+        ({"measure": {"name": "loss", "unit": "nats"}}, "the measure is"),
+        ({"settings": {"sizes": {"tokens_per_sample": 128}}}, "sizes.tokens_per_sample is None in the first and 128"),
+        ({"settings": {"fairseq_options": ["--mask-prob", "0.4"]}}, "fairseq_options is None in the first and"),
+        (
+            {"data": {"checksums": {"train.bin": "aa", "valid.bin": "bb"}, "validation": {"seed": 7}}},
+            "what is masked and counted in validation is None in the first and .*7",
+        ),
+    ],
+)
+def test_other_rules_are_not_joined(more, named):
+    with pytest.raises(UserError, match=f"a and b cannot be joined: {named}"):
+        join({"a": of_seed(1), "b": of_seed(2, **more)})
+
+
+def test_machines_of_their_own_are_told():
+    joined = join({"a": of_seed(1), "b": of_seed(2, machine={"device": "another"})})
+    assert joined.facts["machines"] == ["AMD EPYC, 2 cores", "another"]
+    assert "lazy [b]" in joined.models, "seconds of two machines have no common median"
+
+
+def test_a_folder_given_twice_is_refused(tmp_path):
+    with pytest.raises(UserError, match="a folder is there twice"):
+        read_folders([tmp_path, tmp_path])
 
 
 @pytest.mark.parametrize(

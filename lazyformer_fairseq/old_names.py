@@ -21,7 +21,8 @@ SIZES = Gone("went: fairseq-train --task squad has --doc-stride and --max-questi
 
 # Each key is a command, or a command and one of its options; an option of a group is one of all commands in it.
 # Of a command: today's, before the rest of the line. Of an option: today's; `{}` is its value, and without `{}` it has
-# none, or the same. Where today's begin with a command's name, they go to the front.
+# none, or the same. Where today's begin with a command's name, they go to the front; an argument
+# without an option goes before the first option, lest one that takes several takes it too.
 OLD_NAMES: dict[str, str] = {
     "tasks": "diagnostics",
     "finetune-squad": "finetune --task squad",
@@ -167,7 +168,8 @@ def _with_new_options(args: list[str], names: Mapping[str, str]) -> list[str]:
         words = _now(option, now, value)
         if "{}" not in now and equals:
             words[-1] += f"={value}"
-        place = depth if now[0].isalpha() else len(found)
+        options = (place for place, word in enumerate(found) if word.startswith("-"))
+        place = depth if now[0].isalpha() else next(options, len(found)) if now == "{}" else len(found)
         found[place:place] = words
     return [*found, *rest]
 

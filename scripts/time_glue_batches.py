@@ -17,8 +17,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tabulate import tabulate
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
-from lazyformer_fairseq.finetuning.checkpoints import load_start_models
-from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.grid import Grid, load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK
 
 BATCH_SIZE = BENCHMARK.usual.batch_size

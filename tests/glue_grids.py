@@ -6,8 +6,7 @@ from typing import Any, Optional
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.finetuning.benchmark import head_settings
-from lazyformer_fairseq.finetuning.checkpoints import load_start_models
-from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.grid import Grid, load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from lazyformer_fairseq import extras
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.executors import Cluster
+from lazyformer_fairseq.finetuning.queue import Cluster
 
 REQUIRED = [
     "torch>=2.6",

@@ -10,7 +10,7 @@ import torch
 from fairseq.trainer import Trainer
 from helpers import ROOT, assert_equal_state
 
-from lazyformer_fairseq.experiments.curves.history import read_history
+from lazyformer_fairseq.experiments.curves.report import read_history
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 4"
 

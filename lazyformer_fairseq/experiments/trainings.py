@@ -19,9 +19,8 @@ from tqdm import tqdm
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
-from lazyformer_fairseq.finetuning.executors import Workers
 from lazyformer_fairseq.finetuning.one_run import output_to
-from lazyformer_fairseq.finetuning.queue import last_line
+from lazyformer_fairseq.finetuning.queue import Workers, last_line
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import file_lock

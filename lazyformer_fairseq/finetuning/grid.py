@@ -1,23 +1,178 @@
-"""The runs of a grid, and what decides each.
+"""The runs of a grid, what decides each, and the checkpoints that runs start from and leave.
 
 OUT/runs/grid.json                        the grid that was asked for
 OUT/runs/MODEL/TASK/lr2e-05_seed1/        one run: LOG always, RESULT where it ended well, FAILED where it did not
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import open_dict
+
 from lazyformer_fairseq import USER_DIR
+from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
+from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
+from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import SavedHead, dictionary_hash, heads_in_checkpoint
+from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
+from lazyformer_fairseq.fairseq_plugin.replacements import loading_safely
 from lazyformer_fairseq.finetuning.benchmark import Benchmark
-from lazyformer_fairseq.finetuning.checkpoints import StartModel
 from lazyformer_fairseq.finetuning.results import GRID_FILE, RESULT, RunKey, ScoredTask, development_splits
+from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.storage.run_lock import differences
+
+DROPOUT = 0.1  # LazyFormer, Table 5; whatever pre-training had
+MODEL_NAME = re.compile(r"[A-Za-z0-9][\w.@+-]*")
+
+
+def name_checkpoints(texts: Iterable[str]) -> dict[str, Path]:
+    """Model -> checkpoint, from ``NAME=PATH`` or ``PATH`` (named after its folder): a file, or its folder.
+
+    Raises a UserError for a name that is taken or impossible, and where there is no such checkpoint.
+    """
+    models: dict[str, Path] = {}
+    for text in texts:
+        name, found, given = text.partition("=")
+        path = checkpoint_at(Path(given if found else text))
+        name = name if found else path.absolute().parent.name
+        if not MODEL_NAME.fullmatch(name):
+            raise UserError(
+                f"--checkpoint {text}: {name!r} cannot name a model's folder; give a name, as in m2x6={path}"
+            )
+        if name in models:
+            raise UserError(
+                f"--checkpoint {text}: {models[name]} is called {name} too; give each a name, as in NAME={path}"
+            )
+        models[name] = path
+    return models
+
+
+@dataclass(frozen=True)
+class StartModel:
+    """A pre-trained model.
+
+    Attributes:
+        sha256: of the checkpoint's file.
+        updates: of its pre-training, where the checkpoint has them.
+        options: of the model, as fairseq-train takes them.
+        max_positions: ids of its longest input.
+    """
+
+    name: str
+    checkpoint: Path
+    sha256: str
+    updates: Optional[int]
+    parameters: int
+    options: tuple[str, ...]
+    max_positions: int
+
+
+def load_start_models(checkpoints: Mapping[str, Path], tokenizer_folder: Path) -> list[StartModel]:
+    """Reads the checkpoints (name -> file).
+
+    Args:
+        tokenizer_folder: of the data.
+
+    Raises:
+        UserError: a checkpoint cannot be loaded, is of another kind of model, or has another dictionary or tokenizer
+            than the data.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    return [_load(name, path, tokenizer_folder, tokenizer) for name, path in checkpoints.items()]
+
+
+def _load(name: str, path: Path, tokenizer_folder: Path, tokenizer: TextTokenizer) -> StartModel:
+    state = load_safely(path)
+    try:
+        given = state["cfg"]["model"]
+        given["sublayer_pattern"]  # no other kind of model has one
+        # An option newer than the checkpoint takes its default, as in fairseq.
+        known = [field for field in fields(LazyFormerConfig) if field.name != "_name"]
+        options = {field.name: given.get(field.name, field.default) for field in known}
+        symbols = (weights := state["model"])["dictionary_sha256"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not a checkpoint of this package's models ({error!r})") from error
+    if not torch.equal(symbols, dictionary_hash(tokenizer.dictionary)):
+        raise UserError(
+            f"{path}: was trained with another dictionary than {tokenizer_folder}'s; prepare the data with this "
+            "checkpoint's tokenizer, in a folder of their own"
+        )
+    beside = path.parent / "tokenizer" / SETTINGS_FILE  # equal dictionaries do not imply equal text settings
+    if beside.is_file() and beside.read_bytes() != (tokenizer_folder / SETTINGS_FILE).read_bytes():
+        raise UserError(
+            f"{path}: the tokenizer beside it has other settings than {tokenizer_folder} (compare their "
+            f"{SETTINGS_FILE}); prepare the data with this checkpoint's tokenizer, in a folder of their own"
+        )
+    history = state.get("optimizer_history") or [{}]
+    return StartModel(
+        name,
+        path.absolute(),
+        sha256_of(path),
+        history[-1].get("num_updates"),
+        sum(weight.numel() for weight in weights.values() if weight.is_floating_point()),
+        _as_arguments({**with_new_names(options), "dropout": DROPOUT}),
+        int(options["max_positions"]),
+    )
+
+
+def _as_arguments(options: dict[str, Any]) -> tuple[str, ...]:
+    arguments = ["--arch", "lazyformer"]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            arguments += [option] if value else []
+        else:
+            arguments += [option, str(getattr(value, "value", value))]
+    return tuple(arguments)
+
+
+def load_finetuned(
+    checkpoint: Path,
+    data: Path,
+    head: tuple[str, str],
+    fits: Callable[[SavedHead], bool],
+    wanted: str,
+    settings_of: Callable[[], Mapping[str, Any]],
+) -> tuple[torch.nn.Module, Any]:
+    """A fine-tuned model, in evaluation mode and on the GPU if there is one, and its task of fairseq.
+
+    Args:
+        data: for messages, what the model is loaded for.
+        head: the setting that names the head, and the name where it is not set.
+        fits: whether a head will do.
+        wanted: for messages, the head that is needed; %r in it is the name.
+        settings_of: settings of the task that are to be changed.
+
+    Raises:
+        UserError: no such checkpoint, no head in it that fits, or it does not fit the settings.
+    """
+    if not checkpoint.is_file():
+        raise UserError(f"{checkpoint}: no such checkpoint; run it again with --keep-checkpoints best")
+    state = load_safely(checkpoint)
+    settings = state["cfg"]["task"]
+    name = settings.get(head[0]) or head[1]
+    found = heads_in_checkpoint(state["model"]).get(name)
+    if found is None or not fits(found):
+        raise UserError(f"{checkpoint}: has {wanted % name}")
+    with open_dict(settings):
+        settings.update(settings_of())
+    try:
+        with loading_safely():  # the checkpoint says which of fairseq's models is built
+            (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+    except UserError as error:
+        raise UserError(f"{checkpoint}, on {data}: {error}") from error
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), task
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,20 +213,20 @@ class Grid:
             for seed in self.seeds
         ]
 
-    def refuse_other_benchmark(self) -> None:
-        """Raises a UserError where the folder's grid is one of other tasks."""
+    def asked_before(self) -> dict[str, Any]:
+        """What an existing grid.json asks for, {} without one; UserError where that is a grid of other tasks."""
         path = self.output / "runs" / GRID_FILE
-        tasks = read_json(path).get("tasks", []) if path.exists() else []
-        if other := [name for name in tasks if name not in self.benchmark.tasks]:
+        before = read_json(path) if path.exists() else {}
+        if other := [name for name in before.get("tasks", ()) if name not in self.benchmark.tasks]:
             raise UserError(
                 f"{path}: is a grid of {', '.join(map(str, other))}, not of {self.benchmark.name}; give another "
                 "--output"
             )
+        return before
 
     def write(self) -> None:
         """Writes grid.json. Keeps what an existing one asked for."""
-        path = self.output / "runs" / GRID_FILE
-        before = read_json(path) if path.exists() else {}
+        path, before = self.output / "runs" / GRID_FILE, self.asked_before()
         shared = ("max_train_rows", "precision", "batch_size", "warmup_ratio")
         content = {
             "format_version": 1,

@@ -1,22 +1,28 @@
-"""A grid is run from the command line: everything is checked first, then it runs to its end, or to a Ctrl-C."""
+"""A grid is run from the command line: everything is checked first, then it runs to its end, or to a Ctrl-C.
+
+And predictions of fine-tuned models: of a grid's best runs, of given runs, or of a checkpoint.
+"""
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, Optional
 
 import click
 
+from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
+from lazyformer_fairseq.devices.precision import precision_here
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import Benchmark
-from lazyformer_fairseq.finetuning.checkpoints import StartModel, load_start_models, name_checkpoints
-from lazyformer_fairseq.finetuning.executors import Cluster, Workers, choose_executor, choose_precision
-from lazyformer_fairseq.finetuning.grid import Grid
-from lazyformer_fairseq.finetuning.queue import RunQueue
-from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, Preparation
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, benchmark_of_grid, benchmark_of_task, find_benchmark
+from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints
+from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, choose_executor
+from lazyformer_fairseq.finetuning.results import BEST, RESULT, read_results, read_run
+from lazyformer_fairseq.finetuning.settings import SPECIAL_OPTIONS, GridSettings, PredictSettings, Preparation
+from lazyformer_fairseq.storage.atomic import atomic_folder
+from lazyformer_fairseq.storage.json_files import read_json
 
 PREPARING = ("max_length", "skip_mistakes")  # options that mean something where data is prepared
 
@@ -28,8 +34,14 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         UserError: a task that is not prepared or not whole, a checkpoint that does not load or does not belong to the
             data, options that do not fit together.
     """
-    is_official = given.data is not None and not _is_prepared(benchmark, given.data)
-    _refuse_options_of_others(benchmark, given, is_official)
+    prepared = given.data and (given.data, *(given.data / name for name in benchmark.tasks))
+    is_official = bool(prepared) and not any(map(PreparedFolder.is_at, prepared))
+    for name in (name for name, nothing in SPECIAL_OPTIONS.items() if getattr(given, name) != nothing):
+        option = f"--{name.replace('_', '-')}"
+        if name not in benchmark.options:
+            raise UserError(f"{option}: means nothing for {benchmark.name}")
+        if name in PREPARING and not is_official:
+            raise UserError(f"{option}: means something where --data has official files, alone")
     if given.protocol and given.protocol not in benchmark.protocols:
         raise UserError(f"--protocol {given.protocol}: {benchmark.name} has {', '.join(benchmark.protocols)}")
     protocol = benchmark.protocols[given.protocol] if given.protocol else benchmark.usual
@@ -58,7 +70,7 @@ def grid_and_executor(benchmark: Benchmark, given: GridSettings) -> tuple[Grid, 
         lrs=given.lrs or protocol.lrs,
         seeds=given.seeds or protocol.seeds,
         epochs=epochs,
-        precision=choose_precision(given),
+        precision=given.precision or ("fp32" if given.gpus == "none" else precision_here()),
         max_train_rows=given.max_train_rows,
         batch_size=given.batch_size or protocol.batch_size,
         warmup_ratio=protocol.warmup if given.warmup_ratio is None else given.warmup_ratio,
@@ -77,20 +89,6 @@ def prepare_alone(benchmark: Benchmark, given: GridSettings) -> str:
 def _preparation(given: GridSettings, tokenizer: Path, names: Sequence[str]) -> Preparation:
     own = {name: getattr(given, name) for name in PREPARING}
     return Preparation(data=given.data, tokenizer=tokenizer, output=given.output, tasks=tuple(names), **own)
-
-
-def _is_prepared(benchmark: Benchmark, data: Path) -> bool:
-    return any(map(PreparedFolder.is_at, (data, *(data / name for name in benchmark.tasks))))
-
-
-def _refuse_options_of_others(benchmark: Benchmark, given: GridSettings, is_official: bool) -> None:
-    for name, nothing in SPECIAL_OPTIONS.items():
-        option = f"--{name.replace('_', '-')}"
-        if getattr(given, name) != nothing:
-            if name not in benchmark.options:
-                raise UserError(f"{option}: means nothing for {benchmark.name}")
-            if name in PREPARING and not is_official:
-                raise UserError(f"{option}: means something where --data has official files, alone")
 
 
 def choose_epochs(benchmark: Benchmark, names: Sequence[str], usual: int, given: Sequence[str]) -> dict[str, int]:
@@ -144,3 +142,46 @@ def run_to_the_end(benchmark: Benchmark, given: GridSettings) -> NoReturn:
         output = grid.output / "report"
         click.echo(f"\n{write_report(grid.output, output)}\nwritten to {output}")
     sys.exit(1 if queue.failed else 0)
+
+
+def predict(sources: Sequence[Path], target: Path, wanted: PredictSettings) -> list[str]:
+    """Predicts into `target`, whole or not at all: of a grid's folder with each model's best runs into MODEL there.
+
+    Args:
+        sources: the folder of a grid; or those of runs, one a task; or a checkpoint, which can answer SQuAD alone.
+
+    Returns:
+        What the command prints, by line.
+
+    Raises:
+        UserError: no run has ended well; two runs of a task; or what the benchmark raises. Nothing is written then.
+    """
+    if len(sources) == 1 and (sources[0] / "runs").is_dir():
+        benchmark, lines = benchmark_of_grid(sources[0]), []
+        with atomic_folder(target) as unfinished:
+            for model, runs in _best_runs(sources[0]):
+                (unfinished / model).mkdir(parents=True)
+                lines += [f"{target / model}: {line}" for line in benchmark.predict(runs, unfinished / model, wanted)]
+        return lines
+    of_task: dict[str, Path] = {}
+    for source in sources:
+        path, benchmark = source / RESULT, find_benchmark("squad")
+        if path.is_file():
+            benchmark = benchmark_of_task(read_json(path).get("task"), path)
+        name = read_run(path, benchmark).task if path.is_file() else next(iter(benchmark.tasks))
+        if name in of_task:
+            raise UserError(f"{source} and {of_task[name]}: both are of {name}; give one run a task")
+        of_task[name] = source if path.is_file() else checkpoint_at(source)
+    with atomic_folder(target) as unfinished:
+        return [f"{target}: {line}" for line in benchmark.predict(of_task, unfinished, wanted)]
+
+
+def _best_runs(grid: Path) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Each model's best run of each task, by the development score; of equals one whose checkpoint was kept."""
+    results = read_results(grid, benchmark_of_grid(grid))
+    if not results.runs:
+        raise UserError(f"{grid / 'runs'}: no run has ended well")
+    for model in results.grid.models:
+        best = {task: [run.folder for run in results.of(model, task).best] for task in results.grid.tasks}
+        kept = {task: [folder for folder in found if (folder / BEST).is_file()] for task, found in best.items()}
+        yield model, {task: (kept[task] or found)[0] for task, found in best.items() if found}

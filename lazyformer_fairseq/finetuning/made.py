@@ -15,8 +15,7 @@ from lazyformer_fairseq.data.prepared_folder import MANIFEST, EncodedExamples, P
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import TextsBenchmark
-from lazyformer_fairseq.finetuning.papers import LAZYFORMER, PROTOCOLS, Score
+from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark
 from lazyformer_fairseq.finetuning.settings import Preparation
 from lazyformer_fairseq.report.tables import markdown_table
 from lazyformer_fairseq.storage.json_files import write_json

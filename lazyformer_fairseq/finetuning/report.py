@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow, benchmark_of_grid
-from lazyformer_fairseq.finetuning.papers import Score, TuningProtocol
+from lazyformer_fairseq.finetuning.benchmark import Benchmark, Score, TableRow, TuningProtocol, benchmark_of_grid
 from lazyformer_fairseq.finetuning.results import Measurement, Results, Run, RunKey, mean_bounds, read_results
 from lazyformer_fairseq.report.figures import Style, handles, picture, styles
 from lazyformer_fairseq.report.numbers import NOTHING

@@ -39,8 +39,7 @@ from lazyformer_fairseq.huggingface.hub_folder import Weights
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions
-from lazyformer_fairseq.warm_start.record import write_record
-from lazyformer_fairseq.warm_start.start import Trained
+from lazyformer_fairseq.warm_start.start import Trained, write_record
 
 KEEP, FOLD, AUTO = "keep", "fold", "auto"
 SPANS, FOLLOWS = "qa_outputs", "cls.seq_relationship"  # heads beside the masked-LM head and the classifier

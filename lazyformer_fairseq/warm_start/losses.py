@@ -60,19 +60,14 @@ def masked_lm_bits(trained: Trained, batches: Batches) -> float:
 @torch.no_grad()
 def losses_by_block(trained: Trained, batches: Batches) -> BlockLosses:
     """Masked-LM losses of each block."""
-    model = trained.build()
+    model, nats, words = trained.build(), [], []
     device = model.dictionary_sha256.device
-    nats, words = [], []
     for batch in batches:
         batch = utils.apply_to_sample(lambda tensor: tensor.to(device), batch)
         tokens_BT, masked = batch["net_input"]["src_tokens"], batch["masked_positions"]
         positions = global_positions(model.encoder.sentence_encoder, tokens_BT)
-        logits, _ = model(
-            tokens_BT,
-            masked_tokens=masked,
-            has_padding=batch["net_input"]["has_padding"],
-            global_positions=positions,
-        )
+        more = {"has_padding": batch["net_input"]["has_padding"], "global_positions": positions}
+        logits, _ = model(tokens_BT, masked_tokens=masked, **more)
         surprise = F.cross_entropy(logits.float(), batch["target"].flatten()[masked], reduction="none")
         block = masked.div(tokens_BT.size(1), rounding_mode="floor")
         nats.append(surprise.double().new_zeros(len(tokens_BT)).index_add(0, block, surprise.double()).cpu())
@@ -117,8 +112,7 @@ class Merged:
     @classmethod
     def of(cls, old_plan: Sequence[PlannedSublayer], start: WarmStart) -> "Merged":
         alignment: Alignment = tuple(each["from"] for each in start.record["sublayers"])
-        places: list[tuple[Optional[int], Optional[int]]] = []
-        at = 0
+        places, at = [], 0
         for new, old in enumerate(alignment):
             if old is not None:
                 places += [(gone, None) for gone in range(at, old)]
@@ -202,16 +196,13 @@ def measure_losses(scorer: Scorer, start: WarmStart) -> dict[str, Any]:
     merged = Merged.of(scorer.old.plan, start)
     changes = merged.changes()
     with tqdm(total=2 + 2 * len(changes), desc="measuring losses", unit=" models", disable=None) as progress:
-        before = masked_lm_bits(scorer.old, scorer.text)
-        progress.update()
-        after = masked_lm_bits(start.new, scorer.text)
-        progress.update()
+        before, after = masked_lm_bits(scorer.old, scorer.text), masked_lm_bits(start.new, scorer.text)
+        progress.update(2)
         rows = []
         for number, change in enumerate(changes, 1):
             alone = _bits(scorer, *merged.with_changes([change]))
-            progress.update()
             so_far = after if number == len(changes) else _bits(scorer, *merged.with_changes(changes[:number]))
-            progress.update()
+            progress.update(2)
             rows.append({"old": change.old, "new": change.new, "change": change.text, "alone": alone, "so_far": so_far})
     return {"unit": "bits", "tokens": scorer.tokens, "before": before, "after": after, "changes": rows}
 
@@ -276,13 +267,6 @@ def _of_file(source: Path, cfg: FullSentencesMaskedLMConfig, tokenizer: TextToke
         raise UserError(f"{source}: holds no text")
     items = [torch.tensor([*ids, dictionary.eos()]) for number, ids in enumerate(lines) if ids or any(lines[:number])]
     task = FullSentencesMaskedLMTask(cfg, dictionary)
-    return FullSentencesDataset(
-        items,
-        np.array([len(item) for item in items]),
-        cfg.tokens_per_sample,
-        bos=dictionary.bos(),
-        eos=dictionary.eos(),
-        masking=task.masking,
-        shuffle=False,
-        name=str(source),
-    )
+    sizes, ends = np.array([len(item) for item in items]), {"bos": dictionary.bos(), "eos": dictionary.eos()}
+    more = {**ends, "masking": task.masking, "shuffle": False, "name": str(source)}
+    return FullSentencesDataset(items, sizes, cfg.tokens_per_sample, **more)

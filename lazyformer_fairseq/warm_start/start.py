@@ -1,8 +1,12 @@
-"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what."""
+"""A warm start: weights of a trained encoder for one with another pattern, and the record of what became what.
+
+The record is ``warm_start.json`` and the page beside it, in the folder of the new model.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from pathlib import Path
+from typing import Any, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -18,8 +22,68 @@ from lazyformer_fairseq.modules.sublayers.convolution import Convolution
 from lazyformer_fairseq.modules.sublayers.feed_forward import FeedForward
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, places_read, plan
 from lazyformer_fairseq.patterns.kinds import ENCODER
-from lazyformer_fairseq.warm_start.record import FORMAT, FORMAT_VERSION
+from lazyformer_fairseq.report.tables import markdown_table
+from lazyformer_fairseq.storage.atomic import write_text
+from lazyformer_fairseq.storage.json_files import write_json
 from lazyformer_fairseq.warm_start.weights import INNER, Old, Taken, Weights, carry_norms, take
+
+RECORD_FILE, PAGE_FILE = "warm_start.json", "warm_start.md"
+FORMAT, FORMAT_VERSION = "lazyformer warm start", 1
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Writes both files."""
+    write_json(folder / RECORD_FILE, record)
+    write_text(folder / PAGE_FILE, page(record))
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """What became what, and what it cost, in Markdown."""
+    name = f" of {record['source']}" if record["source"] else ""
+    changed = record["changed_options"].items()
+    rows = [_row(index, sublayer) for index, sublayer in enumerate(record["sublayers"])]
+    parts = [
+        f"# Warm start{name}",
+        f"`{record['old_pattern']}` became `{record['new_pattern']}`.",
+        "\n".join(f"- `--{name.replace('_', '-')}`: {old} became {new}" for name, (old, new) in changed),
+        markdown_table(rows, left=("sublayer", "was", "kept", "borrowed")),
+        f"Left out: the old sublayers {', '.join(map(str, record['left_out']))}." if record["left_out"] else "",
+        _losses(record["losses"]) if record["losses"] else "",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _row(index: int, sublayer: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "": str(index),
+        "sublayer": f"`{sublayer['sublayer']}`",
+        "was": "none" if sublayer["from"] is None else f"`{sublayer['was']}` {sublayer['from']}",
+        "kept": ", ".join(sublayer["kept"]),
+        "borrowed": ", ".join(sublayer["borrowed"]),
+        "reads": "" if sublayer["reads"] is None else str(sublayer["reads"]),
+    }
+
+
+def _losses(losses: Mapping[str, Any]) -> str:
+    before, after = losses["before"], losses["after"]
+    said = (
+        f"Masked-LM loss before any update, {losses['tokens']:,} tokens, one fixed mask: {before:.3f} bits before the "
+        f"change, {after:.3f} after it ({after - before:+.3f})."
+    )
+    rows = [
+        {
+            "change": f"{change['old'] if change['new'] is None else change['new']}: {change['change']}",
+            "alone, bits": _cost(change["alone"], before),
+            "with all below it, bits": _cost(change["so_far"], before),
+        }
+        for change in losses["changes"]
+    ]
+    return f"{said}\n\n{markdown_table(rows)}" if rows else said
+
+
+def _cost(loss: Optional[float], before: float) -> str:
+    return "cannot stand alone" if loss is None else f"{loss:.3f} ({loss - before:+.3f})"
+
 
 SUBLAYERS = "encoder.sentence_encoder.sublayers."
 RESIZED = ("encoder_ffn_embed_dim", "max_positions")
@@ -86,11 +150,14 @@ def start_from(
     before = OmegaConf.merge(OmegaConf.structured(LazyFormerConfig), old.cfg)
     cfg = OmegaConf.merge(before, dict(changes))
     new_plan = plan(cfg.sublayer_pattern, ENCODER)
-    if from_sublayers is None:
-        alignment = align(old.plan, new_plan)
-    else:
-        alignment = given_alignment(from_sublayers, old.plan, new_plan)
-    model = _fresh(cfg, old.dictionary, seed)
+    given = from_sublayers is not None
+    alignment = given_alignment(from_sublayers, old.plan, new_plan) if given else align(old.plan, new_plan)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = LazyFormerModel(cfg, old.dictionary)
+        except ValueError as error:
+            raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
     taken = [_take(index, origin, old, model, new_plan[index]) for index, origin in enumerate(alignment)]
     weights = _around(old, cfg)
     for index, part in enumerate(taken):
@@ -98,6 +165,17 @@ def start_from(
     if not cfg.encoder_normalize_before:
         weights |= carry_norms(old.weights, weights, alignment, old.plan, new_plan)
     _keep_ties(weights, model)
+    reads = places_read(new_plan)
+    sublayers = [
+        {
+            "sublayer": planned.text,
+            "from": origin,
+            "was": None if origin is None else old.plan[origin].text,
+            "reads": reads[index],
+            **{name: getattr(part, name) for name in ("kept", "borrowed", "dropped", "new")},
+        }
+        for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
+    ]
     record = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -107,20 +185,11 @@ def start_from(
         "changed_options": {
             name: [before[name], cfg[name]] for name in RESIZED if before[name] != cfg[name]
         },
-        "sublayers": _describe(old.plan, new_plan, alignment, taken),
+        "sublayers": sublayers,
         "left_out": left_out(old.plan, alignment),
         "losses": None,
     }  # fmt: skip
     return WarmStart(Trained(cfg, weights, old.dictionary), record)
-
-
-def _fresh(cfg: LazyFormerConfig, dictionary: Dictionary, seed: int) -> LazyFormerModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            return LazyFormerModel(cfg, dictionary)
-        except ValueError as error:
-            raise UserError(f"--sublayer-pattern {cfg.sublayer_pattern}: {error}") from error
 
 
 def _take(index: int, origin: Optional[int], old: Trained, model: LazyFormerModel, planned: PlannedSublayer) -> Taken:
@@ -180,39 +249,6 @@ def _keep_ties(weights: dict[str, Tensor], model: LazyFormerModel) -> None:
             weights[name] = first.setdefault(weight.data_ptr(), weights[name])
 
 
-def _describe(
-    old_plan: Sequence[PlannedSublayer],
-    new_plan: Sequence[PlannedSublayer],
-    alignment: Alignment,
-    taken: Sequence[Taken],
-) -> list[dict[str, Any]]:
-    reads = places_read(new_plan)
-    return [
-        {
-            "sublayer": planned.text,
-            "from": origin,
-            "was": None if origin is None else old_plan[origin].text,
-            "reads": reads[index],
-            "kept": part.kept,
-            "borrowed": part.borrowed,
-            "dropped": part.dropped,
-            "new": part.new,
-        }
-        for index, (planned, origin, part) in enumerate(zip(new_plan, alignment, taken, strict=True))
-    ]
-
-
-class _Value(NamedTuple):
-    """Of an alignment, compared in this order; less `depth` is better, so it counts below zero."""
-
-    pairs: int = 0
-    likeness: int = 0
-    depth: int = 0
-
-    def plus(self, other: "_Value") -> "_Value":
-        return _Value(*(one + another for one, another in zip(self, other, strict=True)))
-
-
 def align(old: Plan, new: Plan) -> Alignment:
     """For each new sublayer, the number of the old one that it starts from, or None.
 
@@ -221,14 +257,15 @@ def align(old: Plan, new: Plan) -> Alignment:
     which is measured from 0 to 1 and squared. Found by dynamic programming over all pairs.
     """
     rows, columns = _with_weights(old), _with_weights(new)
-    best = [[_Value()] * (len(columns) + 1) for _ in range(len(rows) + 1)]
+    best = [[(0, 0, 0)] * (len(columns) + 1) for _ in range(len(rows) + 1)]  # pairs, likeness, minus the depth
     paired: dict[tuple[int, int], bool] = {}
     for i, row in enumerate(rows, 1):
         for j, column in enumerate(columns, 1):
             skipped = max(best[i - 1][j], best[i][j - 1])
             alike = likeness(old[row], new[column])
             depth = ((2 * i - 1) * len(columns) - (2 * j - 1) * len(rows)) ** 2
-            together = best[i - 1][j - 1].plus(_Value(1, alike, -depth)) if alike else skipped
+            one_more = (1, alike, -depth) if alike else (0, 0, 0)
+            together = tuple(map(sum, zip(best[i - 1][j - 1], one_more, strict=True)))
             paired[i, j] = bool(alike) and together >= skipped
             best[i][j] = max(together, skipped)
     found: list[Optional[int]] = [None] * len(new)

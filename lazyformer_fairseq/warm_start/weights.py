@@ -69,8 +69,7 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
     """
     fresh = sublayer.state_dict()
     taken = Taken({name: weight.clone() for name, weight in fresh.items()})
-    found: set[str] = set()
-    incomplete: set[str] = set()
+    found, incomplete = set(), set()
     if isinstance(sublayer.inner, AttentionSublayer):
         found, incomplete = _take_attention(planned, old, taken)
     elif isinstance(sublayer.inner, FeedForward):
@@ -81,7 +80,12 @@ def take(planned: PlannedSublayer, sublayer: ResidualSublayer, old: Old) -> Take
             taken.kept.append("norm" if name.startswith(NORM) else name)
             found.add(name)
     if old.planned.text == planned.text:
-        _refuse_other_shapes(planned, old.weights, fresh, found)
+        for name in sorted(old.weights.keys() & fresh.keys() - found):
+            raise UserError(
+                f"{planned.text}: its {name} is {tuple(old.weights[name].shape)} in the old model and "
+                f"{tuple(fresh[name].shape)} in the new one: it has a part for each position, so give the old "
+                "--max-positions"
+            )
     if isinstance(sublayer.inner, AttentionSublayer):
         for name, weight in sublayer.inner.copied(taken.weights, INNER).items():
             if name not in found:  # as those of global tokens: they start as copies of what was taken
@@ -145,14 +149,6 @@ def _take_feed_forward(old: Weights, taken: Taken) -> set[str]:
     return _names(("fc1", "fc2"))
 
 
-def _refuse_other_shapes(planned: PlannedSublayer, old: Weights, fresh: Weights, found: set[str]) -> None:
-    for name in sorted(old.keys() & fresh.keys() - found):
-        raise UserError(
-            f"{planned.text}: its {name} is {tuple(old[name].shape)} in the old model and {tuple(fresh[name].shape)} "
-            "in the new one: it has a part for each position, so give the old --max-positions"
-        )
-
-
 class Norm(NamedTuple):
     """Weight g and bias b of a LayerNorm, (C,) each."""
 
@@ -198,9 +194,7 @@ def carry_norms(
         alignment: old sublayer of each new one.
     """
     place, last = EMBEDDINGS, _norm(old, EMBEDDINGS)  # the highest norm so far that stays, in the new model
-    changed: dict[str, Norm] = {}
-    come: list[int] = []
-    next_old = 0
+    changed, come, next_old = {}, [], 0
     for index, origin in enumerate([*alignment, len(old_plan)]):
         if origin is None:
             come += [index] * (not new_plan[index].kind.is_identity)

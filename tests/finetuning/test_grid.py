@@ -15,11 +15,10 @@ from hydra import compose, initialize_config_dir
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import commands
-from lazyformer_fairseq.finetuning.checkpoints import load_start_models, name_checkpoints
-from lazyformer_fairseq.finetuning.executors import choose_executor
-from lazyformer_fairseq.finetuning.grid import Grid
+from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS, PROTOCOLS
+from lazyformer_fairseq.finetuning.grid import Grid, load_start_models, name_checkpoints
 from lazyformer_fairseq.finetuning.launch import choose_epochs, grid_and_executor
-from lazyformer_fairseq.finetuning.papers import PAPER_TASKS, PROTOCOLS
+from lazyformer_fairseq.finetuning.queue import choose_executor
 from lazyformer_fairseq.finetuning.settings import GridSettings
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 

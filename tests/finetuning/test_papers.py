@@ -2,8 +2,7 @@
 
 import pytest
 
-from lazyformer_fairseq.finetuning.benchmark import TableRow
-from lazyformer_fairseq.finetuning.papers import COLUMNS, PAPER_ROWS, SCORES
+from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, SCORES, TableRow
 from lazyformer_fairseq.finetuning.report import average_of
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 

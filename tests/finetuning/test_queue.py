@@ -9,10 +9,9 @@ import torch
 from glue_grids import glue_grid
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.executors import Cluster, Workers
 from lazyformer_fairseq.finetuning.grid import Grid
 from lazyformer_fairseq.finetuning.one_run import fine_tune
-from lazyformer_fairseq.finetuning.queue import RunQueue, epochs_done
+from lazyformer_fairseq.finetuning.queue import Cluster, RunQueue, Workers, epochs_done
 from lazyformer_fairseq.storage.run_lock import run_lock
 
 

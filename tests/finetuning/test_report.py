@@ -14,7 +14,7 @@ from PIL import Image
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.finetuning import report as pictures
-from lazyformer_fairseq.finetuning.papers import PAPER_ROWS, PAPER_TASKS, SCORES
+from lazyformer_fairseq.finetuning.benchmark import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.finetuning.report import checkpoint_series, write_report
 from lazyformer_fairseq.finetuning.results import RunKey, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE

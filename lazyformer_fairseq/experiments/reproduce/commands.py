@@ -41,10 +41,9 @@ def reproduce(
     from lazyformer_fairseq.devices.nvidia_smi import count_gpus
     from lazyformer_fairseq.devices.precision import precision_here
     from lazyformer_fairseq.experiments.reproduce import steps as of
-    from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, as_json, find_inputs
 
-    size = TINY if tiny else PAPER
-    inputs = find_inputs(raw, tasks, size, of.Places(out).made)
+    size = of.TINY if tiny else of.PAPER
+    inputs = of.find_inputs(raw, tasks, size, of.Places(out).made)
     all_steps = of.steps(size, inputs, out, precision_here())
     if plan:
         speed = 1e12 * teraflops if teraflops else size.flops_per_second * (1 if tiny else count_gpus() or 8)
@@ -53,7 +52,7 @@ def reproduce(
     failures: list[str] = []
     if not report:
         with stoppable():
-            failures = of.run_steps(all_steps, out, as_json(size, inputs))
+            failures = of.run_steps(all_steps, out, of.as_json(size, inputs))
     from lazyformer_fairseq.experiments.reproduce.report import write_report
 
     if report or len(failures) < len(all_steps):

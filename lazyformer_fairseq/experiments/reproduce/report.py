@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any, Optional
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.history import AXES
-from lazyformer_fairseq.experiments.curves.report import csv_rows, draw, histories, labels, logs_of_runs, table
-from lazyformer_fairseq.experiments.reproduce.settings import (
+from lazyformer_fairseq.experiments.curves.report import AXES, csv_rows, draw, histories, labels, logs_of_runs, table
+from lazyformer_fairseq.experiments.reproduce.steps import (
     FIGURE_3,
     PRINTED,
     TABLE_1,
     Inputs,
+    Places,
     Size,
+    Step,
+    model_name,
+    record_of,
 )
-from lazyformer_fairseq.experiments.reproduce.steps import Places, Step, model_name, record_of
-from lazyformer_fairseq.finetuning.benchmark import TableRow
-from lazyformer_fairseq.finetuning.papers import COLUMNS, PAPER_ROWS
+from lazyformer_fairseq.finetuning.benchmark import COLUMNS, PAPER_ROWS, TableRow
 from lazyformer_fairseq.finetuning.report import average_of, cells, own_row
 from lazyformer_fairseq.finetuning.report import write_report as write_glue_report
 from lazyformer_fairseq.finetuning.results import Results, read_results
@@ -60,28 +61,25 @@ def write_report(steps: Sequence[Step], size: Size, inputs: Inputs, out: Path) -
 
 def _introduction(size: Size, inputs: Inputs) -> str:
     facts = {**describe_machine(device_named("auto")), **describe_versions()}
-    said = [
+    said = (
         "Rows marked (paper) are printed in arXiv 2102.12702; all others were measured here, one seed of pre-training "
         f"each. GLUE's tasks: {', '.join(inputs.tasks)}. Written on: "
         + "; ".join(f"{name} {value}" for name, value in facts.items())
         + "."
-    ]
+    )
     if size.is_tiny:
-        said.insert(
-            0,
+        said = (
             f"**This shows that everything runs, not which model is better**: widths of a sixteenth, {size.length} "
             f"tokens a sequence, {size.sequences} sequences an update, {size.updates:,} updates, {size.rows} rows of "
             f"each task, {len(size.seeds)} seeds, {size.epochs} epochs. The benchmarks' models all have the same tiny "
-            "widths.",
+            f"widths.\n\n{said}"
         )
-    return "\n\n".join(said)
+    return said
 
 
 def _glue_results(places: Places) -> Optional[Results]:
-    if not (places.glue / "runs" / "grid.json").exists():
-        return None
-    results = read_results(places.glue, GLUE)
-    if not results.runs:
+    results = read_results(places.glue, GLUE) if (places.glue / "runs" / "grid.json").exists() else None
+    if not results or not results.runs:
         return None
     write_glue_report(places.glue, places.report / "glue")
     return results
@@ -105,13 +103,10 @@ def _table_1(glue: Optional[Results], size: Size) -> str:
         return _missing("glue_*")
     printed = {row.model: row for row in PAPER_ROWS}
     wanted = [(arch, size.updates, PRINTED[arch].name) for arch in TABLE_1]
-    wanted.append(("lazyformer_m2x6", size.mid, "M2x6 mid"))
     rows = []
-    for arch, updates, called in wanted:
-        if own := _own(glue, arch, updates):
-            rows.append(cells(own, GLUE))
-        theirs = printed[called]
-        rows.append(cells(TableRow(f"{called} (paper)", "paper", theirs.updates, theirs.scores), GLUE))
+    for arch, updates, called in (*wanted, ("lazyformer_m2x6", size.mid, "M2x6 mid")):
+        theirs = TableRow(f"{called} (paper)", "paper", printed[called].updates, printed[called].scores)
+        rows += [cells(row, GLUE) for row in (_own(glue, arch, updates), theirs) if row]
     return f"{markdown_table(rows)}\n\nAll scores, spreads and baselines: [glue/glue.md](glue/glue.md)."
 
 
@@ -129,16 +124,9 @@ def _table_4(glue: Optional[Results], size: Size) -> str:
         own = _own(glue, arch, size.updates)
         mnli = [f"{own.scores[name]:.2f}" for name in COLUMNS["MNLI-m/mm"] if own and name in own.scores]
         embed, inner, heads = size.widths(arch).values()
-        rows.append(
-            {
-                "model": printed.name,
-                "(W, H, N)": f"{inner}, {embed}, {heads}",
-                "MNLI-m/mm": "/".join(mnli) or NOTHING,
-                "Avg.": _average(glue, arch, size),
-                "MNLI-m/mm (paper)": printed.mnli,
-                "Avg. (paper)": f"{printed.average:.2f}",
-            }
-        )
+        ours = {"MNLI-m/mm": "/".join(mnli) or NOTHING, "Avg.": _average(glue, arch, size)}
+        theirs = {"MNLI-m/mm (paper)": printed.mnli, "Avg. (paper)": f"{printed.average:.2f}"}
+        rows.append({"model": printed.name, "(W, H, N)": f"{inner}, {embed}, {heads}", **ours, **theirs})
     return (
         f"{markdown_table(rows)}\n\nThe paper's 85.72/35.67 is as printed; its Table 1 has 85.69/85.46 for that model."
     )
@@ -196,7 +184,7 @@ def _table_2(places: Places, size: Size, glue: Optional[Results]) -> str:
                 "GLUE Avg. (paper)": f"{printed.average:.2f}",
             }
         )
-    [cell] = cells[:1]
+    cell = cells[0]
     said = (
         f"An update of {cell['batch']} sequences of {cell['time']} tokens in {cell['precision']}, on one "
         f"{read_json(places.bench('tables') / 'results.json')['machine']['device']}; speed-up against our own BERT on "
@@ -212,12 +200,10 @@ def _figure_3(places: Places, size: Size) -> str:
         return _missing("bench_figure_3")
     rows = []
     for arch in FIGURE_3:
-        cell_of = {"model": arch}
-        for cell in cells:
-            row = fastest(cell, size.bench_arch(arch))
-            beside = row and row["against"].get(OURS)
-            cell_of[f"n = {cell['time']:,}"] = f"{beside['speedup']:.2f}x" if beside else NOTHING
-        rows.append(cell_of)
+        found = {cell["time"]: fastest(cell, size.bench_arch(arch)) for cell in cells}
+        beside = {length: row and row["against"].get(OURS) for length, row in found.items()}
+        speedups = {f"n = {n:,}": f"{each['speedup']:.2f}x" if each else NOTHING for n, each in beside.items()}
+        rows.append({"model": arch, **speedups})
     blocks = [markdown_table(rows), "The paper draws its figure and prints no numbers of it; it says almost 2x."]
     for picture in sorted(places.bench("figure_3").glob("speedup_training_*.png")):
         with picture.open("rb") as source, atomic_file(places.report / picture.name) as target:
@@ -227,13 +213,9 @@ def _figure_3(places: Places, size: Size) -> str:
 
 
 def _costs(steps: Sequence[Step], out: Path) -> str:
-    records = ((step, record_of(out, step)) for step in steps)
-    rows = [
-        {
-            "step": step.name,
-            "what": step.what,
-            "hours of its last start": f"{record['seconds'] / 3600:,.3f}" if record else "not done",
-        }
-        for step, record in records
-    ]
+    rows = []
+    for step in steps:
+        record = record_of(out, step)
+        hours = f"{record['seconds'] / 3600:,.3f}" if record else "not done"
+        rows.append({"step": step.name, "what": step.what, "hours of its last start": hours})
     return markdown_table(rows, left=("what",))

@@ -26,8 +26,15 @@ from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTas
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.benchmark import TableRow, TextsBenchmark
-from lazyformer_fairseq.finetuning.papers import COLUMNS, PAPER_ROWS, PAR_ROWS, PROTOCOLS, SCORES
+from lazyformer_fairseq.finetuning.benchmark import (
+    COLUMNS,
+    PAPER_ROWS,
+    PAR_ROWS,
+    PROTOCOLS,
+    SCORES,
+    TableRow,
+    TextsBenchmark,
+)
 from lazyformer_fairseq.finetuning.results import BEST, Results
 from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
 from lazyformer_fairseq.storage.hashes import sha256_of
@@ -284,7 +291,7 @@ def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSe
 
 def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Optional[Path]) -> tuple[Any, Any]:
     """The model of a run, in evaluation mode and on the GPU if there is one, and its task ``glue`` on `data`."""
-    from lazyformer_fairseq.finetuning import checkpoints
+    from lazyformer_fairseq.finetuning import grid  # loads fairseq, which reports need not
 
     def changes() -> dict[str, Any]:
         folder = _find_tokenizer(run, data, tokenizer)
@@ -293,7 +300,7 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
     head = ("glue_head_name", task.head_name)
     wanted = f"no classification head %r of {task.name}; give one fine-tuned for it"
     fits = lambda found: found.outputs == task.num_classes  # noqa: E731
-    return checkpoints.load_finetuned(run / BEST, data, head, fits, wanted, changes)
+    return grid.load_finetuned(run / BEST, data, head, fits, wanted, changes)
 
 
 def _find_tokenizer(run: Path, data: Path, given: Optional[Path]) -> Optional[str]:

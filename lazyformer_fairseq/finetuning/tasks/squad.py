@@ -38,8 +38,7 @@ from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
-from lazyformer_fairseq.finetuning.benchmark import Benchmark, TableRow
-from lazyformer_fairseq.finetuning.checkpoints import load_finetuned
+from lazyformer_fairseq.finetuning.benchmark import SEEDS, Benchmark, Score, TableRow, TuningProtocol
 from lazyformer_fairseq.finetuning.fairseq_task import (
     FineTuningConfig,
     FineTuningCriterion,
@@ -49,7 +48,7 @@ from lazyformer_fairseq.finetuning.fairseq_task import (
     log_loss,
     log_metrics,
 )
-from lazyformer_fairseq.finetuning.papers import SEEDS, Score, TuningProtocol
+from lazyformer_fairseq.finetuning.grid import load_finetuned
 from lazyformer_fairseq.finetuning.results import BEST, Results, ScoredTask, split_file
 from lazyformer_fairseq.finetuning.settings import GridSettings, PredictSettings, Preparation
 from lazyformer_fairseq.finetuning.squad_data import (

@@ -11,7 +11,7 @@ from training_logs import BERT, CAUSAL, LAZY, STAMPED, write_run, writing
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.curves.history import Phase, read_history
+from lazyformer_fairseq.experiments.curves.report import Phase, read_history
 
 
 def curves(*words: object):
@@ -28,7 +28,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def test_both_formats_tell_the_same_with_and_without_time_stamps(tmp_path, kind, pattern):
     history = read_history([write_run(tmp_path / "a.log", [9.0, 8.5, 8.25], kind=kind, pattern=pattern)])
     assert history.losses == {10: 9.0, 20: 8.5, 30: 8.25}
-    assert (history.arch, history.pattern, history.task) == ("bert_tiny", "M1x2", "full_sentences_masked_lm")
+    assert (history.arch, history.pattern) == ("bert_tiny", "M1x2") and "a masked token" in history.measure
     assert history.at("tokens", history.losses) == pytest.approx([1000, 2000, 3000])
     assert history.at("hours", history.losses) == pytest.approx([0.1, 0.2, 0.3])
 

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from training_logs import BERT, writing
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.experiments.curves.history import read_history
+from lazyformer_fairseq.experiments.curves.report import read_history
 
 LONGER = BERT.replace("'tokens_per_sample': 16", "'tokens_per_sample': 32")
 

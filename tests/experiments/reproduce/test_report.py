@@ -10,9 +10,8 @@ from training_logs import BERT, LAZY, write_run
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.reproduce.report import write_report
-from lazyformer_fairseq.experiments.reproduce.settings import PAPER, TINY, Size, find_inputs
-from lazyformer_fairseq.experiments.reproduce.steps import steps
-from lazyformer_fairseq.finetuning.papers import PAPER_TASKS
+from lazyformer_fairseq.experiments.reproduce.steps import PAPER, TINY, Size, find_inputs, steps
+from lazyformer_fairseq.finetuning.benchmark import PAPER_TASKS
 from lazyformer_fairseq.finetuning.results import RunKey
 
 

@@ -12,13 +12,17 @@ from helpers import write_toy_glue
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.demo.text import PROSE
-from lazyformer_fairseq.experiments.reproduce.settings import (
+from lazyformer_fairseq.experiments.reproduce.steps import (
+    CLI,
     PAPER,
     TINY,
+    Places,
+    Step,
+    cost_of,
     find_inputs,
+    steps,
 )
-from lazyformer_fairseq.experiments.reproduce.steps import CLI, Places, Step, cost_of, steps
-from lazyformer_fairseq.finetuning.papers import PAPER_ROWS
+from lazyformer_fairseq.finetuning.benchmark import PAPER_ROWS
 from lazyformer_fairseq.measure.bench.settings import BenchSettings
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES
 

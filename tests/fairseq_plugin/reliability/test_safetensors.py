@@ -15,7 +15,7 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.export import export
-from lazyformer_fairseq.finetuning.checkpoints import load_start_models
+from lazyformer_fairseq.finetuning.grid import load_start_models
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 8"
 TEXTS = ("Anna sees Ben near the house.", "The garden.")

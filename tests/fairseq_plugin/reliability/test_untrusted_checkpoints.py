@@ -23,7 +23,7 @@ from lazyformer_fairseq.experiments.search.training import STATE, load_state
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
-from lazyformer_fairseq.finetuning.checkpoints import load_start_models
+from lazyformer_fairseq.finetuning.grid import load_start_models
 from lazyformer_fairseq.finetuning.tasks.glue import load_finetuned
 from lazyformer_fairseq.language_modeling.evaluate import load_model
 

@@ -15,7 +15,7 @@ from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
-from lazyformer_fairseq.finetuning.predict import predict
+from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
 from lazyformer_fairseq.finetuning.tasks.glue import (

@@ -36,8 +36,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.report.numbers import spread
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.losses import PASSED_OVER, Scorer, read_text
-from lazyformer_fairseq.warm_start.record import write_record
-from lazyformer_fairseq.warm_start.start import Trained
+from lazyformer_fairseq.warm_start.start import Trained, write_record
 
 SCORES = "scores.json"
 

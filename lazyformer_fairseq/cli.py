@@ -25,7 +25,7 @@ from lazyformer_fairseq.measure.bench.commands import bench
 from lazyformer_fairseq.measure.pattern.commands import pattern
 from lazyformer_fairseq.measure.planning.commands import plan
 from lazyformer_fairseq.options import Group
-from lazyformer_fairseq.pretraining.commands import pretrain, train
+from lazyformer_fairseq.pretraining.commands import pretrain
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
 
 
@@ -66,7 +66,6 @@ for command in (
     demo,
 ):
     main.add_command(command)
-lm.add_command(train)
 
 
 @main.command()

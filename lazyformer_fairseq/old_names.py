@@ -101,11 +101,10 @@ OLD_NAMES: dict[str, str] = {
     "continue": "pretrain",
     "pretrain-phases --tiny": Gone("went; docs/par_bert.md has the sizes of both phases in miniature"),
     "pretrain-phases": "pretrain --recipe phases",
-    **{
-        f"{name} --{precision}": f"--precision {precision}"
-        for name in ("pretrain", "lm train")
-        for precision in ("fp16", "bf16", "fp32")
-    },
+    **{f"pretrain --{precision}": f"--precision {precision}" for precision in ("fp16", "bf16", "fp32")},
+    "lm train": "pretrain",
+    "pretrain --rows-per-update": "--sequences-per-update {}",
+    "pretrain --rows-per-gpu": "--sequences-per-gpu {}",
     "demo --minutes": "--budget {}min",
     "plan --batch": "--sequences-per-update {}",
     "plan --lazy-backend": "--attention-backend {}",

@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# `lazyformer lm train`, from a checkout
-exec bash "$(dirname "$0")/lazyformer.sh" lm train "$@"
+# `lazyformer pretrain`, of a language model, from a checkout
+exec bash "$(dirname "$0")/lazyformer.sh" pretrain "$@"

@@ -117,8 +117,8 @@ ADDED_OPTIONS = {
     "lazyformer predict": "",
     "lazyformer finetune": "--tasks CoLA --lrs 1e-3 --seeds 1 --epochs 1 --max-train-rows 40 --gpus none",
     "scripts/prepare_wikitext103.sh": "--from my_wikitext --unofficial",
-    "lazyformer lm train": (
-        f"{LANGUAGE_MODEL} --sublayer-pattern sff --rows-per-update 4 --max-update 2 --num-workers 0"
+    "lazyformer pretrain par_transformer_base wikitext-103": (
+        f"{LANGUAGE_MODEL} --sublayer-pattern sff --sequences-per-update 4 --max-update 2 --num-workers 0"
     ),
     "scripts/compare_language_models.sh": COMPARE,
     "scripts/equal_footing.sh": FOOTING,

@@ -176,17 +176,17 @@ def test_the_recipe_may_be_chosen(script, arch, recipe, trained_by):
 
 
 def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
-    own = ("--max-update", 7, "--sublayer-pattern", "(sff)x5", "--rows-per-update", 8)
+    own = ("--max-update", 7, "--sublayer-pattern", "(sff)x5", "--sequences-per-update", 8)
     cfg = dry_run(script, "par_transformer_base", "data", *own)
     assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])
     for arguments, message in {
         "par_transformer_base": "Missing argument 'DATA'",
-        "a data --rows-per-gpu": "requires an argument",
-        "a data --rows-per-update some": "'some' is not a valid integer",
-        "a data --gpus 3": "error: 256 rows an update do not divide among 3 processes",
-        "par_transformer_base.yaml data --recipe nvidia": "error: --recipe nvidia: with a YAML file",
-        "par_transformer_bas data": "error: par_transformer_bas: no such arch; did you mean par_transformer_base",
+        "a data --sequences-per-gpu": "requires an argument",
+        "a data --sequences-per-update some": "'some' is not a valid integer",
+        "par_transformer_base data --gpus 3 --dry-run": "256 sequences an update do not divide among 3 processes",
+        "par_transformer_base.yaml data --recipe nvidia": "write recipe=nvidia behind it",
+        "par_transformer_bas data": "no such arch or folder; did you mean par_transformer_base",
     }.items():
         run = script("train_language_model.sh", *arguments.split())
         assert run.returncode in (1, 2) and message in run.stderr and "Traceback" not in run.stderr

@@ -50,6 +50,7 @@ def test_old_words_become_todays(old, now):
         ("search data --from=x out", "search compress x data out"),
         ("compare a b --rates 1e-3 --shares=1,0.7", "compare a b --lr 1e-3 --time-fractions 1,0.7"),
         ("demo --minutes 2", "demo --budget 2min"),
+        ("lm train a b --rows-per-update 8 --fp16", "pretrain a b --sequences-per-update 8 --precision fp16"),
         ("bench kinds --minutes 2 --batch=1", "bench backends --budget 2min --batches 1"),
         ("plan --batch 8 --lazy-backend flex", "plan --sequences-per-update 8 --attention-backend flex"),
     ],

@@ -192,7 +192,7 @@ class TestLaunch:
         planned = plan("--arch", "bert_base", "--gpu-memory", "16160MiB")["batch_size"]
         assert self.batch_of("pretrain", "bert_base", "data") == planned == 16
         assert self.batch_of("pretrain", "lazyformer_m2x6_s.yaml", "data") == 32
-        assert self.batch_of("lm", "train", "transformer_xl_large", "data") == 8
+        assert self.batch_of("pretrain", "transformer_xl_large", "data") == 8
 
     def test_more_memory_a_larger_batch(self, gpus):
         gpus(1, 81559)

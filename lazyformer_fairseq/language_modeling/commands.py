@@ -18,11 +18,11 @@ CORPORA = ("wikitext", "enwik8", "text8")
 
 @click.group(cls=Group)
 def lm() -> None:
-    """Language models: prepare their data, train them, evaluate them.
+    """Language models: prepare their data, evaluate them.
 
     \b
     lazyformer lm prepare wikitext wikitext-2 data/wikitext-2
-    lazyformer lm train par_transformer_base data/wikitext-103
+    lazyformer pretrain par_transformer_base data/wikitext-103
     lazyformer lm evaluate checkpoints/par_transformer_base/checkpoint_best.pt data/wikitext-103
     lazyformer compare data/wikitext-2 results/compare --task language-model
 

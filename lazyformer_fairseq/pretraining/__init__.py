@@ -1,1 +1,1 @@
-"""``lazyformer pretrain``, ``lazyformer finetune``, ``lazyformer lm train``: fairseq-train on the GPUs there are."""
+"""``lazyformer pretrain``, ``lazyformer finetune``: fairseq-train on the GPUs there are."""

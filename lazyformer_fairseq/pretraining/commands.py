@@ -1,4 +1,4 @@
-"""The commands ``lazyformer pretrain`` and ``lazyformer lm train``."""
+"""The command ``lazyformer pretrain``."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -9,17 +9,14 @@ from typing import Any, Optional
 import click
 
 from lazyformer_fairseq.arguments import options_by_name, refuse_missing_folders
-from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import Command, option, takes
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
-from lazyformer_fairseq.pretraining.launch import Launch, find_config, refuse_unknown, words_of_options
+from lazyformer_fairseq.pretraining.launch import Launch, find_config, words_of_options
 from lazyformer_fairseq.pretraining.phases import pretrain_in_phases
 from lazyformer_fairseq.pretraining.recipes import CAUSAL_CHOICES, PHASES, RECIPES, causal_options
 
-SETTINGS = {"ignore_unknown_options": True}
-GIVEN = click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
 WEIGHTS = "model.safetensors"
-PER_GPU = ("--sequences-per-gpu", "--batch-size", "--max-sentences")
 
 
 @dataclass(frozen=True)
@@ -27,15 +24,16 @@ class Pretraining(Launch):
     """Options of ``lazyformer pretrain``."""
 
     per_gpu: Optional[int] = option(
-        None, "At most so many in one forward pass.", *PER_GPU,
-        low=1, shown="as many as fit the GPUs' memory, see --fit; else 16; 4 on a CPU",
+        None, "At most so many in one forward pass.", "--sequences-per-gpu", "--batch-size", "--max-sentences",
+        low=1, shown="as many as fit the GPUs' memory, see --fit; else 16 (causal: an eighth of an update); 4 on a CPU",
     )  # fmt: skip
     sequences_per_update: Optional[int] = option(
-        None, "A multiple of nodes x gpus.", low=1, shown="the recipe's; table5's is 256"
+        None, "A multiple of nodes x gpus.", low=1, shown="the recipe's, 256 for table5; a causal arch's"
     )
     recipe: Optional[str] = option(
-        None, "table5, a phase of PAR BERT's, or both in turn.", choices=("table5", *PHASES, "phases"), shown="table5"
-    )
+        None, "See above; the last two are for causal archs.",
+        choices=("table5", *PHASES, "phases", *CAUSAL_CHOICES), shown="table5, or the arch's",
+    )  # fmt: skip
     phase1: str = option("", "With --recipe phases, for phase 1 alone, as '--max-update 100'.", metavar="'OPTIONS'")
     phase2: str = option("", "For phase 2 alone.", metavar="'OPTIONS'")
     distill: Optional[Path] = option(
@@ -43,27 +41,10 @@ class Pretraining(Launch):
     )
 
 
-@dataclass(frozen=True)
-class Training(Launch):
-    """Options of ``lazyformer lm train``."""
-
-    per_gpu: Optional[int] = option(
-        None, "Streams of a GPU, at most.", "--rows-per-gpu", *PER_GPU[1:],
-        low=1, shown="as many as fit its memory, see --fit; else an eighth of an update's rows; 4 on a CPU",
-    )  # fmt: skip
-    rows_per_update: Optional[int] = option(
-        None, "A multiple of nodes x gpus.",
-        low=1, shown="the arch's: 256 for *_base, 128 for *_large, 96 for *_24b",
-    )  # fmt: skip
-    recipe: Optional[str] = option(
-        None, "Optimizer and schedule, see above.", choices=CAUSAL_CHOICES, shown="the arch's"
-    )
-
-
-@click.command(cls=Command, context_settings=SETTINGS)
+@click.command(cls=Command, context_settings={"ignore_unknown_options": True})
 @click.argument("arch")
 @click.argument("data")
-@GIVEN
+@click.argument("given", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF FAIRSEQ-TRAIN]...")
 @takes(Pretraining, "run")
 def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
     """Pre-train ARCH (lazyformer_m2x6_s, bert_base, ...) on DATA by LazyFormer's Table 5, on the GPUs there are.
@@ -87,29 +68,51 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     --distill-temperature) and its last attention (--distill-attention-weight). See docs/warm_start.md.
 
     ARCH may be a YAML file of yours, or one that comes with this package (bert_base.yaml): then it runs
-    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000.
+    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
+    recipe=phase1.
+
+    A causal ARCH (par_transformer_base, ...) reads what `lazyformer lm prepare` wrote, as the PAR Transformer paper
+    says: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and 128 rows; *_24b 512 tokens;
+    40,000 updates (which the paper says of the base models), *_large 100,000. An update of *_24b is 96 rows, so that
+    all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32 rows of 2,048 tokens and
+    remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4 rows of 12,288, the Sparse
+    Transformer's context. Dropout is the arch's, 0.1 for base.
+
+    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
+    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
+    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
+    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
+    of warm-up.
+
+    Rows are streams through the text, each with its memory; options call them sequences. On fewer GPUs an update takes
+    several segments of fewer streams, one after the other. It saves every 1,000 updates, memory included, which starts
+    empty if the number of streams has changed. Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
+    --clamp-len 400 --same-length
     """
     if arch.endswith(".yaml"):
-        if run.recipe:
-            raise UserError(f"--recipe {run.recipe}: {arch} is a recipe itself; write recipe={run.recipe} behind it")
-        run.refuse_uneven(run.sequences_per_update or 256, "sequences")
-        return _from_yaml(run, arch, "pretraining", data, given, run.sequences_per_update)
-    warm = Path(arch) if arch not in ARCHITECTURES and Path(arch).is_dir() else None
-    if warm is None:
-        refuse_unknown(arch, ARCHITECTURES, "arch or folder")
+        return _from_yaml(arch, data, given, run)
+    is_causal, known = arch in CAUSAL_ARCHITECTURES, [*ARCHITECTURES, *CAUSAL_ARCHITECTURES]
+    warm = Path(arch) if arch not in known and Path(arch).is_dir() else None
+    if warm is None and arch not in known:
+        raise UserError(f"{arch}: no such arch or folder{nearest(arch, known)}")
     if run.distill and not (warm and run.distill.exists()):
         raise UserError(
             f"{run.distill}: no such file or folder" if warm else f"--distill: {arch} is no folder of a model"
         )
     if run.recipe and warm:
         raise UserError(f"--recipe {run.recipe}: {arch} is the folder of a trained model, which goes on by Table 5")
+    if run.recipe and is_causal != (run.recipe in CAUSAL_CHOICES):
+        kind, others = ("causal", CAUSAL_CHOICES) if is_causal else ("masked", ("table5", *PHASES, "phases"))
+        raise UserError(f"--recipe {run.recipe}: {arch} is a {kind} language model; give {' or '.join(others)}")
+    if is_causal:
+        return _pretrain_causal(arch, data, given, run)
     if run.recipe == "phases":
         words = words_of_options(run, without=("recipe", "phase1", "phase2"))
         return pretrain_in_phases(arch, data, [*words, *given], run.phase1, run.phase2, run.dry_run)
     recipe = RECIPES["continue" if warm else run.recipe or "table5"]
     sequences = run.sequences_per_update or recipe.sequences
-    run.refuse_uneven(sequences, "sequences")
-    _check(run, data)
+    run.refuse_uneven(sequences)
+    _refuse_missing(data, run)
     model = _options_of_model(warm) if warm else ["--arch", arch]
     tokens = recipe.tokens or options_by_name(model).get("max_positions") or ARCHITECTURES[arch].max_positions or 512
     sizes = f"--tokens-per-sample {tokens} --max-update {recipe.updates} --sequences-per-update {sequences}".split()
@@ -130,47 +133,11 @@ def pretrain(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> 
     run.train(data, words, given)
 
 
-@click.command(cls=Command, context_settings=SETTINGS)
-@click.argument("arch")
-@click.argument("data")
-@GIVEN
-@takes(Training, "run")
-def train(arch: str, data: str, given: tuple[str, ...], run: Training) -> None:
-    """Train ARCH (par_transformer_base, ...) on DATA, what `lazyformer lm prepare` wrote, on the GPUs there are.
-
-    From the PAR Transformer paper: segments and memory of 192 tokens and 256 rows an update; *_large 384 tokens and
-    128 rows; *_24b 512 tokens; 40,000 updates (which the paper says of the base models), *_large 100,000. An update of
-    *_24b is 96 rows, so that all have the same 49,152 tokens (ours: the paper does not say). longformer_small reads 32
-    rows of 2,048 tokens and remembers none, as in the first phase of Longformer's Table 12; sparse_transformer_base 4
-    rows of 12,288, the Sparse Transformer's context. Dropout is the arch's, 0.1 for base.
-
-    --recipe nvidia, the paper's models' own, is that of the code to which the paper's footnote leads: LAMB without bias
-    correction, 1,000 updates of warm-up to 0.01, cosine decay to 0.001, clip 0.25, streams that start elsewhere each
-    epoch; *_large 16,000 of warm-up, decay to 0.0001, weights from N(0, 0.005). --recipe transformer-xl, that of the
-    archs of other papers: Transformer-XL's Adam, peak rate 2.5e-4, cosine decay to zero, clip 0.25, with 1,000 updates
-    of warm-up. Options of fairseq-train may follow and win: --max-update 1000, --save-dir DIR,
-    --sublayer-pattern '(sff)x5 (f)x9'.
-
-    Rows are streams through the text, each with its memory. On fewer GPUs an update takes several segments of fewer
-    streams, one after the other. Stop it at any time; rerun to resume from the last checkpoint, memory included, which
-    starts empty if the number of streams has changed. SIGTERM, SIGUSR1 or Ctrl-C saves after the update under way, and
-    ends it with exit code 75 (Ctrl-C: 130). Then: lazyformer lm evaluate CHECKPOINT DATA --tgt-len 64 --mem-len 640
-    --clamp-len 400 --same-length
-
-    ARCH may be a YAML file of yours, or one that comes with this package (par_transformer_base.yaml): then it runs
-    fairseq-hydra-train with the sizes for this machine, and settings may follow, as optimization.max_update=1000 or
-    recipe=transformer_xl.
-    """
-    known = CAUSAL_ARCHITECTURES.get(arch, CAUSAL_ARCHITECTURES["transformer_xl_base"])
-    rows = run.rows_per_update or known.rows
-    run.refuse_uneven(rows, "rows")
-    if arch.endswith(".yaml"):
-        if run.recipe:
-            behind = run.recipe.replace("-", "_")
-            raise UserError(f"--recipe {run.recipe}: with a YAML file write recipe={behind} behind it")
-        return _from_yaml(run, arch, "language_modeling", data, given, run.rows_per_update)
-    refuse_unknown(arch, CAUSAL_ARCHITECTURES)
-    _check(run, data)
+def _pretrain_causal(arch: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    known = CAUSAL_ARCHITECTURES[arch]
+    rows = run.sequences_per_update or known.rows
+    run.refuse_uneven(rows)
+    _refuse_missing(data, run)
     job = job_of(arch, None, data, given, rows)
     run.show_plan(job)
     per_gpu = run.per_gpu or run.batch(job, -(-rows // 8) if run.found else 4)
@@ -184,9 +151,13 @@ def train(arch: str, data: str, given: tuple[str, ...], run: Training) -> None:
     run.train(data, options.split(), given)
 
 
-def _from_yaml(run: Any, arch: str, kind: str, data: str, given: tuple[str, ...], per_update: Optional[int]) -> None:
-    config, per_gpu = find_config(arch, kind), run.per_gpu
-    _check(run, data)
+def _from_yaml(name: str, data: str, given: tuple[str, ...], run: Pretraining) -> None:
+    if run.recipe:
+        behind = run.recipe.replace("-", "_")
+        raise UserError(f"--recipe {run.recipe}: {name} is a recipe itself; write recipe={behind} behind it")
+    config, per_gpu, per_update = find_config(name), run.per_gpu, run.sequences_per_update
+    run.refuse_uneven(per_update or 256)
+    _refuse_missing(data, run)
     job = job_of(None, config, data, given, per_update)
     run.show_plan(job)
     if per_gpu is None and not any(word.startswith("dataset.batch_size=") for word in given):
@@ -208,9 +179,8 @@ def job_of(
     return make
 
 
-def _check(run: Launch, data: str) -> None:
-    """Raises a UserError where the data is not here; ``--dry-run`` may be given on another machine."""
-    if not run.dry_run:
+def _refuse_missing(data: str, run: Launch) -> None:
+    if not run.dry_run:  # which may be for another machine
         refuse_missing_folders(data)
 
 

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -76,11 +76,12 @@ class Launch:
         """Processes of all nodes."""
         return self.nodes * self.processes
 
-    def refuse_uneven(self, per_update: int, unit: str) -> None:
+    def refuse_uneven(self, per_update: int) -> None:
         """Raises a UserError where an update cannot be shared equally."""
         if per_update % self.world:
             raise UserError(
-                f"{per_update} {unit} an update do not divide among {self.world} processes; give --{unit}-per-update N"
+                f"{per_update} sequences an update do not divide among {self.world} processes; give "
+                "--sequences-per-update N"
             )
 
     def batch(self, job: Callable[[], "Job"], otherwise: int) -> int:
@@ -185,12 +186,6 @@ def _in_hydras_words(value: Setting) -> str:
     return str(value).lower()
 
 
-def refuse_unknown(name: str, known: Iterable[str], what: str = "arch") -> None:
-    """Raises a UserError, with the nearest names."""
-    if name not in known:
-        raise UserError(f"{name}: no such {what}{nearest(name, known)}")
-
-
 def words_of_options(run: Any, without: Collection[str]) -> list[str]:
     """Options of a command that were given, as words of a command line."""
     words = []
@@ -203,15 +198,17 @@ def words_of_options(run: Any, without: Collection[str]) -> list[str]:
     return words
 
 
-def find_config(name: str, kind: str) -> Path:
-    """A user's YAML file, else the one of that name that comes with this package, of ``configs/KIND``.
+def find_config(name: str) -> Path:
+    """A user's YAML file, else the one of that name that comes with this package, of a model's pre-training.
 
     Raises:
         UserError: there is none; with the nearest names.
     """
-    folder = CONFIGS / kind
-    for path in (Path(name), folder / name):
-        if path.is_file():
-            return path
-    known = [path.name for path in folder.glob("*.yaml")]
-    raise UserError(f"{name}: no such file, here or in {folder}{nearest(Path(name).name, known)}")
+    folders = [CONFIGS / kind for kind in ("pretraining", "language_modeling")]
+    paths = (Path(folder, name) for folder in ("", *folders))
+    if path := next(filter(Path.is_file, paths), None):
+        return path
+    known = [path.name for folder in folders for path in folder.glob("*.yaml")]
+    raise UserError(
+        f"{name}: no such file, here or in {' or '.join(map(str, folders))}{nearest(Path(name).name, known)}"
+    )

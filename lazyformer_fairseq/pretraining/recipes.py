@@ -1,4 +1,4 @@
-"""Recipes: what ``lazyformer pretrain`` and ``lm train`` tell fairseq-train beside the arch and the machine."""
+"""Recipes: what ``lazyformer pretrain`` tells fairseq-train beside the arch and the machine."""
 
 from dataclasses import dataclass
 from typing import Optional

@@ -144,7 +144,7 @@ class Job:
 
 
 def job_of_arch(arch: str, vocab_size: Optional[int] = None) -> Job:
-    """As `lazyformer pretrain` or `lazyformer lm train` trains it.
+    """As `lazyformer pretrain` trains it.
 
     Raises:
         UserError: there is no such arch; with the nearest names.

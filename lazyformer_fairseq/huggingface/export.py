@@ -23,10 +23,14 @@ from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint, pooler_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
-from lazyformer_fairseq.huggingface import model_card
 from lazyformer_fairseq.huggingface.exported import heads
-from lazyformer_fairseq.huggingface.exported.checksums import HEADS, hash_weights
-from lazyformer_fairseq.huggingface.exported.modelling import AUTO_CLASSES, CODE_FILE, LazyFormerConfig
+from lazyformer_fairseq.huggingface.exported.modelling import (
+    AUTO_CLASSES,
+    CODE_FILE,
+    HEADS,
+    LazyFormerConfig,
+    hash_weights,
+)
 from lazyformer_fairseq.huggingface.families import (
     BERT_KEYS,
     ENCODER,
@@ -114,7 +118,7 @@ def export_to_huggingface(
     with atomic_folder(Path(out)) as unfinished:
         model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
         write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
-        card = model_card.model_card(source, form == CUSTOM, Path(out).name)
+        card = model_card(source, form == CUSTOM, Path(out).name)
         (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
         check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
     return form
@@ -131,7 +135,7 @@ def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None,
         )
     loaded = hub.load_state(LazyFormerModel, state, path)
     chosen = choose_head(state["model"], head, path)
-    return Source(loaded.model, loaded.tokenizer, chosen, model_card.training_of(state))
+    return Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
 
 
 def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> Optional[Head]:
@@ -399,3 +403,114 @@ def example(source: Source) -> tuple[Tensor, Optional[Tensor]]:
     ids[1, time * 2 // 3 :] = dictionary.pad()
     asks = any(planned.values.get("global") == "given" for planned in source.model.encoder.sentence_encoder.plan)
     return ids, torch.zeros_like(ids, dtype=torch.bool).index_fill(1, torch.tensor([0]), True) if asks else None
+
+
+# The card
+
+UNKNOWN = "unknown: the checkpoint does not say"
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: {pipeline}
+tags:
+- lazyformer
+- lazyformer_fairseq{tag}
+---
+
+# {name}
+
+An encoder that lazyformer_fairseq trained, with the sublayer pattern `{pattern}`.
+
+| | |
+|---|---|
+{rows}
+
+## Load it
+
+```python
+from transformers import AutoTokenizer, {auto}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
+model = {auto}.from_pretrained("{name}"{trust})
+```
+
+{code}
+
+## Licence
+
+Whoever publishes this model chooses its licence, and writes it here and in the header (`license:`). The data
+it was trained on may bind them.
+"""
+PLAIN_BERT = """\
+It is a plain BERT: transformers loads it without code of its own. Pad on the right, and pass an
+attention mask, as the tokenizer does."""
+OWN_CODE = """\
+`modeling_lazyformer.py` is all its code; it needs torch and transformers. Where lazyformer_fairseq is
+installed, `import lazyformer_fairseq.huggingface` first, and leave `trust_remote_code` out."""
+
+
+def model_card(source: Source, has_code: bool, name: str) -> str:
+    """README.md of the folder `name`, in Markdown with the header that the Hub reads; the licence is left out.
+
+    Args:
+        source: the checkpoint.
+        has_code: whether the folder brings code of its own.
+    """
+    pipeline, auto = "fill-mask", "AutoModelForMaskedLM"
+    if source.head is not None:
+        is_span = source.head.kind == SPAN
+        pipeline = "question-answering" if is_span else "text-classification"
+        auto = "AutoModelForQuestionAnswering" if is_span else "AutoModelForSequenceClassification"
+    return CARD.format(
+        pipeline=pipeline,
+        tag="" if has_code else "\n- bert",
+        name=name,
+        pattern=source.cfg.sublayer_pattern,
+        rows="\n".join(f"| {title} | {value} |" for title, value in _rows(source).items()),
+        auto=auto,
+        trust=", trust_remote_code=True" if has_code else "",
+        code=OWN_CODE if has_code else PLAIN_BERT,
+    )
+
+
+def _rows(source: Source) -> dict[str, str]:
+    cfg, head = source.cfg, source.head
+    buckets, distance = cfg.relative_position_buckets, cfg.relative_position_max_distance
+    named = source.model.named_parameters()
+    parameters = sum(weight.numel() for name, weight in named if not name.startswith("classification_heads."))
+    rows = {
+        "sublayers": f"`{cfg.sublayer_pattern}`, {'pre' if cfg.encoder_normalize_before else 'post'}-norm",
+        "parameters": f"{parameters:,}, without classification heads",
+        "width, feed-forward, heads": f"{cfg.encoder_embed_dim}, {cfg.encoder_ffn_embed_dim}, "
+        f"{cfg.encoder_attention_heads}",
+        "positions": f"{cfg.max_positions}",
+        "relative position bias": f"{buckets} buckets up to {distance} tokens (T5)" if buckets else "none",
+        "vocabulary": f"{len(source.tokenizer.dictionary):,} symbols",
+        **source.training,
+    }
+    if head is not None and head.kind == SPAN:
+        rows["span head"] = f"{head.name}: where an answer starts, and where it ends"
+    elif head is not None:
+        labels = ", ".join(head.labels) or ("a score" if head.outputs == 1 else "without names")
+        rows["classification head"] = f"{head.name}: {labels}"
+    return rows
+
+
+def training_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """What a checkpoint's settings and meters know of its training, in words: data (without where it is), task,
+    updates of each run, means of the last validation."""
+    extra, task = state.get("extra_state") or {}, (state.get("cfg") or {}).get("task") or {}
+    folders = [Path(folder).name for folder in str(task.get("data") or "").split(":") if folder]
+    runs = [int(run.get("num_updates", 0)) for run in state.get("optimizer_history") or ()]
+    meters = dict(extra.get("metrics") or {}).get("valid") or ()
+    losses = [
+        f"{name} {float(meter['sum']) / float(meter['count']):.4g}"
+        for _, name, kind, meter in meters
+        if kind == "AverageMeter" and name not in ("wpb", "bsz") and meter.get("count")
+    ]
+    return {
+        "trained on": ", ".join(f"`{folder}`" for folder in folders) or UNKNOWN,
+        "task": f"`{task['_name']}`" if task.get("_name") else UNKNOWN,
+        "updates": " and then ".join(f"{updates:,}" for updates in runs if updates) or UNKNOWN,
+        "last validation": ", ".join(losses) or UNKNOWN,
+    }

@@ -32,10 +32,10 @@ from lazyformer_fairseq.huggingface.families import (
     TYPES,
     WORDS,
     Described,
+    Weights,
     describe,
     read_json_object,
 )
-from lazyformer_fairseq.huggingface.hub_folder import Weights
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, POOLER, SPAN
 from lazyformer_fairseq.storage.atomic import atomic_folder
 from lazyformer_fairseq.warm_start.options import WarmOptions

@@ -27,7 +27,7 @@ from lazyformer_fairseq.patterns.kinds import ENCODER, find_kind
 PACKAGE = "lazyformer_fairseq"
 EXPORTED = f"{PACKAGE}.huggingface.exported"
 PLAIN = f"{EXPORTED}.plain"
-ROOTS = tuple(f"{EXPORTED}.{name}" for name in ("checksums", "modelling", "heads"))  # all of these
+ROOTS = tuple(f"{EXPORTED}.{name}" for name in ("modelling", "heads"))  # all of these
 OTHERS = frozenset({"torch", "transformers"})  # that an exported file may import, beside the standard library
 WIDTH = 120  # of a line
 # Methods that torch and python call.

@@ -1,27 +1,212 @@
-"""The encoder with a head for each task."""
+"""The encoder around the sublayers of a plan, and the same with a head for each task."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Optional, Union
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
 
-from lazyformer_fairseq.huggingface.exported.checksums import other_heads
 from lazyformer_fairseq.huggingface.exported.modelling import (
     TIES_BY_TABLE,
     LazyFormerConfig,
-    LazyFormerModel,
     LazyFormerPreTrainedModel,
-    first_of_text,
-    wants_dict,
+    build_sublayers,
+    other_heads,
+    run_sublayers,
 )
-from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS
+from lazyformer_fairseq.modules.attention.scores import Scores
+from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
+from lazyformer_fairseq.modules.networks.heads import CLASSIFICATION_HEADS, Pooler
+
+
+class LazyFormerModel(LazyFormerPreTrainedModel):
+    """The encoder: embeddings, then the sublayers of the plan.
+
+    Post-norm encoders normalise the embeddings, pre-norm ones the output.
+    """
+
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
+
+    def __init__(self, config: LazyFormerConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_token_types = (
+            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        )
+        self.relative_position_bias = (
+            RelativePositionBias(
+                config.num_attention_heads, config.relative_position_buckets, config.relative_position_max_distance
+            )
+            if config.relative_position_buckets
+            else None
+        )
+        self.sublayers = build_sublayers(config)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.embedding_layer_norm = None if config.normalize_before else norm
+        self.final_layer_norm = norm if config.normalize_before else None
+        self.pooler = Pooler(config.hidden_size) if config.pooler else None
+        self.gradient_checkpointing = False
+        self.same_weights = same_weights(self)
+        if self.same_weights:
+            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed_tokens = value
+
+    def _tie_weights(self) -> None:
+        """What transformers 4 calls after loading: sublayers that share a weight do so again."""
+        for name, source in self.same_weights.items():
+            module, _, weight = name.rpartition(".")
+            setattr(self.get_submodule(module), weight, self.get_parameter(source))
+
+    def forward(
+        self,
+        input_ids: Optional[Tensor] = None,
+        attention_mask: Optional[Tensor] = None,
+        token_type_ids: Optional[Tensor] = None,
+        inputs_embeds: Optional[Tensor] = None,
+        global_attention_mask: Optional[Tensor] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        return_dict: Optional[bool] = None,
+    ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
+        """Encodes.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T), 0 at padding, which may stand anywhere: before the text it takes no position. None
+                for padding wherever `input_ids` has the padding symbol.
+            token_type_ids: (B, T); for models with token types alone.
+            inputs_embeds: (B, T, C), in place of `input_ids`.
+            global_attention_mask: (B, T), 1 at tokens that see and are seen by all; for patterns with ``global=given``.
+            output_attentions: also return probabilities (B, N, T, K) of each attending sublayer, computed eagerly.
+            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
+            return_dict: False for a tuple.
+
+        Raises:
+            ValueError: a sequence longer than the model's positions, or arguments that do not fit together.
+        """
+        config = self.config
+        output_attentions = config.output_attentions if output_attentions is None else output_attentions
+        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        padding_mask = self.find_padding(input_ids, attention_mask)
+        x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
+        scores = Scores() if self.relative_position_bias is None else self.relative_position_bias(x.size(1))
+        scores = scores if padding_mask is None else scores.with_padding(padding_mask, is_on_right=False)
+        if (given := self._global_positions(global_attention_mask)) is not None:
+            scores = scores.with_given(given)
+        attention = "eager" if output_attentions else config._attn_implementation
+        checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
+        x, states, probabilities = run_sublayers(
+            self.sublayers, x, scores, attention, bool(output_attentions), checkpoint
+        )
+        x = x if self.final_layer_norm is None else self.final_layer_norm(x)
+        output = BaseModelOutputWithPooling(
+            last_hidden_state=x,
+            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)[:, None]),
+            hidden_states=(*states[:-1], x) if output_hidden_states else None,
+            attentions=tuple(probabilities) if output_attentions else None,
+        )
+        return output if wants_dict(config, return_dict) else output.to_tuple()
+
+    def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
+        """(B, T), True at padding; None where it is known that there is none."""
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}, must be (batch, tokens)")
+        if attention_mask is not None:
+            padding_mask = attention_mask.eq(0)
+        elif input_ids is not None and self.config.pad_token_id is not None:
+            padding_mask = input_ids.eq(self.config.pad_token_id)
+        else:
+            return None
+        # What is traced must hold for other inputs too.
+        return padding_mask if torch.compiler.is_compiling() or bool(padding_mask.any()) else None
+
+    def _embed(
+        self,
+        input_ids: Optional[Tensor],
+        inputs_embeds: Optional[Tensor],
+        token_type_ids: Optional[Tensor],
+        padding_mask: Optional[Tensor],
+    ) -> Tensor:
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = x + self._positions(x.size(1), padding_mask)
+        if self.embed_token_types is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            x = x + self.embed_token_types(token_type_ids)
+        elif token_type_ids is not None:
+            raise ValueError("token_type_ids are given, but this model has no token types: leave them out")
+        x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
+        return F.dropout(x, self.config.hidden_dropout_prob, self.training)
+
+    def _positions(self, time: int, padding_mask_BT: Optional[Tensor]) -> Tensor:
+        """Embeddings of T positions. They count from each row's first text: padding before it takes none."""
+        embeddings = self.embed_positions.weight
+        if time > embeddings.size(0):
+            raise ValueError(f"a sequence of {time} tokens is longer than the model's {embeddings.size(0)} positions")
+        if padding_mask_BT is None:
+            return embeddings[:time]
+        first = padding_mask_BT.int().argmin(-1, keepdim=True)
+        return embeddings[(torch.arange(time, device=first.device) - first).clamp(min=0)]
+
+    def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:
+        asks = any(place["settings"].get("global") == "given" for place in self.config.plan)
+        if asks != (global_attention_mask is not None):
+            raise ValueError(
+                "this model's tokens that see and are seen by all are given: pass global_attention_mask, 1 at each"
+                if asks
+                else "global_attention_mask is given, but no sublayer of this model asks for it"
+            )
+        return None if global_attention_mask is None else global_attention_mask.ne(0)
+
+    def _checkpoint(self, function: Callable, *arguments: Any) -> Any:
+        # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
+        return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
+
+
+def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    """(B, C) of the tokens with which texts begin, behind padding if there is some on the left."""
+    if padding_mask_BT is None:
+        return x_BTC[:, 0]
+    first = padding_mask_BT.int().argmin(-1).to(x_BTC.device)
+    return x_BTC[torch.arange(x_BTC.size(0), device=x_BTC.device), first]
+
+
+def same_weights(model: nn.Module) -> dict[str, str]:
+    """From each further name of a weight that several sublayers share to its first.
+
+    They say so themselves: where transformers 4 builds a model without memory, each has a weight of its own at first.
+    """
+    first: dict[str, str] = {}
+    found = {}
+    for path, module in model.named_modules():
+        for name, common in getattr(module, "common_weights", {}).items():
+            weight = f"{path}.{name}"
+            if first.setdefault(common, weight) != weight:
+                found[weight] = first[common]
+    return found
+
+
+def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
+    return config.return_dict if return_dict is None else return_dict
+
 
 TIED = {"lm_head.decoder.weight": "lazyformer.embed_tokens.weight"}
 

@@ -1,28 +1,25 @@
-"""The exported model: its configuration, and the encoder around the package's own sublayers.
+"""The exported model: its configuration, the package's own sublayers by a plan, and weights that are what was saved.
 
 What ``lazyformer export --to huggingface`` writes is this file, ``heads.py`` and all that they and the pattern's kinds
 reach in the package, merged into one.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import logging
 
-from lazyformer_fairseq.huggingface.exported.checksums import check_weights, hash_weights, other_heads
 from lazyformer_fairseq.huggingface.exported.plain import PlannedSublayer
 from lazyformer_fairseq.modules.attention.scores import Scores
-from lazyformer_fairseq.modules.networks.encoder import RelativePositionBias
-from lazyformer_fairseq.modules.networks.heads import Pooler
 from lazyformer_fairseq.modules.sublayers.attention import AttentionSublayer
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.modules.sublayers.interface import Context, SublayerOptions
@@ -230,186 +227,6 @@ def _run_anew(sublayer: nn.Module, shared: Context, x_BTC: Tensor, below: dict[s
     return sublayer(x_BTC, below, shared._replace(scores=replace(shared.scores)))
 
 
-class LazyFormerModel(LazyFormerPreTrainedModel):
-    """The encoder: embeddings, then the sublayers of the plan.
-
-    Post-norm encoders normalise the embeddings, pre-norm ones the output.
-    """
-
-    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = other_heads()
-
-    def __init__(self, config: LazyFormerConfig):
-        super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.embed_token_types = (
-            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
-        )
-        self.relative_position_bias = (
-            RelativePositionBias(
-                config.num_attention_heads, config.relative_position_buckets, config.relative_position_max_distance
-            )
-            if config.relative_position_buckets
-            else None
-        )
-        self.sublayers = build_sublayers(config)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.embedding_layer_norm = None if config.normalize_before else norm
-        self.final_layer_norm = norm if config.normalize_before else None
-        self.pooler = Pooler(config.hidden_size) if config.pooler else None
-        self.gradient_checkpointing = False
-        self.same_weights = same_weights(self)
-        if self.same_weights:
-            self._tied_weights_keys = self.same_weights if TIES_BY_TABLE else list(self.same_weights)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embed_tokens = value
-
-    def _tie_weights(self) -> None:
-        """What transformers 4 calls after loading: sublayers that share a weight do so again."""
-        for name, source in self.same_weights.items():
-            module, _, weight = name.rpartition(".")
-            setattr(self.get_submodule(module), weight, self.get_parameter(source))
-
-    def forward(
-        self,
-        input_ids: Optional[Tensor] = None,
-        attention_mask: Optional[Tensor] = None,
-        token_type_ids: Optional[Tensor] = None,
-        inputs_embeds: Optional[Tensor] = None,
-        global_attention_mask: Optional[Tensor] = None,
-        output_attentions: Optional[bool] = None,
-        output_hidden_states: Optional[bool] = None,
-        return_dict: Optional[bool] = None,
-    ) -> Union[tuple[Any, ...], BaseModelOutputWithPooling]:
-        """Encodes.
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: (B, T), 0 at padding, which may stand anywhere: before the text it takes no position. None
-                for padding wherever `input_ids` has the padding symbol.
-            token_type_ids: (B, T); for models with token types alone.
-            inputs_embeds: (B, T, C), in place of `input_ids`.
-            global_attention_mask: (B, T), 1 at tokens that see and are seen by all; for patterns with ``global=given``.
-            output_attentions: also return probabilities (B, N, T, K) of each attending sublayer, computed eagerly.
-            output_hidden_states: also return the embeddings and what each sublayer returned, the last one normalised.
-            return_dict: False for a tuple.
-
-        Raises:
-            ValueError: a sequence longer than the model's positions, or arguments that do not fit together.
-        """
-        config = self.config
-        output_attentions = config.output_attentions if output_attentions is None else output_attentions
-        output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        padding_mask = self.find_padding(input_ids, attention_mask)
-        x = self._embed(input_ids, inputs_embeds, token_type_ids, padding_mask)
-        scores = Scores() if self.relative_position_bias is None else self.relative_position_bias(x.size(1))
-        scores = scores if padding_mask is None else scores.with_padding(padding_mask, is_on_right=False)
-        if (given := self._global_positions(global_attention_mask)) is not None:
-            scores = scores.with_given(given)
-        attention = "eager" if output_attentions else config._attn_implementation
-        checkpoint = self._checkpoint if self.gradient_checkpointing and self.training else None
-        x, states, probabilities = run_sublayers(
-            self.sublayers, x, scores, attention, bool(output_attentions), checkpoint
-        )
-        x = x if self.final_layer_norm is None else self.final_layer_norm(x)
-        output = BaseModelOutputWithPooling(
-            last_hidden_state=x,
-            pooler_output=None if self.pooler is None else self.pooler(first_of_text(x, padding_mask)[:, None]),
-            hidden_states=(*states[:-1], x) if output_hidden_states else None,
-            attentions=tuple(probabilities) if output_attentions else None,
-        )
-        return output if wants_dict(config, return_dict) else output.to_tuple()
-
-    def find_padding(self, input_ids: Optional[Tensor], attention_mask: Optional[Tensor]) -> Optional[Tensor]:
-        """(B, T), True at padding; None where it is known that there is none."""
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}, must be (batch, tokens)")
-        if attention_mask is not None:
-            padding_mask = attention_mask.eq(0)
-        elif input_ids is not None and self.config.pad_token_id is not None:
-            padding_mask = input_ids.eq(self.config.pad_token_id)
-        else:
-            return None
-        # What is traced must hold for other inputs too.
-        return padding_mask if torch.compiler.is_compiling() or bool(padding_mask.any()) else None
-
-    def _embed(
-        self,
-        input_ids: Optional[Tensor],
-        inputs_embeds: Optional[Tensor],
-        token_type_ids: Optional[Tensor],
-        padding_mask: Optional[Tensor],
-    ) -> Tensor:
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        x = x + self._positions(x.size(1), padding_mask)
-        if self.embed_token_types is not None:
-            if token_type_ids is None:
-                token_type_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-            x = x + self.embed_token_types(token_type_ids)
-        elif token_type_ids is not None:
-            raise ValueError("token_type_ids are given, but this model has no token types: leave them out")
-        x = x if self.embedding_layer_norm is None else self.embedding_layer_norm(x)
-        return F.dropout(x, self.config.hidden_dropout_prob, self.training)
-
-    def _positions(self, time: int, padding_mask_BT: Optional[Tensor]) -> Tensor:
-        """Embeddings of T positions. They count from each row's first text: padding before it takes none."""
-        embeddings = self.embed_positions.weight
-        if time > embeddings.size(0):
-            raise ValueError(f"a sequence of {time} tokens is longer than the model's {embeddings.size(0)} positions")
-        if padding_mask_BT is None:
-            return embeddings[:time]
-        first = padding_mask_BT.int().argmin(-1, keepdim=True)
-        return embeddings[(torch.arange(time, device=first.device) - first).clamp(min=0)]
-
-    def _global_positions(self, global_attention_mask: Optional[Tensor]) -> Optional[Tensor]:
-        asks = any(place["settings"].get("global") == "given" for place in self.config.plan)
-        if asks != (global_attention_mask is not None):
-            raise ValueError(
-                "this model's tokens that see and are seen by all are given: pass global_attention_mask, 1 at each"
-                if asks
-                else "global_attention_mask is given, but no sublayer of this model asks for it"
-            )
-        return None if global_attention_mask is None else global_attention_mask.ne(0)
-
-    def _checkpoint(self, function: Callable, *arguments: Any) -> Any:
-        # Reentrant, it would not see the tensors within what sublayers hand on, and their gradients would be lost.
-        return self._gradient_checkpointing_func(function, *arguments, use_reentrant=False)
-
-
-def first_of_text(x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
-    """(B, C) of the tokens with which texts begin, behind padding if there is some on the left."""
-    if padding_mask_BT is None:
-        return x_BTC[:, 0]
-    first = padding_mask_BT.int().argmin(-1).to(x_BTC.device)
-    return x_BTC[torch.arange(x_BTC.size(0), device=x_BTC.device), first]
-
-
-def same_weights(model: nn.Module) -> dict[str, str]:
-    """From each further name of a weight that several sublayers share to its first.
-
-    They say so themselves: where transformers 4 builds a model without memory, each has a weight of its own at first.
-    """
-    first: dict[str, str] = {}
-    found = {}
-    for path, module in model.named_modules():
-        for name, common in getattr(module, "common_weights", {}).items():
-            weight = f"{path}.{name}"
-            if first.setdefault(common, weight) != weight:
-                found[weight] = first[common]
-    return found
-
-
-def wants_dict(config: LazyFormerConfig, return_dict: Optional[bool]) -> bool:
-    return config.return_dict if return_dict is None else return_dict
-
-
 # By name in transformers the classes of this file.
 AUTO_CLASSES = {
     "AutoConfig": "LazyFormerConfig",
@@ -419,3 +236,116 @@ AUTO_CLASSES = {
     "AutoModelForTokenClassification": "LazyFormerForTokenClassification",
     "AutoModelForQuestionAnswering": "LazyFormerForQuestionAnswering",
 }
+
+
+# Hashes of weights in the config, so that weights that are not those that were saved never load in silence:
+# transformers gives a weight that it does not find in a file random numbers, and says so in a log. Here it is an error.
+BASE = "lazyformer"  # the part without heads; a head is a part by its own name
+HEADS = ("lm_head", "classifier", "token_classifier", "qa_outputs")
+
+
+def other_heads(own: str = "") -> list[str]:
+    """Patterns for names of weights that a model with the head `own` leaves alone."""
+    return [rf"^{head}\." for head in HEADS if head != own]
+
+
+# Whoever loads chooses the precision: each has a hash of the weights as they then are.
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+logger = logging.get_logger(__name__)
+
+
+def by_part(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of a model's weights, by the part that they belong to."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        first = name.partition(".")[0]
+        found.setdefault(first if first in HEADS else BASE, []).append(name)
+    return found
+
+
+def hash_part(weights: Mapping[str, Tensor], names: Iterable[str], precision: torch.dtype) -> str:
+    """SHA-256 of names, shapes and numbers; of the base with or without a head around it, the same."""
+    digest = hashlib.sha256()
+    for name, weight in sorted((name.removeprefix(f"{BASE}."), weights[name]) for name in names):
+        weight = weight.detach().to("cpu")
+        weight = weight.to(precision) if weight.is_floating_point() else weight
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
+        digest.update(weight.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def hash_weights(weights: Mapping[str, Tensor]) -> Optional[dict[str, dict[str, str]]]:
+    """By part and by precision, as the config has it; None where a weight is not here in full."""
+    if not all(is_plain(weight) for weight in weights.values()):
+        return None
+    return {
+        part: {name: hash_part(weights, names, precision) for name, precision in PRECISIONS.items()}
+        for part, names in by_part(weights).items()
+    }
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether it is a tensor with all its numbers: not on the meta device, not a shard, not quantized."""
+    return type(weight) in (Tensor, nn.Parameter, nn.Buffer) and not weight.is_meta
+
+
+def check_weights(model: nn.Module, loading: Mapping[str, Any], source: str) -> None:
+    """Compares a model that was just loaded with the hashes in its config.
+
+    A part that the config has no hash of, such as a new classification head, may have fresh weights. So may one whose
+    sizes the caller has changed, by ``ignore_mismatched_sizes``.
+
+    Args:
+        loading: what transformers says of how it loaded.
+        source: the folder, for messages.
+
+    Raises:
+        ValueError: a weight is missing or untied, or has other numbers than those that were saved.
+    """
+    known = model.config.weights_sha256 or {}
+    missing = by_part(loading["missing_keys"])
+    changed = by_part(key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
+    for part, names in missing.items():
+        if part == BASE or part in known:
+            raise ValueError(
+                f"{source}: its file of weights lacks {', '.join(sorted(names)[:3])}"
+                f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}, which would have random numbers: copy the "
+                "whole folder again, or export the checkpoint again"
+            )
+    _check_tied(model, source)
+    weights = model.state_dict()
+    for part, names in by_part(weights).items():
+        if part in changed:
+            logger.warning("%s: sizes of %s have changed, so nobody knows whether its weights are right", source, part)
+        elif part in known or part == BASE:
+            _check_part(known.get(part), weights, names, source)
+
+
+def _check_part(
+    hashes: Optional[Mapping[str, str]], weights: Mapping[str, Tensor], names: list[str], source: str
+) -> None:
+    found = {weights[name].dtype for name in names if weights[name].is_floating_point()}
+    precision = next(iter(found)) if len(found) == 1 else None
+    precision = torch.float32 if precision is torch.float64 else precision  # exact both ways
+    name = next((name for name, each in PRECISIONS.items() if each is precision), "")
+    if name not in (hashes or {}) or not all(is_plain(weights[each]) for each in names):
+        why = "they are not all here, or in mixed or other precision" if hashes else "config.json has no weights_sha256"
+        logger.warning("%s: cannot tell whether the weights are those that were saved: %s", source, why)
+    elif hash_part(weights, names, precision) != hashes[name]:
+        raise ValueError(
+            f"{source}: the weights are not those that config.json was saved with (weights_sha256): copy the whole "
+            "folder again. Who changes weights on purpose saves them by save_pretrained, or removes weights_sha256"
+        )
+
+
+def _check_tied(model: nn.Module, source: str) -> None:
+    """The masked-LM decoder is the token embedding."""
+    decoder = model.get_output_embeddings()
+    if decoder is None or not model.config.tie_word_embeddings or decoder.weight.is_meta:
+        return
+    if decoder.weight is not model.get_input_embeddings().weight:
+        raise ValueError(
+            f"{source}: the file has a decoder of its own, lm_head.decoder.weight, but config.json ties it to the "
+            'token embedding: if that is meant, set "tie_word_embeddings": false there'
+        )

@@ -210,14 +210,8 @@ def describe(folder: Path) -> Described:
         return float(read(name, "from 0 to below 1", is_right, default))
 
     keys = family.keys
-    activation = ACTIVATIONS[
-        read(
-            keys["activation_fn"],
-            f"one of {', '.join(ACTIVATIONS)}",
-            lambda value: isinstance(value, str) and value in ACTIVATIONS,
-            "gelu",
-        )
-    ]
+    known = f"one of {', '.join(ACTIVATIONS)}"
+    activation = ACTIVATIONS[read(keys["activation_fn"], known, lambda value: value in list(ACTIVATIONS), "gelu")]
     dropout = share(keys["dropout"], 0.1)
     is_epsilon = lambda value: type(value) in (int, float) and 0 < value < 1  # noqa: E731
     names = values.get("architectures")

@@ -332,7 +332,9 @@ class _Writer:
         """The lines of a definition that stay, with the names of this file in them."""
         lines, node = self._renamed(definition), definition.node
         end = node.body[0].lineno - 1 if isinstance(node, ast.ClassDef) else node.end_lineno
-        operators = [each for each in getattr(node, "decorator_list", ()) if _is_operator(each)]
+        decorators = getattr(node, "decorator_list", ())
+        # A function that is torch's operator is a plain one in an exported file: graphs look into it.
+        operators = [each for each in decorators if ast.unparse(each).startswith("torch.library.")]
         dropped = {number for each in operators for number in range(each.lineno, each.end_lineno + 1)}
         kept = [lines[number - 1] for number in range(definition.start, end + 1) if number not in dropped]
         for member in node.body if isinstance(node, ast.ClassDef) else ():
@@ -393,11 +395,6 @@ def _is_package(module: str) -> bool:
     return importlib.util.find_spec(module).submodule_search_locations is not None
 
 
-def _is_operator(decorator: ast.expr) -> bool:
-    """Whether it makes torch's operator of a function: an exported file has plain functions, which graphs look into."""
-    return ast.unparse(decorator).startswith("torch.library.")
-
-
 _FUNCTIONS = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -449,12 +446,10 @@ def _import_lines(imports: Iterable[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for module, name in sorted(imports):
         names.setdefault(f"from {module} import " if name else f"import {module}", []).append(name)
-    lines = {start: _wrapped(start, found) for start, found in names.items()}
+    lines = {}
+    for start, found in names.items():
+        line = start + ", ".join(found)
+        lines[start] = line if len(line) <= WIDTH else f"{start}(\n" + "".join(f"    {each},\n" for each in found) + ")"
     is_standard = {start: start.split()[1].partition(".")[0] in sys.stdlib_module_names for start in lines}
     groups = ([line for start, line in lines.items() if is_standard[start] == first] for first in (True, False))
     return "\n\n".join("\n".join(group) for group in groups)
-
-
-def _wrapped(start: str, names: Iterable[str]) -> str:
-    line = start + ", ".join(names)
-    return line if len(line) <= WIDTH else f"{start}(\n" + "".join(f"    {name},\n" for name in names) + ")"

@@ -9,7 +9,7 @@ their spaces. The first rule that fits a word decides, as in sacremoses; a word 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import tokenizers
 from sacremoses import MosesDetokenizer
@@ -69,24 +69,20 @@ def write_tokenizer(
     else:
         fast = as_fast_tokenizer(tokenizer)
         (folder / FAST_FILE).write_text(fast.to_str() + "\n", encoding="utf-8")
-        settings = _settings(fast, token_types)
+        added = sorted(fast.get_added_tokens_decoder().items())
+        plain = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **ROLES,
+            "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+            "added_tokens_decoder": {
+                str(index): {"content": token.content, "special": token.special, **plain} for index, token in added
+            },
+        }
     if max_length is not None:
         settings["model_max_length"] = max_length
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _settings(fast: tokenizers.Tokenizer, token_types: bool) -> dict[str, Any]:
-    added = sorted(fast.get_added_tokens_decoder().items())
-    plain = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **ROLES,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {
-            str(index): {"content": token.content, "special": token.special, **plain} for index, token in added
-        },
-    }
 
 
 def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -94,7 +90,13 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     proto = read_model(tokenizer.folder / MODEL_FILE)
     fast = tokenizers.Tokenizer(model(proto, tokenizer.symbols))
     fast.normalizer = normaliser(tokenizer.settings, normalisers(proto))
-    fast.pre_tokenizer = pre_tokenizer()
+    fast.pre_tokenizer = pre_tokenizers.Sequence(  # words, each with the sign for a space before it
+        [
+            pre_tokenizers.Split(" ", "removed"),
+            pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(BREAK, "removed"),
+        ]
+    )
     fast.post_processor = processors.TemplateProcessing(
         single=f"{START} $A {END}",
         pair=f"{START} $A {END} {END} $B {END}",
@@ -143,7 +145,9 @@ def model(proto: Proto, symbols: Sequence[str]) -> models.Model:
     """
     byte_fallback = proto.trainer_spec.byte_fallback
     if proto.trainer_spec.model_type == TrainerSpec.UNIGRAM:
-        return models.Unigram(_scores(proto, symbols), UNK, byte_fallback)
+        scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
+        rarest = min(scores.values())  # as unlikely are symbols that are no pieces
+        return models.Unigram([(symbol, scores.get(symbol, rarest)) for symbol in symbols], UNK, byte_fallback)
     ids = {symbol: index for index, symbol in enumerate(symbols)}
     return models.BPE(ids, _merges(proto), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
@@ -159,17 +163,6 @@ def normalisers(proto: Proto) -> list[normalizers.Normalizer]:
     return [*of_the_model, at_the_end, before_one]
 
 
-def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    """Words, each with the sign for a space before it."""
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(" ", "removed"),
-            pre_tokenizers.Metaspace(SPACE, prepend_scheme="always", split=False),
-            pre_tokenizers.Split(BREAK, "removed"),
-        ]
-    )
-
-
 def _merges(proto: Proto) -> list[tuple[str, str]]:
     """Any two pieces beside each other become the one that they spell, the best score first (Sennrich et al., 2016)."""
     texts = {piece.piece: piece.score for piece in proto.pieces if piece.type == Piece.NORMAL}
@@ -178,13 +171,6 @@ def _merges(proto: Proto) -> list[tuple[str, str]]:
         pairs = [(text[:place], text[place:]) for place in range(1, len(text))]
         merges += [(left, right) for left, right in pairs if left in texts and right in texts]
     return merges
-
-
-def _scores(proto: Proto, symbols: Sequence[str]) -> list[tuple[str, float]]:
-    """Log-probabilities by id; symbols that are no pieces are as unlikely as the rarest piece."""
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type not in WITHOUT_TEXT}
-    rarest = min(scores.values())
-    return [(symbol, scores.get(symbol, rarest)) for symbol in symbols]
 
 
 CONTROLS = [symbol for symbol in FIRST_SYMBOLS if symbol != UNKNOWN]
@@ -266,7 +252,8 @@ def _joining_rules(language: str) -> list[Rule]:
         rules.append(Rule(rf"(?<= )(?='[{letters}])", TO_THE_LEFT))
     if language in ("fr", "it", "ga"):
         rules.append(Rule(rf"[{letters}]'\K(?= [{letters}])", TO_THE_RIGHT))
-    return [*rules, *_quote_rules('"'), *_quote_rules("'", "(?<!s )" if language == "en" else ""), *_joined()]
+    joined = [Rule(f" ?{TO_THE_LEFT}", ""), Rule(f"{TO_THE_RIGHT} ?", "")]
+    return [*rules, *_quote_rules('"'), *_quote_rules("'", "(?<!s )" if language == "en" else ""), *joined]
 
 
 def _quote_rules(quote: str, opens: str = "") -> list[Rule]:
@@ -279,7 +266,3 @@ def _quote_rules(quote: str, opens: str = "") -> list[Rule]:
         Rule(rf"{opens}{WORD_START}{quote}\K{WORD_END}", TO_THE_RIGHT),
         Rule(rf"{WORD_START}(?={quote}{WORD_END})", TO_THE_LEFT),
     ]
-
-
-def _joined() -> list[Rule]:
-    return [Rule(f" ?{TO_THE_LEFT}", ""), Rule(f"{TO_THE_RIGHT} ?", "")]

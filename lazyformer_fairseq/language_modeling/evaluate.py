@@ -36,8 +36,6 @@ from lazyformer_fairseq.measure.costs.machine import PRECISIONS, device_named
 from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder, refuse_same_length_without_memory
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 
-TASK = "stream_language_modeling"
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -92,7 +90,7 @@ def load_model(
     device = device_named(device)
     state = load_safely(checkpoint, {"data": str(data)})
     trained_on = ((state.get("cfg") or {}).get("task") or {}).get("_name")
-    if trained_on != TASK:
+    if trained_on != "stream_language_modeling":
         told = f"it was trained on the task {trained_on}" if trained_on else "it names no task"
         raise UserError(
             f"{checkpoint}: is no language model of this package; {told}. Give a checkpoint of "

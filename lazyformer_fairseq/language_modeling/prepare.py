@@ -132,9 +132,10 @@ class Characters:
         for block in self._blocks(split):
             numbers += np.bincount(block, minlength=256)
             progress(len(block))
-        for byte in np.flatnonzero(numbers).tolist():
-            if byte not in self.symbols:
-                raise UserError(f"{self.file}: has the byte {byte}, but text8 is a to z and spaces; download it again")
+        if strange := set(np.flatnonzero(numbers).tolist()) - set(self.symbols):
+            raise UserError(
+                f"{self.file}: has the byte {min(strange)}, but text8 is a to z and spaces; download it again"
+            )
         return Counter({symbol: int(numbers[byte]) for byte, symbol in self.symbols.items() if numbers[byte]})
 
     def encode(self, split: str, dictionary: Dictionary, progress: Progress) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -189,9 +190,13 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
     if official is not None and not official.startswith(corpus):
         raise UserError(f"--official {official}: is no {corpus}")
     text = WordsOfLines(source) if corpus == "wikitext" else Characters(source, corpus)
-    with atomic_folder(out) as folder, _progress_bar(text) as bar:
-        counts = text.count("train", bar.update)
-        dictionary = _dictionary(counts)
+    total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
+    bar = tqdm(total=total, desc="preparing", unit="B", unit_scale=True)
+    with atomic_folder(out) as folder, bar:
+        counts, dictionary = text.count("train", bar.update), Dictionary()
+        for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            if symbol not in dictionary.indices:  # as </s> and <unk> are, fairseq's own
+                dictionary.add_symbol(symbol, n=count)
         dictionary.save(str(folder / "dict.txt"))
         manifest = {
             "corpus": corpus,
@@ -206,20 +211,6 @@ def prepare(corpus: str, source: Path, out: Path, official: Optional[str] = None
             raise UserError(f"{source}: not {official}: {not_official(manifest, official)}; {remedy}")
         write_json(folder / MANIFEST, manifest)
     return manifest
-
-
-def _progress_bar(text: TextSource) -> tqdm:
-    total = text.size("train") + sum(map(text.size, SPLITS))  # the training split is read twice
-    return tqdm(total=total, desc="preparing", unit="B", unit_scale=True)
-
-
-def _dictionary(counts: Counter) -> Dictionary:
-    """fairseq's four symbols, then those of the corpus, most frequent first, ties by name."""
-    dictionary = Dictionary()
-    for symbol, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if symbol not in dictionary.indices:  # </s> and <unk>
-            dictionary.add_symbol(symbol, n=count)
-    return dictionary
 
 
 def _write_split(text: TextSource, split: str, dictionary: Dictionary, prefix: Path, bar: tqdm) -> dict[str, int]:

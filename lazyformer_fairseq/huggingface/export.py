@@ -113,19 +113,6 @@ def export_to_huggingface(
             code cannot be exported; `out` exists.
     """
     refuse_filled_folder(out)
-    source = read_source(folder, checkpoint_file, head)
-    form = choose_form(source, form)
-    with atomic_folder(Path(out)) as unfinished:
-        model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
-        write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
-        card = model_card(source, form == CUSTOM, Path(out).name)
-        (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
-        check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
-    return form
-
-
-def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None, head: Optional[str] = None) -> Source:
-    """Reads a checkpoint and its tokenizer; see :func:`export_to_huggingface`."""
     path = checkpoint_at(Path(folder), checkpoint_file)
     state = load_safely(path)
     if any(str(name).startswith(CAUSAL_WEIGHT) for name in state.get("model", ())):
@@ -134,8 +121,15 @@ def read_source(folder: Union[str, Path], checkpoint_file: Optional[str] = None,
             "segments before as Transformer-XL does (its own was removed), so use it by lazyformer_fairseq"
         )
     loaded = hub.load_state(LazyFormerModel, state, path)
-    chosen = choose_head(state["model"], head, path)
-    return Source(loaded.model, loaded.tokenizer, chosen, training_of(state))
+    source = Source(loaded.model, loaded.tokenizer, choose_head(state["model"], head, path), training_of(state))
+    form = choose_form(source, form)
+    with atomic_folder(Path(out)) as unfinished:
+        model_class = write_bert(source, unfinished) if form == BERT else write_custom(source, unfinished)
+        write_tokenizer(source.tokenizer, unfinished, source.cfg.max_positions, source.cfg.token_types > 0)
+        card = model_card(source, form == CUSTOM, Path(out).name)
+        (unfinished / CARD_FILE).write_text(card, encoding="utf-8")
+        check_same_outputs(source, model_class.from_pretrained(str(unfinished)))
+    return form
 
 
 def choose_head(weights: Mapping[str, Any], name: Optional[str], path: Path) -> Optional[Head]:

@@ -48,22 +48,8 @@ def main() -> None:
 
 
 for command in (
-    bench,
-    compare,
-    corpus,
-    curves,
-    evaluate,
-    finetune,
-    import_model,
-    lm,
-    pattern,
-    plan,
-    predict,
-    pretrain,
-    reproduce,
-    search,
-    diagnostics,
-    demo,
+    *(bench, compare, corpus, curves, demo, diagnostics, evaluate, finetune),
+    *(import_model, lm, pattern, plan, predict, pretrain, reproduce, search),
 ):
     main.add_command(command)
 

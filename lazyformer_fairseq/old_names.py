@@ -57,27 +57,23 @@ OLD_NAMES: dict[str, str] = {
     },
     "glue report --squad": Gone("went; give the folder of SQuAD to `lazyformer evaluate`"),
     "glue report --latency": Gone("went; `lazyformer bench` has the latencies"),
-    "continue --replace-progressively": REPLACED,
-    "continue --replace-until": REPLACED,
-    "continue --replace-start": REPLACED,
-    "continue --replace-order": REPLACED,
+    **{f"continue --replace-{what}": REPLACED for what in ("progressively", "until", "start", "order")},
     "import --heads": MATCHED,
     "import --report": Gone("went; --text alone asks for the losses"),
     "import --no-report": Gone("went; leave --text out"),
     "search compress --heads": MATCHED,
     "search --from": "compress {}",
     "search --latency-budget": "--budgets {}",
-    "search --train-updates": FROM_SCRATCH,
-    "search --train-patterns": FROM_SCRATCH,
+    **{f"search --train-{what}": FROM_SCRATCH for what in ("updates", "patterns")},
     "search --time-only": Gone("went; docs/search.md has what updates cost"),
     "search orders": Gone("went; `lazyformer compare --random-orders N` trains random orders"),
     "compare --shares": "--time-fractions {}",
     "compare --rates": "--lr {}",
     "compare --threads": Gone("went; set OMP_NUM_THREADS"),
-    "compare --same-length": EVALUATION,
-    "compare --clamp-len": EVALUATION,
-    "compare --evaluation-tgt-len": EVALUATION,
-    "compare --evaluation-mem-len": EVALUATION,
+    **{
+        f"compare --{what}": EVALUATION
+        for what in ("same-length", "clamp-len", "evaluation-tgt-len", "evaluation-mem-len")
+    },
     "diagnostics run": Gone(
         "is `lazyformer compare DATA OUT --task listops` now, or --task pairs, with --model in place of --pattern, and "
         "--model 'NAME=PATTERN; pretrain=UPDATES' of --self-pretrain"
@@ -94,8 +90,7 @@ OLD_NAMES: dict[str, str] = {
         "went; every corpus says what it cost: see `timing` in its manifest.json, or its report.html, for core-seconds "
         "by step, megabytes a second, memory and disk; build it with --workers 1, then 2, to see it scale"
     ),
-    "corpus --executor": ONE_MACHINE,
-    "corpus --slurm": ONE_MACHINE,
+    **{f"corpus --{what}": ONE_MACHINE for what in ("executor", "slurm")},
     "corpus --unit-megabytes": Gone("went; leave it out: a unit fits the input"),
     "corpus --min-word-count": Gone("went; give --word-coverage, the share of the text that frequent words make up"),
     "continue": "pretrain",

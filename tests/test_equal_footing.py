@@ -14,9 +14,8 @@ from pages import PAGES
 
 from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
-from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of
+from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of, times_to_target
 from lazyformer_fairseq.experiments.compare.settings import find_task
-from lazyformer_fairseq.experiments.compare.times import times_to_target
 from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.json_files import read_json
 

@@ -69,34 +69,27 @@ def diagnostics(task: str, places: tuple[str, ...], settings: DiagnosticsOptions
     wanted = "CORPUS OUT" if task == "pairs" else "OUT"
     if len(places) != len(wanted.split()):
         raise UserError(f"lazyformer diagnostics {task}: give {wanted}")
-    *_, out = places
-    refuse_filled_folder(Path(out))
+    corpus, out = places[0], Path(places[-1])
+    refuse_filled_folder(out)
     rows = {split: getattr(settings, split) or ROWS[task][number] for number, split in enumerate(SPLITS)}
-    make = _make_pairs if task == "pairs" else _make_listops
-    manifest = make(*map(str, places), rows, settings, tokenizer)
+    if task == "listops":
+        refuse_without_extra("huggingface", "lazyformer diagnostics listops")
+        from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
+
+        manifest = prepare_listops(_settings(ListOpsSettings, rows, settings), out)
+    else:
+        if not (Path(corpus) / "dict.txt").is_file():
+            refuse_without_extra("corpus", "lazyformer diagnostics pairs of raw text")
+            from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
+
+            refuse_missing_inputs((corpus,))
+        from lazyformer_fairseq.finetuning.tasks.pairs import PairsSettings, prepare_pairs
+
+        made = _settings(PairsSettings, rows, settings)
+        manifest = prepare_pairs(made, corpus, out, settings.vocab_size, tokenizer)
     from lazyformer_fairseq.finetuning.made import report_of
 
     click.echo(f"{report_of(manifest)}\n\nwritten: {out}")
-
-
-def _make_listops(out: str, rows: dict[str, int], options: DiagnosticsOptions, tokenizer: Optional[Path]) -> Any:
-    refuse_without_extra("huggingface", "lazyformer diagnostics listops")
-    from lazyformer_fairseq.finetuning.tasks.listops import ListOpsSettings, prepare_listops
-
-    return prepare_listops(_settings(ListOpsSettings, rows, options), Path(out))
-
-
-def _make_pairs(
-    corpus: str, out: str, rows: dict[str, int], options: DiagnosticsOptions, tokenizer: Optional[Path]
-) -> Any:
-    if not (Path(corpus) / "dict.txt").is_file():
-        refuse_without_extra("corpus", "lazyformer diagnostics pairs of raw text")
-        from lazyformer_fairseq.corpus.commands import refuse_missing_inputs
-
-        refuse_missing_inputs((corpus,))
-    from lazyformer_fairseq.finetuning.tasks.pairs import PairsSettings, prepare_pairs
-
-    return prepare_pairs(_settings(PairsSettings, rows, options), corpus, Path(out), options.vocab_size, tokenizer)
 
 
 def _settings(kind: type, rows: dict[str, int], options: DiagnosticsOptions) -> Any:

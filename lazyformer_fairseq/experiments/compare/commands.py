@@ -118,20 +118,15 @@ def run(
     given["device"] = device_named(given["device"])
     settings = CompareSettings(data=data, models=models, sizes=asdict(sizes), **given)
     if orders:
-        settings = with_random_orders(settings, orders)
+        pattern = settings.specs[settings.baseline].pattern
+        drawn = random_orders(pattern, orders, settings.seeds[0], settings.row.direction)
+        settings = replace(settings, models={**settings.models, **drawn})
     from lazyformer_fairseq.experiments.compare.report import write_report
     from lazyformer_fairseq.experiments.compare.run import compare as compare_models
 
     with stoppable():
         results = compare_models(settings, out, ["lazyformer", *sys.argv[1:]])
     click.echo(f"\n{write_report(results, out)}\nwritten: {out}")
-
-
-def with_random_orders(settings: CompareSettings, count: int) -> CompareSettings:
-    """With so many models more, which are random orders of the baseline's sublayers."""
-    pattern = settings.specs[settings.baseline].pattern
-    orders = random_orders(pattern, count, settings.seeds[0], settings.row.direction)
-    return replace(settings, models={**settings.models, **orders})
 
 
 def _presets(row: Task, sublayers: int) -> dict[str, str]:

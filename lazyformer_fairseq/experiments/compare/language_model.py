@@ -24,7 +24,7 @@ ROUNDS = 50
 ROWS = 64  # of an evaluation
 
 
-class Compared(ComparedTask):
+class LanguageModel(ComparedTask):
     """Trains on streams of text, with memory."""
 
     def task_words(self) -> list[str]:

@@ -1,6 +1,6 @@
 """All that decides a comparison's result: the table of tasks, the recipes, and what the user chose."""
 
-import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ class Task:
     Attributes:
         name: of ``--task``.
         direction: of the models, ENCODER or CAUSAL.
-        module: has the class `Compared`, a `ComparedTask`.
+        implementation: ``MODULE:CLASS`` in this folder, a `ComparedTask`.
         measure: what a curve's points go by.
         holds: the file by which a folder of its data is known.
         prepares: the command that writes such a folder.
@@ -37,7 +37,7 @@ class Task:
 
     name: str
     direction: str
-    module: str
+    implementation: str
     measure: Mapping[str, Any]
     holds: str
     prepares: str
@@ -55,13 +55,13 @@ class Task:
 
         Loads torch and fairseq.
         """
-        return importlib.import_module(self.module).Compared(settings)
+        return pkgutil.resolve_name(f"{__package__}.{self.implementation}")(settings)
 
 
 _CAUSAL_NAMES = ("transformer_xl", "sandwich_transformer", "par_transformer", "lazy_par_transformer")
 _DIAGNOSTIC = (
     ENCODER,
-    "lazyformer_fairseq.experiments.compare.diagnostic",
+    "masked_lm:Diagnostic",
     {"name": "accuracy", "unit": "%", "lower_is_better": False},
     "manifest.json",
     "lazyformer diagnostics",
@@ -77,7 +77,7 @@ TASKS = (
     Task(
         "masked-lm",
         ENCODER,
-        "lazyformer_fairseq.experiments.compare.masked_lm",
+        "masked_lm:MaskedLM",
         {"name": "loss", "unit": "bits a masked piece", "lower_is_better": True},
         "dict.txt",
         "lazyformer corpus",
@@ -97,7 +97,7 @@ TASKS = (
     Task(
         "language-model",
         CAUSAL,
-        "lazyformer_fairseq.experiments.compare.language_model",
+        "language_model:LanguageModel",
         {"name": "perplexity", "unit": "per token", "lower_is_better": True},
         "manifest.json",
         "lazyformer lm prepare",

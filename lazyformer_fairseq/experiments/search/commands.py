@@ -70,8 +70,7 @@ def run(
     refuse_missing_folders(data)
     from lazyformer_fairseq.experiments.search.fairseq_model import parse
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.experiments.search.report import report_of
-    from lazyformer_fairseq.experiments.search.run import run_search
+    from lazyformer_fairseq.experiments.search.run import report_of, run_search
     from lazyformer_fairseq.measure.costs.machine import device_named
 
     names = read_candidates(tuple(candidates))
@@ -110,8 +109,7 @@ def compress(
     """
     from lazyformer_fairseq.experiments.search.compress.choices import Choices, default_candidates
     from lazyformer_fairseq.experiments.search.compress.choices import read_candidates as read
-    from lazyformer_fairseq.experiments.search.compress.report import budgets_table
-    from lazyformer_fairseq.experiments.search.compress.run import load_original, run_compress
+    from lazyformer_fairseq.experiments.search.compress.run import budgets_table, load_original, run_compress
     from lazyformer_fairseq.experiments.search.latency import read_price_list
     from lazyformer_fairseq.storage.hashes import sha256_of
 

@@ -38,7 +38,12 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
         if option.split("=")[0] in OURS:
             raise UserError(f"{option}: the search sets it itself (see lazyformer search --help)")
     name, criterion, model = TASKS[task]
-    _check_arch(arch, task, ARCH_MODEL_INV_REGISTRY[model])
+    if arch not in (fitting := ARCH_MODEL_INV_REGISTRY[model]):
+        close = difflib.get_close_matches(arch, fitting)
+        known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
+        raise UserError(
+            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or the tiny twin of one"
+        )
     parser = options.get_training_parser()
 
     def refuse(message: str) -> NoReturn:
@@ -51,16 +56,6 @@ def parse(data: str, task: str, arch: str, seed: int, fairseq_options: tuple[str
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *fairseq_options]))
 
 
-def _check_arch(arch: str, task: str, fitting: list[str]) -> None:
-    """Raises a UserError that lists fitting archs, the most similar ones first."""
-    if arch not in fitting:
-        close = difflib.get_close_matches(arch, fitting)
-        known = dict.fromkeys([*close, *(name for name in fitting if not name.endswith("_tiny"))])
-        raise UserError(
-            f"--arch {arch}: no architecture for --task {task}; choose from {', '.join(known)}, or the tiny twin of one"
-        )
-
-
 class BlocksPart:
     """Some blocks of a dataset, read in a different order each epoch; the same from any start.
 
@@ -69,10 +64,7 @@ class BlocksPart:
     """
 
     def __init__(self, dataset: SizedDataset, first: int, last: int, batch_size: int):
-        self.dataset = dataset
-        self.first = first
-        self.last = last
-        self.batch_size = batch_size
+        self.dataset, self.first, self.last, self.batch_size = dataset, first, last, batch_size
 
     def __len__(self) -> int:
         return -(-(self.last - self.first) // self.batch_size)

@@ -38,7 +38,7 @@ def _price(prices: Prices, sublayer: PlannedSublayer, is_read: bool) -> float:
 
 
 def _is_read(sublayer: PlannedSublayer) -> bool:
-    return any(what in sublayer.kind.kept_for_consumers for what in sublayer.consumers)
+    return not set(sublayer.kind.kept_for_consumers).isdisjoint(sublayer.consumers)
 
 
 def expected_latency(prices: Prices, probabilities_LK: Tensor, candidates: Sequence[str]) -> Tensor:

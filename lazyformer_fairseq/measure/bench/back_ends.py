@@ -137,11 +137,8 @@ def table(rows: Mapping[Block, Mapping[str, float]], device: str) -> str:
     lines = []
     for block, milliseconds in rows.items():
         fastest = min(milliseconds.values(), default=None)
-        line = _cells(block)
-        for name in back_ends_of(device):
-            ms = milliseconds.get(name)
-            line[f"{name}, ms"] = "left out" if ms is None else f"{ms:.3g}{' *' if ms == fastest else ''}"
-        lines.append(line)
+        shown = {name: f"{ms:.3g}{' *' if ms == fastest else ''}" for name, ms in milliseconds.items()}
+        lines.append(_cells(block) | {f"{name}, ms": shown.get(name, "left out") for name in back_ends_of(device)})
     return markdown_table(lines, left=("learned", "padding"))
 
 
@@ -149,22 +146,12 @@ def choices(blocks: Sequence[Block], device: str) -> str:
     """A Markdown table: what ``auto`` takes for each block here, and the measurement that decides."""
     lines = []
     for block in blocks:
-        of_learned = {"bias": ["bias"], "positions": ["causal", "positions"]}.get(block.learned, [])
+        features = {"bias": {"bias"}, "positions": {"causal", "positions"}}.get(block.learned, set())
+        features |= {name for name, has in (("padding", block.padded), ("mask", block.share)) if has}
+        same = {name: getattr(block, name) for name in ("batch", "heads", "time", "head_size", "share")}
+        how = {"precision": getattr(torch, block.precision), "is_training": block.training, "has_dropout": False}
         workload = Workload(
-            device=device,
-            precision=getattr(torch, block.precision),
-            batch=block.batch,
-            heads=block.heads,
-            time=block.time,
-            keys=_keys(block),
-            head_size=block.head_size,
-            is_training=block.training,
-            features=frozenset(
-                [*of_learned, *(["padding"] if block.padded else []), *(["mask"] if block.share else [])]
-            ),
-            has_dropout=False,
-            blocks=BLOCKS,
-            share=block.share,
+            device=device, keys=_keys(block), features=frozenset(features), blocks=BLOCKS, **same, **how
         )
         chosen, reason = choose_with_reason(workload, block.layers - 1)
         lines.append({**_cells(block), "auto takes": chosen, "because of": reason})
@@ -178,8 +165,7 @@ def _keys(block: Block) -> int:
 def _cells(block: Block) -> dict[str, object]:
     return {
         "pass": "forward and backward" if block.training else "forward",
-        "learned": block.learned,
-        "padding": "yes" if block.padded else "no",
+        **{"learned": block.learned, "padding": "yes" if block.padded else "no"},
         "shown": f"{block.share:.3g}" if block.share else "all",
         "layers": block.layers,
         "B x n": f"{block.batch} x {block.time}",
@@ -202,9 +188,7 @@ class _Attention:
         self.q = heads_side_by_side(block.time)
         self.k, *self.values = (heads_side_by_side(keys) for _ in range(1 + block.layers))
         self.gradients = [heads_side_by_side(block.time) for _ in self.values]
-        self.learned: list[Tensor] = []
-        if block.learned == "bias":
-            self.learned = [torch.randn(32, block.heads, **like)]
+        self.learned = [torch.randn(32, block.heads, **like)] if block.learned == "bias" else []
         if block.learned == "positions":
             distances = torch.randn(block.heads, keys + 1, block.head_size, **like)
             self.learned = [heads_side_by_side(block.time), distances]
@@ -254,11 +238,8 @@ class _Attention:
 
 def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """The largest relative error among the tensors, by norm; NaN counts as infinite."""
-    errors = [
-        ((one.float() - other.float()).norm() / other.float().norm()).nan_to_num(nan=math.inf).item()
-        for one, other in zip(found, expected, strict=True)
-    ]
-    return max(errors)
+    pairs = zip((one.float() for one in found), (other.float() for other in expected), strict=True)
+    return max(((one - other).norm() / other.norm()).nan_to_num(nan=math.inf).item() for one, other in pairs)
 
 
 FULL = "s, torch's full attention"

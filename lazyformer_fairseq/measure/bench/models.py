@@ -22,12 +22,7 @@ from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFac
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
 from lazyformer_fairseq.measure import PIECES, WORDS
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, BenchSettings
-from lazyformer_fairseq.measure.costs.flops import (
-    count_encoder_flops,
-    count_flops,
-    layers_of_block,
-    makers_of_blocks,
-)
+from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, count_flops, layers_of_block, makers_of_blocks
 from lazyformer_fairseq.measure.costs.machine import PRECISIONS
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES

@@ -4,7 +4,7 @@ Each kind of sublayer and each back end counts its own, as with FLOPs; here an u
 Libraries' own memory (CUDA's context, cuBLAS, MKL) and what an allocator cannot use of what it holds do not count.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
@@ -21,7 +21,7 @@ from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import MaskedLMHead
 from lazyformer_fairseq.modules.sublayers.feed_forward import ResidualSublayer
 from lazyformer_fairseq.patterns.grammar import PlannedSublayer, plan
-from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, ENCODER, Sizes
+from lazyformer_fairseq.patterns.kinds import CAUSAL, DISTRIBUTION, Sizes
 
 
 class UpdateMemory(NamedTuple):
@@ -91,11 +91,12 @@ def _moments(
     sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass, update: Update
 ) -> Iterator[tuple[int, int]]:
     """(bytes of activations, bytes of gradients of weights made so far), at the highest points of an update."""
-    embedding_of, head_of, table_of = _AROUND[sizes.direction]
+    is_causal = sizes.direction == CAUSAL
+    network, head_kind = (CausalDecoder, AdaptiveSoftmax) if is_causal else (Encoder, MaskedLMHead)
     costs = [count_sublayer_memory(planned, sizes, run) for planned in sublayers]
-    embedding = embedding_of(sizes, run)
+    embedding = network.count_embedding_memory(sizes, run)
     predicted = run.batch * run.time if update.predicted is None else update.predicted
-    head = head_of(sizes, run, predicted)
+    head = head_kind.count_memory(sizes, run, predicted)
     kept, scratch = embedding.kept, 0
     for cost in costs:
         kept, scratch = kept + cost.kept, max(scratch, cost.scratch)
@@ -112,8 +113,9 @@ def _moments(
         made += count_sublayer_parameters(planned, sizes) * run.number
         kept -= cost.kept
     made += sum(count_common_parameters(sublayers, sizes).values()) * run.number
-    table = table_of(sizes) * run.number  # the embedding's gradient of it, which adds to the head's
-    yield kept + embedding.backward + scratch + more + table, made
+    # The embedding's gradient of the table that both share, which adds to the head's.
+    table = max(words * width for words, width in sizes.bands) if is_causal else sizes.vocab_size * sizes.embed_dim
+    yield kept + embedding.backward + scratch + more + table * run.number, made
 
 
 def _pending_at(sublayers: Sequence[PlannedSublayer], costs: Sequence[Memory]) -> list[int]:
@@ -134,21 +136,6 @@ def count_sublayer_memory(planned: PlannedSublayer, sizes: Sizes, run: Pass) -> 
     module = planned.kind.module(sizes.direction)
     inner = module.count_memory(sizes, planned, run)
     return ResidualSublayer.count_memory(inner, sizes, run) if module.is_residual else inner
-
-
-# By direction what is around the sublayers: embedding, head, and numbers of the table that both share.
-_AROUND: dict[str, tuple[Callable, Callable, Callable[[Sizes], int]]] = {
-    ENCODER: (
-        Encoder.count_embedding_memory,
-        MaskedLMHead.count_memory,
-        lambda sizes: sizes.vocab_size * sizes.embed_dim,
-    ),
-    CAUSAL: (
-        CausalDecoder.count_embedding_memory,
-        AdaptiveSoftmax.count_memory,
-        lambda sizes: max(words * width for words, width in sizes.bands),
-    ),
-}
 
 
 def _count_carried(sublayers: Sequence[PlannedSublayer], sizes: Sizes, run: Pass) -> int:

@@ -274,28 +274,18 @@ def _remedies(plan: Plan, unit: str) -> str:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """Bytes, sequences, FLOPs and hours."""
-    job, chosen = plan.job, plan.chosen
+    job, place, chosen = plan.job, plan.place, plan.chosen
     return {
-        "name": job.name,
-        "pattern": job.pattern,
-        "parameters": job.parameters,
-        "gpus": plan.place.processes,
-        "gpu_memory": plan.place.memory,
-        "precision": plan.place.precision,
-        "batch_size": chosen.batch,
-        "update_freq": chosen.update_freq,
-        "memory": chosen.memory._asdict(),
+        **{name: getattr(job, name) for name in ("name", "pattern", "parameters")},
+        **{"gpus": place.processes, "gpu_memory": place.memory, "precision": place.precision},
+        **{"batch_size": chosen.batch, "update_freq": chosen.update_freq, "memory": chosen.memory._asdict()},
         "back_ends": {
             found.back_end: {"batch_size": found.batch, "update_freq": found.update_freq, **found.memory._asdict()}
             for found in plan.fits
         },
-        "max_update": job.max_update,
-        "tokens": job.tokens,
-        "flops": job.flops,
-        "flops_per_second": plan.teraflops * TERA,
-        "hours": plan.hours,
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        "checkpoints": job.checkpoints,
+        **{name: getattr(job, name) for name in ("max_update", "tokens", "flops")},
+        **{"flops_per_second": plan.teraflops * TERA, "hours": plan.hours},
+        **{"checkpoint_bytes": plan.checkpoint_bytes, "checkpoints": job.checkpoints},
         "is_estimate": bool(job.estimated),
     }
 

@@ -120,20 +120,10 @@ class Job:
     def run(self, batch: int, precision: str, device: str, back_end: str) -> Pass:
         """Forward and backward pass of a batch."""
         c = self.config
-        return Pass(
-            batch,
-            self.time,
-            self.memory_length,
-            precision,
-            device,
-            self.features,
-            c.dropout > 0,
-            c.attention_dropout > 0,
-            c.activation_dropout > 0,
-            str(c.activation_fn),
-            c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before,
-            lambda maker: back_end,
-        )
+        drops = (c.dropout > 0, c.attention_dropout > 0, c.activation_dropout > 0)
+        is_pre_norm = c.decoder_normalize_before if self.is_causal else c.encoder_normalize_before
+        how = (*drops, str(c.activation_fn), is_pre_norm, lambda maker: back_end)
+        return Pass(batch, self.time, self.memory_length, precision, device, self.features, *how)
 
     @property
     def features(self) -> frozenset[str]:

@@ -10,8 +10,8 @@ from comparison_results import an_example
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare import lengths, task
 from lazyformer_fairseq.experiments.compare import run as comparison_run
+from lazyformer_fairseq.experiments.compare import task
 from lazyformer_fairseq.experiments.compare.run import compare
 from lazyformer_fairseq.experiments.compare.settings import CompareSettings, find_task
 from lazyformer_fairseq.experiments.compare.task import ComparedTraining
@@ -202,7 +202,7 @@ def test_short_tries_stay_apart_from_the_runs(data_folder, tmp_path, without_cos
 
 def slow_trial(monkeypatch, seconds: dict[str, float]) -> None:
     """A trial in which an update of each model takes so long."""
-    monkeypatch.setattr(lengths, "_trial", lambda *_: {name: 1000 * each for name, each in seconds.items()})
+    monkeypatch.setattr(comparison_run, "_trial", lambda *_: {name: 1000 * each for name, each in seconds.items()})
 
 
 def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
@@ -210,9 +210,9 @@ def test_a_budget_becomes_updates_once(data_folder, tmp_path, monkeypatch):
     compared, path = settings.row.load(settings), tmp_path / "lengths.json"
     slow_trial(monkeypatch, {"bert": 0.5, "mine": 0.25})
     expected = {"bert": ["bert", 6], "mine": ["mine", 12]}
-    assert kept(path, lambda: lengths.find_lengths(compared, settings.specs))["entries"] == expected
+    assert kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"] == expected
     slow_trial(monkeypatch, {"bert": 0.1, "mine": 0.1})
-    assert kept(path, lambda: lengths.find_lengths(compared, settings.specs))["entries"] == expected
+    assert kept(path, lambda: comparison_run.find_lengths(compared, settings.specs))["entries"] == expected
 
 
 @pytest.mark.slow
@@ -228,10 +228,10 @@ def test_shares_are_of_the_baselines_seconds(data_folder, tmp_path, monkeypatch,
 
 
 def test_a_trial_times_all_models_and_leaves_nothing(data_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(lengths, "TRIAL_WARM_UP", 0)
-    monkeypatch.setattr(lengths, "TRIAL_UPDATES", 1)
+    monkeypatch.setattr(comparison_run, "TRIAL_WARM_UP", 0)
+    monkeypatch.setattr(comparison_run, "TRIAL_UPDATES", 1)
     settings = tiny(data_folder, models={"bert": "sf", "mine": "f"}, updates=None, budget=1.0)
-    found = lengths.find_lengths(settings.row.load(settings), settings.specs)["milliseconds"]
+    found = comparison_run.find_lengths(settings.row.load(settings), settings.specs)["milliseconds"]
     assert found.keys() == {"bert", "mine"} and min(found.values()) > 0
 
 

@@ -11,11 +11,10 @@ from comparison_results import a_model, a_run, an_example, results_of
 from matplotlib.image import imread
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare import pictures
+from lazyformer_fairseq.experiments.compare import report as pictures
 from lazyformer_fairseq.experiments.compare.commands import report
 from lazyformer_fairseq.experiments.compare.report import notes, write_report
-from lazyformer_fairseq.experiments.compare.results import comparison_of
-from lazyformer_fairseq.experiments.compare.times import times_to_target
+from lazyformer_fairseq.experiments.compare.results import comparison_of, times_to_target
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.compare.results import Measure, comparison_of, join, read_folder, read_folders
-from lazyformer_fairseq.experiments.compare.times import (
+from lazyformer_fairseq.experiments.compare.results import (
     NEVER,
+    Measure,
     Ratio,
+    comparison_of,
     first_crossing,
     fronts,
+    join,
     not_dominated,
+    read_folder,
+    read_folders,
     times_to_target,
 )
 

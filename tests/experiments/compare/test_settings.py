@@ -11,8 +11,8 @@ from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.compare import report
 from lazyformer_fairseq.experiments.compare import run as comparison_run
-from lazyformer_fairseq.experiments.compare.lengths import parameters_of_sublayers, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.models import read_models
+from lazyformer_fairseq.experiments.compare.run import parameters_of_sublayers, with_equal_parameters
 from lazyformer_fairseq.experiments.compare.settings import TASKS, CompareSettings, find_task
 from lazyformer_fairseq.experiments.compare.task import points
 from lazyformer_fairseq.patterns.grammar import expand, plan, split_sublayers

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.experiments.search.methods import JUDGING, Judge, Task
 from lazyformer_fairseq.experiments.search.settings import METHODS
-from lazyformer_fairseq.experiments.search.space import Space, bands_of
+from lazyformer_fairseq.experiments.search.space import JUDGING, Judge, Space, Task, bands_of
 
 PRICES = {"s": 2.0, "l": 1.5, "f": 1.0, "rest": 1.0}
 CANDIDATES = ("s", "l", "f", "identity")

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search import fairseq_model, training
-from lazyformer_fairseq.experiments.search import run as a_search
+from lazyformer_fairseq.experiments.search import fairseq_model, latency, training
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import expand
 
@@ -31,7 +30,7 @@ FRONT = "--evaluations 9 --budgets 0.6,1.0"
 def small():
     """Few rounds, and rows of the history; enough data for the architecture."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(a_search, "ROUNDS_OF_FRONTS", 3)
+        patched.setattr(latency, "ROUNDS_OF_FRONTS", 3)
         patched.setattr(training, "LOG_INTERVAL", 2)
         for module in (training, fairseq_model):
             patched.setattr(module, "ARCHITECTURE_SHARE", 0.4)

@@ -16,7 +16,7 @@ from matplotlib import image
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import has_transformers
-from lazyformer_fairseq.measure.bench import models, report
+from lazyformer_fairseq.measure.bench import models
 from lazyformer_fairseq.measure.bench import run as bench_run
 from lazyformer_fairseq.measure.bench.models import FAIRSEQ, HUGGING_FACE, OURS, TRANSFORMER_XL
 from lazyformer_fairseq.measure.bench.settings import BenchSettings
@@ -146,7 +146,7 @@ def test_pictures(finished, results, tmp_path, monkeypatch):
         assert image.imread(folder / name).std() > 0.01, "something is drawn"
     figures = {}
     monkeypatch.setattr(figures_kit, "write_picture", lambda figure, path: figures.update({path.name: figure}))
-    report.draw_all(results, tmp_path)
+    bench_run.draw_all(results, tmp_path)
     panels = figures["speedup_training_fp32.png"].axes
     assert len(panels) == len(OF_ENCODERS)
     for panel in panels:
@@ -185,7 +185,7 @@ def test_what_cannot_run_is_left_out_by_name(monkeypatch, capsys):
     assert "attention-dropout" in cell["left_out"]["bert_tiny, fused, 0 buckets"]
     assert HUGGING_FACE not in {row["model"] for row in cell["rows"]}
     assert "pip install 'lazyformer_fairseq[bench]'" in capsys.readouterr().err
-    assert "left out: bert_tiny, fused" in markdown(report.page(results))
+    assert "left out: bert_tiny, fused" in markdown(bench_run.page(results))
 
 
 def test_a_kernel_that_fails_is_left_out(monkeypatch):

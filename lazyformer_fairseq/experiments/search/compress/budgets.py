@@ -19,11 +19,11 @@ from lazyformer_fairseq.experiments.search.compress.choices import (
     Choices,
     Scores,
     Scoring,
+    best_choices,
     list_scorings,
     scores_of,
     summed,
 )
-from lazyformer_fairseq.experiments.search.compress.dynamic_programming import best_choices
 from lazyformer_fairseq.experiments.search.latency import READ, REST, Prices, latency_of
 from lazyformer_fairseq.storage.json_files import read_json, write_json
 from lazyformer_fairseq.warm_start.losses import Batches, BlockLosses, Scorer

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.experiments.search.compress.choices import Choices, Made, list_scorings
-from lazyformer_fairseq.experiments.search.compress.dynamic_programming import best_choices
+from lazyformer_fairseq.experiments.search.compress.choices import Choices, Made, best_choices, list_scorings
 from lazyformer_fairseq.experiments.search.latency import latency_of
 from lazyformer_fairseq.patterns.grammar import places_read, plan, read_sublayer
 from lazyformer_fairseq.patterns.kinds import ENCODER

@@ -6,7 +6,7 @@ import numpy as np
 
 from lazyformer_fairseq.data.glue import DIAGNOSTICS, TaskDescription, made_splits
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.finetuning.made import CONSTANT, Draws, MadeBenchmark, constant_answer, write_prepared
 
 WORDS = ("anna", "ben", "garden", "mirror", "river", "house")

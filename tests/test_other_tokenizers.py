@@ -19,7 +19,7 @@ from lazyformer_fairseq.corpus.steps import Document
 from lazyformer_fairseq.corpus.words import NormaliseWords
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export

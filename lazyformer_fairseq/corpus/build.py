@@ -20,11 +20,19 @@ from lazyformer_fairseq.corpus.readers.formats import FORMATS
 from lazyformer_fairseq.corpus.readers.inputs import InputFile, find_inputs, must_be_cut, plan_units
 from lazyformer_fairseq.corpus.sentences import load_splitter
 from lazyformer_fairseq.corpus.settings import CorpusSettings
-from lazyformer_fairseq.corpus.stages import RESULT, STAGES, Job, WorkPaths, cut_one
+from lazyformer_fairseq.corpus.stages import (
+    RESULT,
+    STAGES,
+    Job,
+    WorkPaths,
+    cut_one,
+    run_tasks,
+    start_fork_server,
+    wait_for_workers,
+)
 from lazyformer_fairseq.corpus.steps import NOT_UTF8
-from lazyformer_fairseq.corpus.workers import run_tasks, start_fork_server, wait_for_workers
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.storage.atomic import remove_leftovers, sync_content

@@ -17,11 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lazyformer_fairseq.corpus.readers.inputs import DAMAGE_FILE
-from lazyformer_fairseq.corpus.stages import STAGES, Job, WorkPaths
-from lazyformer_fairseq.corpus.steps import EXAMPLES
+from lazyformer_fairseq.corpus.stages import PEAK_MEMORY, SECONDS_FILE, STAGES, Job, WorkPaths
+from lazyformer_fairseq.corpus.steps import CORE_SECONDS, EXAMPLES
 from lazyformer_fairseq.corpus.vocabulary import LENGTH_EDGES, load_unigrams
 from lazyformer_fairseq.corpus.words import NOTES_FILE
-from lazyformer_fairseq.corpus.workers import CORE_SECONDS, PEAK_MEMORY, SECONDS_FILE
 
 FORMAT_VERSION = 1
 PACKAGES = (  # with Python and the spaCy model, all that decides the result

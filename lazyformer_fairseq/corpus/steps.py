@@ -14,8 +14,8 @@ from typing import Any, Literal, Optional
 
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of
 from lazyformer_fairseq.corpus.readers.formats import RawDocument, read_piece
-from lazyformer_fairseq.corpus.workers import CORE_SECONDS
 
+CORE_SECONDS = "core seconds"
 EXAMPLES = 3
 EXAMPLE_LENGTH = 160
 

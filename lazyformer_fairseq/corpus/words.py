@@ -24,11 +24,9 @@ from typing import NamedTuple, Optional, Union
 
 import numpy as np
 
-from lazyformer_fairseq.corpus.steps import Document, DocumentStep
-from lazyformer_fairseq.corpus.workers import CORE_SECONDS
+from lazyformer_fairseq.corpus.steps import CORE_SECONDS, Document, DocumentStep
 from lazyformer_fairseq.data.text.library_recipe import LibraryNormaliser, LibrarySettings
-from lazyformer_fairseq.data.text.load_tokenizer import normaliser_of
-from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextSettings
+from lazyformer_fairseq.data.text.normalisation import RESERVED_SYMBOLS, UNKNOWN, TextNormaliser, TextSettings
 from lazyformer_fairseq.storage.atomic import atomic_folder
 
 WIKITEXT = "wikitext"
@@ -65,7 +63,10 @@ class NormaliseWords(DocumentStep):
         return None if document.text else "no word"
 
 
-load_normaliser = lru_cache(maxsize=1)(normaliser_of)  # once per process, for any number of units
+@lru_cache(maxsize=1)  # once per process, for any number of units
+def load_normaliser(settings: Union[TextSettings, LibrarySettings]) -> Union[TextNormaliser, LibraryNormaliser]:
+    """What makes a tokenizer's words of a text, by its settings alone."""
+    return LibraryNormaliser(settings) if isinstance(settings, LibrarySettings) else TextNormaliser(settings)
 
 
 def with_plain_symbols(text: str, keep_unknown: bool = False) -> str:

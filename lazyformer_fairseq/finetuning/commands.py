@@ -75,7 +75,7 @@ def predict(sources: tuple[Path, ...], output: Path, settings: PredictSettings) 
     """
     refuse_filled_folder(output)
     refuse_missing(*sources, settings.data, settings.tokenizer)
-    from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
+    from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
     from lazyformer_fairseq.finetuning.launch import predict
 
     if settings.tokenizer:

@@ -19,7 +19,7 @@ from lazyformer_fairseq import USER_DIR
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.interface import SETTINGS_FILE, TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import SavedHead, dictionary_hash, heads_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig

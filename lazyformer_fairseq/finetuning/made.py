@@ -13,7 +13,7 @@ import numpy as np
 from lazyformer_fairseq.data.glue import DIAGNOSTICS
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, EncodedExamples, PreparedDiagnostic, write_split
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import tokenizer_hashes
+from lazyformer_fairseq.data.text.tokenizer import tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import LAZYFORMER, PROTOCOLS, Score, TextsBenchmark
 from lazyformer_fairseq.finetuning.settings import Preparation

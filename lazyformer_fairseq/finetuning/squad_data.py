@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.datasets.question_windows import (
 from lazyformer_fairseq.data.prepared_folder import MANIFEST, PreparedFolder
 from lazyformer_fairseq.data.squad import SPLITS, SquadFile, read_squad
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.settings import Preparation
 from lazyformer_fairseq.storage.hashes import sha256_of

@@ -12,7 +12,7 @@ from tiny_berts import save_tiny
 
 from lazyformer_fairseq.data.datasets.question_windows import WindowSettings
 from lazyformer_fairseq.data.squad import Paragraph, SquadFile, read_squad
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
 from lazyformer_fairseq.fairseq_plugin.models.hub import LazyFormerHub

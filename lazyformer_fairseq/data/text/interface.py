@@ -1,6 +1,6 @@
 """What every tokenizer does: a text becomes ids of one dictionary, an input of the model, and text again.
 
-Two kinds of folder hold one, see ``load_tokenizer.py``. What follows from a few facts about a tokenizer stands here.
+Two kinds of folder hold one, see ``load_tokenizer``. What follows from a few facts about a tokenizer stands here.
 """
 
 import hashlib

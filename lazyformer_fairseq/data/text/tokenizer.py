@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Union
 
 import numpy as np
 import sentencepiece
@@ -30,6 +31,7 @@ from lazyformer_fairseq.data.text.interface import (
     read_hashed_files,
     write_hashed_files,
 )
+from lazyformer_fairseq.data.text.library_tokenizer import KIND, LibraryTokenizer
 from lazyformer_fairseq.data.text.normalisation import (
     FIRST_SYMBOLS,
     MASK,
@@ -44,6 +46,8 @@ from lazyformer_fairseq.data.text.normalisation import (
 )
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
+from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import read_json
 
 # Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
 # uses the beginning of such a word (a text in a script without spaces, say).
@@ -358,3 +362,38 @@ def _refuse_pieces_beyond_words(model: sentencepiece.SentencePieceProcessor, nam
 def _dictionary_bytes(symbols: Sequence[str]) -> bytes:
     """dict.txt, as fairseq's Dictionary saves it: a line for each symbol but its own four, with a count."""
     return "".join(f"{symbol} 1\n" for symbol in symbols[len(FIRST_SYMBOLS) :]).encode()
+
+
+def load_tokenizer(folder: FolderName) -> TextTokenizer:
+    """Reads a tokenizer folder; nothing in it is run or unpickled.
+
+    Raises:
+        UserError: no such folder; a file is missing, damaged, of another format version, or does not match the others.
+    """
+    return class_of(folder).load(folder)
+
+
+def class_of(folder: FolderName) -> type[Union[Tokenizer, LibraryTokenizer]]:
+    """The class that reads a folder, whose tokenizer.json says it."""
+    path = Path(folder) / SETTINGS_FILE
+    description = read_json(path, f"is {path.parent} a tokenizer folder, copied whole?")
+    if "format_version" not in description and isinstance(description.get("model"), dict):
+        raise UserError(
+            f"{path}: is a tokenizer as Hugging Face writes it; make a folder for this program of it first: "
+            "docs/your_tokenizer.md, 'Take the tokenizer of a BERT'"
+        )
+    return LibraryTokenizer if description.get("kind") == KIND else Tokenizer
+
+
+def find_tokenizer_folder(path: Path) -> Path:
+    """A tokenizer's folder, given itself, a folder of checkpoints, or a checkpoint; UserError where there is none."""
+    folder = path.parent if path.is_file() else path
+    for candidate in (folder, folder / "tokenizer"):
+        if (candidate / SETTINGS_FILE).is_file():
+            return candidate
+    raise UserError(f"{path}: no tokenizer there ({SETTINGS_FILE}); give its folder, or the folder of a checkpoint")
+
+
+def tokenizer_hashes(folder: FolderName) -> dict[str, str]:
+    """SHA-256 of each file of a tokenizer's folder, by name."""
+    return {name: sha256_of(Path(folder) / name) for name in class_of(folder).files}

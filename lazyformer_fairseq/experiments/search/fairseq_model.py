@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_INV_REGISTRY
 from fairseq.tasks import setup_task
 from torch import Tensor, nn
 
-from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.data.datasets.token_streams import TokenStreams
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.settings import TASKS, SearchSettings

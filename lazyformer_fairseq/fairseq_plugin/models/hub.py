@@ -18,8 +18,8 @@ from lazyformer_fairseq.data.datasets import question_windows
 from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig

@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.fairseq_plugin.reliability.data_order import ExactEpochBatchIterator
 
 logger = logging.getLogger(__name__)

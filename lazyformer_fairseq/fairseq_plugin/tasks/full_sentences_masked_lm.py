@@ -21,7 +21,7 @@ from lazyformer_fairseq.data.datasets import masked_blocks
 from lazyformer_fairseq.data.datasets.sentence_pairs import SentencePairsDataset
 from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data, prefixes
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option

@@ -24,7 +24,7 @@ from lazyformer_fairseq.data.glue import (
 )
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, PreparedTask, targets_of, write_split
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer, tokenizer_hashes
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import (
     COLUMNS,

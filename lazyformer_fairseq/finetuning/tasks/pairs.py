@@ -15,7 +15,7 @@ from lazyformer_fairseq.corpus.settings import CorpusSettings
 from lazyformer_fairseq.data.datasets.sentence_pairs import Documents
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import data_folders, tokenizer_of

@@ -34,7 +34,7 @@ from lazyformer_fairseq.data.datasets.question_windows import (
     make_windows,
 )
 from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad, score
-from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
+from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option

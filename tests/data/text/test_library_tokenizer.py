@@ -21,7 +21,7 @@ from lazyformer_fairseq.data.text import library_tokenizer as library_tokenizer
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, cut_input
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 
 transformers = pytest.importorskip("transformers", reason="needs the extra huggingface")

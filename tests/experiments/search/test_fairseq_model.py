@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lazyformer_fairseq.data.datasets.sized import SizedDataset
+from lazyformer_fairseq.data.datasets.labelled_texts import SizedDataset
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.fairseq_model import two_parts_of_blocks, two_parts_of_text
 

@@ -13,9 +13,8 @@ from helpers import toy_texts, train_tokenizer
 
 from lazyformer_fairseq.data.glue import TASKS, read_split
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
-from lazyformer_fairseq.data.text.load_tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.data.text.normalisation import TextSettings
-from lazyformer_fairseq.data.text.tokenizer import Tokenizer
+from lazyformer_fairseq.data.text.tokenizer import Tokenizer, find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import texts
 from lazyformer_fairseq.finetuning.tasks.glue import (

@@ -13,7 +13,7 @@ from listops_evaluator import arguments_of, depth_of, evaluate
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic, load_prepared
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.made import Draws
 from lazyformer_fairseq.finetuning.tasks.listops import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, load_prepared
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.made import Draws, bag_of_words, frequent_by_group, shared_words
 from lazyformer_fairseq.finetuning.tasks import pairs as prepare

@@ -14,7 +14,7 @@ from torch import nn
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.text.interface import TextTokenizer
-from lazyformer_fairseq.data.text.load_tokenizer import load_tokenizer
+from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.compress.budgets import (
     TICKS,

@@ -13,7 +13,7 @@ import pytest
 from corpus_tasks import write_rank
 from helpers import ROOT
 
-from lazyformer_fairseq.corpus.workers import WORKERS_LOCK, run_tasks, wait_for_workers
+from lazyformer_fairseq.corpus.stages import WORKERS_LOCK, run_tasks, wait_for_workers
 from lazyformer_fairseq.errors import UserError
 
 SIZES = [1] * 4
@@ -65,7 +65,7 @@ sys.path.insert(0, {str(ROOT / "tests")!r})
 from functools import partial
 from pathlib import Path
 from corpus_tasks import sleep
-from lazyformer_fairseq.corpus.workers import run_tasks
+from lazyformer_fairseq.corpus.stages import run_tasks
 if __name__ == "__main__":
     run_tasks(partial(sleep, Path({str(tmp_path)!r})), [1, 1], Path({str(tmp_path)!r}) / "words", 2)
 """

@@ -107,12 +107,12 @@ def build_corpus(
         size = unit_bytes(files, settings)
         job = Job(paths, settings, size, [file for file in files if must_be_cut(file, size)])
         if job.to_cut:
-            run_tasks(partial(cut_one, job), [file.size for file in job.to_cut], paths.stage("cut"), workers)
+            run_tasks(partial(cut_one, job), [file.size for file in job.to_cut], paths.tasks / "cut", workers)
         to_read, origins = _with_parts(files, job)
         job = _planned(job, files, to_read)
         _forget_other(late, paths)
         for stage, (task, sizes) in STAGES.items():
-            run_tasks(partial(task, job), sizes(job), paths.stage(stage), workers)
+            run_tasks(partial(task, job), sizes(job), paths.tasks / stage, workers)
             if stage == "words":
                 _tell_of_words(job, origins)
             if stage == "duplicates":
@@ -157,7 +157,7 @@ def _with_parts(files: Sequence[InputFile], job: Job) -> tuple[list[InputFile], 
         if file not in job.to_cut:
             to_read.append(file)
             continue
-        for part in sorted(job.paths.cut(job.to_cut.index(file)).glob("part-*")):
+        for part in sorted(job.paths.of("cut", job.to_cut.index(file)).glob("part-*")):
             to_read.append(InputFile(str(part), file.format, part.stat().st_size))
             origins[str(part)] = file.path
     return to_read, origins
@@ -182,7 +182,7 @@ def _forget_other(late: dict[str, Any], paths: WorkPaths) -> None:
     chosen = paths.root / "late_settings.json"
     if chosen.exists() and json.loads(chosen.read_text()) == late:
         return
-    for folder in (*(paths.stage(stage) for stage in STAGES if stage != "words"), paths.result):
+    for folder in (*(paths.tasks / stage for stage in STAGES if stage != "words"), paths.result):
         shutil.rmtree(folder, ignore_errors=True)
     write_json(chosen, late)
 
@@ -205,7 +205,7 @@ def _tell_of_words(job: Job, origins: dict[str, str]) -> None:
     Raises:
         UserError: nothing is left.
     """
-    steps = stage_totals(job.paths.stage("words"))
+    steps = stage_totals(job.paths.tasks / "words")
     read = steps["read"]
     documents, lines = f"{read['documents out']:,.0f} documents", f"{steps['clean']['lines in']:,.0f} lines"
     of_documents, of_lines = (_by_rule(steps.values(), label) for label in (DROPPED, "lines dropped: "))
@@ -235,7 +235,7 @@ def _by_rule(steps: Iterable[Counter], label: str) -> str:
 
 
 def _refuse_empty_split(paths: WorkPaths, valid_share: float) -> None:
-    counts = stage_totals(paths.stage("duplicates"))["duplicates"]
+    counts = stage_totals(paths.tasks / "duplicates")["duplicates"]
     for split in ("train", "valid"):
         if not counts[split] and (split == "train" or valid_share):
             raise UserError(

@@ -212,10 +212,6 @@ PLAIN_RULES = (*BRACKETS, *LINKS)  # the only ones that can change a line with n
 ALL_RULES = (*MARKUP, *BRACKETS, *RARE_LINKS, *LINKS)
 
 
-def rules_for(line: str) -> tuple[Rule, ...]:
-    return ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES
-
-
 PASSES = 8  # markup nested deeper than this is not prose
 MOST_UNDECODABLE = 0.1  # share of a line's characters
 ENDS_A_SENTENCE = re.compile(r"""[.!?…。！？।؟][ "'”’»)\]*_-]*$""")
@@ -325,21 +321,16 @@ def clean_characters(line: str, counts: Counter[str]) -> str:
 def replace_once(line: str, counts: Counter[str]) -> str:
     """One pass of the rules over a line of clean characters."""
     before = line
-    for rule in rules_for(line):
-        line = _replace(rule, line, counts)
-    if line == before:
-        for rule in HALVES:
-            line = _replace(rule, line, counts)
-    return line if line == before else clean_characters(line, counts)
-
-
-def _replace(rule: Rule, line: str, counts: Counter[str]) -> str:
-    if not rule.applies(line):
-        return line
-    replaced, number = rule.pattern.subn(rule.replacement, line)
-    if replaced != line:
-        counts[f"{'replaced' if rule.label.startswith('<') else 'removed'}: {rule.label}"] += number
-    return replaced
+    for rules in (ALL_RULES if RARE_CHARACTERS.search(line) or "''" in line else PLAIN_RULES, HALVES):
+        for rule in rules:
+            if rule.applies(line):
+                replaced, number = rule.pattern.subn(rule.replacement, line)
+                if replaced != line:
+                    counts[f"{'replaced' if rule.label.startswith('<') else 'removed'}: {rule.label}"] += number
+                line = replaced
+        if line != before:
+            return clean_characters(line, counts)
+    return line
 
 
 def divided(line: str, most: int) -> Iterator[str]:

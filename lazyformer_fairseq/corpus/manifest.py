@@ -40,8 +40,8 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
         origins: the file of each part, for files that were cut.
     """
     paths = job.paths
-    steps = [_step(name, counts) for name, counts in stage_totals(paths.stage("words")).items() if name != "task"]
-    of_duplicates = _dropped(stage_totals(paths.stage("duplicates"))["duplicates"])
+    steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
+    of_duplicates = _dropped(stage_totals(paths.tasks / "duplicates")["duplicates"])
     symbols = plan["settings"]["vocab_size"]
     train, lengths = _split_totals(job, "train", symbols)
     valid, lengths_of_valid = _split_totals(job, "valid", symbols)
@@ -121,7 +121,7 @@ def gather_notes(job: Job, origins: dict[str, str]) -> tuple[dict[str, list], di
     for damage in sorted(job.paths.root.glob(f"cut/*/{DAMAGE_FILE}")):
         names["bad file"].append(damage.read_text(encoding="utf-8"))
     for unit in range(len(job.units)):
-        notes = json.loads((job.paths.store(unit) / NOTES_FILE).read_text(encoding="utf-8"))
+        notes = json.loads((job.paths.of("words", unit) / NOTES_FILE).read_text(encoding="utf-8"))
         for step, pairs in notes["examples"].items():
             examples[step] += pairs[: EXAMPLES - len(examples[step])]
         for reason, found in notes["dropped"].items():
@@ -149,9 +149,9 @@ def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
     Core seconds cover the tasks only: starting processes, and the command itself, come on top.
     """
     entries, steps = [], {}
-    totals = {stage: stage_totals(paths.stage(stage)) for stage in STAGES}
+    totals = {stage: stage_totals(paths.tasks / stage) for stage in STAGES}
     for stage, of_steps in totals.items():
-        meter, folder = of_steps.pop("task"), paths.stage(stage)
+        meter, folder = of_steps.pop("task"), paths.tasks / stage
         steps.update({step: round(counts[CORE_SECONDS], 3) for step, counts in of_steps.items()})
         entries.append(
             {
@@ -177,8 +177,8 @@ def _timing(paths: WorkPaths, workers: int) -> dict[str, Any]:
 def _split_totals(job: Job, split: str, symbols: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The totals of a split, and the histograms of its lengths."""
     units = range(len(job.units))
-    parts = [json.loads(job.paths.ids(unit, "json").read_text())[split] for unit in units]
-    unigrams = load_unigrams((job.paths.ids(unit, split) for unit in units), symbols)
+    parts = [json.loads(job.paths.of("ids", unit, ".json").read_text())[split] for unit in units]
+    unigrams = load_unigrams((job.paths.of("ids", unit, f".{split}") for unit in units), symbols)
     share = unigrams[unigrams > 0] / max(1, unigrams.sum())
     sums = {name: sum(part[name] for part in parts) for name in ("documents", "sentences", "tokens", "unknown")}
     tokens, unknown = sums["tokens"], sums.pop("unknown")
@@ -197,23 +197,6 @@ Manifest = dict[str, Any]
 def write_report(manifest: Manifest, path: Path) -> None:
     """Writes the page; the same manifest gives the same bytes."""
     of_text = {f"text.{name}": value for name, value in manifest["settings"]["text"].items()}
-    page = (
-        _environment()
-        .get_template("report.html.jinja")
-        .render(
-            **manifest,
-            reasons=_reasons(manifest),
-            quantiles={
-                name: [quantile(lengths["edges"], lengths["counts"], share) for share in SHARES]
-                for name, lengths in manifest["lengths"].items()
-            },
-            flat_settings={name: value for name, value in manifest["settings"].items() if name != "text"} | of_text,
-        )
-    )
-    path.write_text(page, encoding="utf-8")
-
-
-def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -223,7 +206,16 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(count=count, short=short, percent=percent, duration=duration, plural=plural)
-    return environment
+    page = environment.get_template("report.html.jinja").render(
+        **manifest,
+        reasons=_reasons(manifest),
+        quantiles={
+            name: [quantile(lengths["edges"], lengths["counts"], share) for share in SHARES]
+            for name, lengths in manifest["lengths"].items()
+        },
+        flat_settings={name: value for name, value in manifest["settings"].items() if name != "text"} | of_text,
+    )
+    path.write_text(page, encoding="utf-8")
 
 
 def _reasons(manifest: Manifest) -> list[tuple[str, Optional[int], list[str]]]:

@@ -56,30 +56,16 @@ Counts = dict[str, Counter]  # of a task, by step
 
 
 class WorkPaths:
-    """Where the stages keep their files; ``rank`` is a unit's number. ``tasks``: their counts, a folder a stage."""
+    """Where the stages keep their files. ``tasks``: the counts of their tasks, a folder a stage."""
 
     def __init__(self, root: Path):
-        self.root, self.tasks, self.words = root, root / "tasks", root / "words"
+        self.root, self.tasks = root, root / "tasks"
         self.tokenizer, self.kept_words = root / "tokenizer", root / "kept_words.npy"
         self.vocabulary, self.result = root / "vocabulary.json", root / RESULT
 
-    def stage(self, name: str) -> Path:
-        return self.tasks / name
-
-    def cut(self, number: int) -> Path:
-        return self.root / "cut" / f"{number:05d}"
-
-    def store(self, rank: int) -> Path:
-        return self.words / f"{rank:05d}"
-
-    def duplicates(self, rank: int) -> Path:
-        return self.root / "duplicates" / f"{rank:05d}.npy"
-
-    def counts(self, rank: int) -> Path:
-        return self.root / "counts" / f"{rank:05d}"
-
-    def ids(self, rank: int, split: str) -> Path:
-        return self.root / "ids" / f"{rank:05d}.{split}"
+    def of(self, name: str, number: int, ending: str = "") -> Path:
+        """What a task keeps: ``words``, ``duplicates`` (.npy), ``counts`` or ``ids`` (.SPLIT) of a unit; ``cut``."""
+        return self.root / name / f"{number:05d}{ending}"
 
 
 @dataclass(frozen=True)
@@ -95,13 +81,13 @@ class Job:
 
     def documents_of_splits(self, unit: int) -> dict[str, np.ndarray]:
         """For each split, the documents of a unit that are in it: bool (documents,)."""
-        marks = np.load(self.paths.duplicates(unit), allow_pickle=False)
+        marks = np.load(self.paths.of("duplicates", unit, ".npy"), allow_pickle=False)
         return {"train": marks == KEEP, "valid": marks == HELD_OUT}
 
 
 def cut_one(job: Job, rank: int) -> None:
     """Cuts a compressed file that cannot be read in pieces."""
-    cut_file(job.to_cut[rank], job.paths.cut(rank), job.unit_bytes, job.settings.bad_files)
+    cut_file(job.to_cut[rank], job.paths.of("cut", rank), job.unit_bytes, job.settings.bad_files)
 
 
 def store_words(job: Job, rank: int) -> Counts:
@@ -114,7 +100,7 @@ def store_words(job: Job, rank: int) -> Counts:
         Fingerprint(settings.near_duplicates),
         SplitSentences(settings.spacy_model, settings.min_words),
         NormaliseWords(settings.text),
-        StoreWords(job.paths.store(rank)),
+        StoreWords(job.paths.of("words", rank)),
     ]
     for _ in through(steps):
         pass
@@ -140,14 +126,14 @@ def clean_documents(inputs: Sequence[str]) -> Iterator[Document]:
 def mark_duplicates(job: Job, rank: int) -> Counts:
     """Decides for every unit which of its documents to drop, and why, and which to hold out."""
     counts: Counter[str] = Counter()
-    stores = [WordStore(job.paths.store(unit)) for unit in range(len(job.units))]
+    stores = [WordStore(job.paths.of("words", unit)) for unit in range(len(job.units))]
     marks = find_duplicates([store.fingerprints for store in stores], [store.bands for store in stores])
     draws = [draw(store.fingerprints, job.settings.seed) for store in stores]
     kept = [of_unit[mark == KEEP] for of_unit, mark in zip(draws, marks, strict=True)]
     highest = threshold(kept, job.settings.valid_share)
     for unit, (of_unit, mark) in enumerate(zip(draws, marks, strict=True)):
         mark[(mark == KEEP) & (of_unit < highest)] = HELD_OUT
-        with atomic_file(job.paths.duplicates(unit), durable=False) as file:
+        with atomic_file(job.paths.of("duplicates", unit, ".npy"), durable=False) as file:
             np.save(file, mark, allow_pickle=False)
         for split, documents in job.documents_of_splits(unit).items():
             counts[split] += int(documents.sum())
@@ -158,13 +144,15 @@ def mark_duplicates(job: Job, rank: int) -> Counts:
 
 def count_words_of_unit(job: Job, rank: int) -> None:
     """Counts the words of the unit's training documents."""
-    count_words(WordStore(job.paths.store(rank)), job.documents_of_splits(rank)["train"], job.paths.counts(rank))
+    count_words(
+        WordStore(job.paths.of("words", rank)), job.documents_of_splits(rank)["train"], job.paths.of("counts", rank)
+    )
 
 
 def train_tokenizer(job: Job, rank: int) -> None:
     """Words of all units -> those frequent enough -> the BPE, unless the user brings a tokenizer."""
     paths, settings = job.paths, job.settings
-    folders = [paths.counts(unit) for unit in range(len(job.units))]
+    folders = [paths.of("counts", unit) for unit in range(len(job.units))]
     summary, frequent = merge_counts(
         folders, paths.kept_words, settings.share_of_kept_words, settings.text.special_tokens
     )
@@ -180,11 +168,11 @@ def write_ids_of_unit(job: Job, rank: int) -> None:
     """The unit's words become ids, train and valid apart."""
     kept_words = np.load(job.paths.kept_words, mmap_mode="r", allow_pickle=False)
     keep = job.documents_of_splits(rank)
-    prefixes = {split: job.paths.ids(rank, split) for split in keep}
+    prefixes = {split: job.paths.of("ids", rank, f".{split}") for split in keep}
     counts = write_ids(
-        WordStore(job.paths.store(rank)), keep, loaded_tokenizer(job.paths.tokenizer), kept_words, prefixes
+        WordStore(job.paths.of("words", rank)), keep, loaded_tokenizer(job.paths.tokenizer), kept_words, prefixes
     )
-    write_json(job.paths.ids(rank, "json"), counts, durable=False)
+    write_json(job.paths.of("ids", rank, ".json"), counts, durable=False)
 
 
 loaded_tokenizer = lru_cache(maxsize=1)(load_tokenizer)  # once per process, for any number of units
@@ -194,23 +182,19 @@ def join_shard(job: Job, rank: int) -> None:
     """Joins the parts of every so many-th unit; the validation split is whole in the first shard."""
     folder, units = job.paths.result / f"shard{rank}", len(job.units)
     folder.mkdir(parents=True, exist_ok=True)
-    join_parts([job.paths.ids(unit, "train") for unit in range(rank, units, job.shards)], folder / "train")
+    join_parts([job.paths.of("ids", unit, ".train") for unit in range(rank, units, job.shards)], folder / "train")
     if rank == 0:
-        join_parts([job.paths.ids(unit, "valid") for unit in range(units)], folder / "valid")
+        join_parts([job.paths.of("ids", unit, ".valid") for unit in range(units)], folder / "valid")
     shutil.copyfile(job.paths.tokenizer / DICTIONARY_FILE, folder / DICTIONARY_FILE)
-
-
-def _one_a_unit(job: Job) -> list[int]:
-    return [1] * len(job.units)
 
 
 # After the cutting, in order: what a task does, and the size of each: bytes of input, or 1.
 STAGES: Mapping[str, tuple[Callable[[Job, int], Optional[Counts]], Callable[[Job], list[int]]]] = {
     "words": (store_words, lambda job: [bytes_of(unit) for unit in job.units]),
     "duplicates": (mark_duplicates, lambda job: [1]),
-    "count": (count_words_of_unit, _one_a_unit),
+    "count": (count_words_of_unit, lambda job: [1] * len(job.units)),
     "tokenizer": (train_tokenizer, lambda job: [1]),
-    "ids": (write_ids_of_unit, _one_a_unit),
+    "ids": (write_ids_of_unit, lambda job: [1] * len(job.units)),
     "shards": (join_shard, lambda job: [1] * job.shards),
 }
 

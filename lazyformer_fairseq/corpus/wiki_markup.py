@@ -142,7 +142,8 @@ class ExtractWikiMarkup(DocumentStep):
             return "redirect"
         if page.get("namespace", "0") != "0" or page.get("model", "wikitext") != "wikitext":
             return "not an article"
-        if _is_disambiguation(page.get("title", ""), document.text):
+        is_titled = page.get("title", "").endswith(DISAMBIGUATION_TITLE)
+        if is_titled or "__DISAMBIG__" in document.text or DISAMBIGUATION_TEMPLATE.search(document.text):
             return "disambiguation"
         document.text = self.paragraphs(document.text)
         if not document.text:
@@ -166,14 +167,6 @@ def load_extractor():
     except ImportError:
         raise UserError("reading MediaWiki dumps needs wikiextractor: pip install lazyformer_fairseq[corpus]") from None
     return Extractor(0, "", "", "", [], keepSections=False)
-
-
-def _is_disambiguation(title: str, markup: str) -> bool:
-    return (
-        title.endswith(DISAMBIGUATION_TITLE)
-        or "__DISAMBIG__" in markup
-        or DISAMBIGUATION_TEMPLATE.search(markup) is not None
-    )
 
 
 def simplify(markup: str) -> str:

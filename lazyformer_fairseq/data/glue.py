@@ -35,10 +35,6 @@ class Split:
     label: Optional[Column]
     rows: int
 
-    @property
-    def has_header(self) -> bool:
-        return isinstance(self.texts[0], str)
-
 
 @dataclass(frozen=True)
 class TaskDescription:
@@ -148,7 +144,7 @@ _MNLI_FILES = {
 }
 _MNLI = _splits(_SENTENCES, "gold_label", (392702, 9815, 9832, 9796, 9847), _MNLI_FILES)
 _AX = {"test": Split("diagnostic.tsv", _SENTENCES, None, 1104)}
-_TABLE = (
+_TASKS = (
     TaskDescription("CoLA", _COLA, ("matthews", "accuracy"), _BINARY),
     TaskDescription("SST-2", _splits(("sentence",), "label", (67349, 872, 1821)), ("accuracy",), _BINARY),
     TaskDescription(
@@ -166,17 +162,12 @@ _TABLE = (
     TaskDescription("WNLI", _splits(_SENTENCES, "label", (635, 71, 146)), ("accuracy",), _BINARY),
     TaskDescription("AX", _AX, ("matthews",), _INFERENCE, model_of="MNLI", own_folder="diagnostic"),
 )
-
-TASKS: Mapping[str, TaskDescription] = {task.name: task for task in _TABLE}
-
 # No tasks of GLUE: `lazyformer diagnostics` makes their folders, which the task `glue` reads like prepared tasks.
-DIAGNOSTICS: Mapping[str, TaskDescription] = {
-    task.name: task
-    for task in (
-        TaskDescription("ListOps", made_splits(("expression",)), ("accuracy",), tuple("0123456789")),
-        TaskDescription("Pairs", made_splits(("first", "second")), ("accuracy",), ("other document", "same document")),
-    )
-}
+_DIAGNOSTICS = (
+    TaskDescription("ListOps", made_splits(("expression",)), ("accuracy",), tuple("0123456789")),
+    TaskDescription("Pairs", made_splits(("first", "second")), ("accuracy",), ("other document", "same document")),
+)
+TASKS, DIAGNOSTICS = ({task.name: task for task in table} for table in (_TASKS, _DIAGNOSTICS))
 
 
 def find_task(name: str) -> TaskDescription:
@@ -245,7 +236,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path}: is empty; download the task's data again")
-    if layout.has_header:
+    if isinstance(layout.texts[0], str):  # it has a header
         texts, label, width = *_find_columns(path, layout, header=first[1]), len(first[1])
     else:
         texts, label, width = layout.texts, layout.label, 1 + max(*layout.texts, layout.label)
@@ -256,15 +247,16 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     return file
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+Rows = Iterator[tuple[int, list[str]]]
+
+
+def _rows(path: Path) -> Rows:
     """Line numbers from 1 and fields; drops a byte order mark (MRPC has one) and a line's final carriage return."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
                 try:
-                    text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                    text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     raise UserError(
                         f"{path}, line {number}: not UTF-8 text ({error.reason} at byte {error.start}); "
@@ -289,12 +281,7 @@ def _find_columns(path: Path, layout: Split, header: list[str]) -> tuple[list[in
 
 
 def _read_rows(
-    task: TaskDescription,
-    path: Path,
-    rows: Iterator[tuple[int, list[str]]],
-    text_columns: list[int],
-    label_column: Optional[int],
-    width: int,
+    task: TaskDescription, path: Path, rows: Rows, text_columns: list[int], label_column: Optional[int], width: int
 ) -> SplitFile:
     file = SplitFile(path, [], [])
     for number, fields in rows:

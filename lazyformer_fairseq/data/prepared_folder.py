@@ -210,6 +210,7 @@ class PreparedTask(PreparedFolder):
                 f"{self.folder}: {file} was not there when {self.task.name} was prepared; put it with the other "
                 f"files, remove {self.folder} and run `{self.COMMAND}` again"
             )
+        rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
         try:
             if gone := [end for end in ("bin", "idx") if not (self.folder / f"{split}.{end}").is_file()]:
                 raise FileNotFoundError(f"{split}.{gone[0]} is gone")
@@ -218,18 +219,14 @@ class PreparedTask(PreparedFolder):
             targets = None
             if self.task.splits[split].label is not None:
                 targets = np.load(self.folder / f"targets.{split}.npy", allow_pickle=False)
+            found = (self.folder / f"{split}.bin").stat().st_size
+            if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
+                raise ValueError(f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")
         except Exception as error:  # numpy may raise anything for a damaged header
-            raise self._damaged(split, str(error)) from error
-        rows, written = (self.manifest["splits"][split][name] for name in ("rows", "bytes"))
-        found = (self.folder / f"{split}.bin").stat().st_size
-        if len(items) != rows or found != written or (targets is not None and len(targets) != rows):
-            raise self._damaged(split, f"not the {rows:,} rows and {written:,} bytes that {MANIFEST} names")
+            raise UserError(
+                f"{self.folder / split}.*: damaged ({error}); remove {self.folder} and run `{self.COMMAND}` again"
+            ) from error
         return EncodedExamples(MappedInputs(items, longest, eos), targets)
-
-    def _damaged(self, split: str, reason: str) -> UserError:
-        return UserError(
-            f"{self.folder / split}.*: damaged ({reason}); remove {self.folder} and run `{self.COMMAND}` again"
-        )
 
 
 class PreparedDiagnostic(PreparedTask):

@@ -35,5 +35,7 @@ def test_words_of_real_text(real_data, tmp_path):
     paths = WorkPaths(tmp_path)
     unit = tuple(Piece(str(real_data / path), form) for path, form in INPUTS)
     store_words(Job(paths, CorpusSettings(), 1, [], [unit]), 0)
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths.store(0).glob("*.[nb]*")}
+    found = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths.of("words", 0).glob("*.[nb]*")
+    }
     assert found == GOLDEN

@@ -225,8 +225,8 @@ def test_documents_of_a_cut_file_are_named_by_their_number_in_it(tmp_path):
     paths = WorkPaths(tmp_path)
     job = Job(paths, CorpusSettings(), 1, [], units=[(), ()])
     first, second = (f"{tmp_path}/cut/00000/part-0000{number}.zst" for number in (0, 1))
-    write_notes(paths.store(0), {"a.txt": 3, first: 40}, ["a.txt:2", f"{first}:7"])
-    write_notes(paths.store(1), {second: 5}, [f"{second}:3", f"{second}, line 9: malformed XML"])
+    write_notes(paths.of("words", 0), {"a.txt": 3, first: 40}, ["a.txt:2", f"{first}:7"])
+    write_notes(paths.of("words", 1), {second: 5}, [f"{second}:3", f"{second}, line 9: malformed XML"])
     _, names, documents = gather_notes(job, {first: "dump.xml.bz2", second: "dump.xml.bz2"})
     assert names["too short"] == [
         *("a.txt:2", "dump.xml.bz2:7", "dump.xml.bz2:43"),

@@ -156,10 +156,14 @@ def _files_below(top: Path, bad_files: str, left_out: list[str]) -> Iterator[Pat
 
 
 def _format(file: Path, wanted: Optional[str]) -> str:
-    head = _head(file)
-    if head is None:  # compressed, and damaged from the start: whoever reads it will report where
+    try:
+        with open_decompressed(file) as stream:
+            head = stream.read(HEAD_BYTES)
+    except BadInput:  # compressed, and damaged from the start: whoever reads it will report where
         by_name = (name for name, format in FORMATS.items() if re.match(format.names, file.name))
         return wanted or next(by_name, "text")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     content = head.removeprefix(BOM).lstrip()
     if not content:
         raise UserError(f"{file}: is empty")
@@ -169,16 +173,6 @@ def _format(file: Path, wanted: Optional[str]) -> str:
     if b"\0" in head:
         raise UserError(f"{file}: is no text, it holds NUL bytes (UTF-16 perhaps); convert it, or leave it out")
     return wanted or next(name for name, format in FORMATS.items() if format.recognises(content, file))
-
-
-def _head(file: Path) -> Optional[bytes]:
-    try:
-        with open_decompressed(file) as stream:
-            return stream.read(HEAD_BYTES)
-    except BadInput:
-        return None
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 
 
 def plan_units(files: Sequence[InputFile], unit_bytes: int) -> list[tuple[Piece, ...]]:

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 import numpy as np
 import torch
@@ -128,31 +128,21 @@ def pack_full_sentences(item_sizes: np.ndarray, tokens_per_sample: int) -> Block
 
 def _pack(item_sizes: np.ndarray, tokens_per_sample: int) -> np.ndarray:
     """The numbers of :class:`Blocks`, in its order, (5, blocks)."""
-    pieces = _cut_pieces(item_sizes, tokens_per_sample - 2)
-    ends = np.cumsum(pieces.sizes, dtype=np.int64)
-    first, last = _greedy_runs(ends, ends - pieces.sizes, pieces.is_text, tokens_per_sample - 1)
-    return np.stack(
-        [
-            pieces.item[first],
-            pieces.offset[first],
-            pieces.item[last],
-            pieces.offset[last] + pieces.sizes[last] - pieces.is_cut[last],
-            1 + ends[last] - ends[first] + pieces.sizes[first],
-        ]
-    ).astype(np.int32)
+    item, offset, sizes, is_cut, is_text = _cut_pieces(item_sizes, tokens_per_sample - 2)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    first, last = _greedy_runs(ends, ends - sizes, is_text, tokens_per_sample - 1)
+    last_end = offset[last] + sizes[last] - is_cut[last]
+    taken = 1 + ends[last] - ends[first] + sizes[first]
+    return np.stack([item[first], offset[first], item[last], last_end, taken]).astype(np.int32)
 
 
-class _Pieces(NamedTuple):
-    """The pieces to pack: items, over-long ones cut. `sizes` counts the ``</s>`` that is added after a cut piece."""
+def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> tuple[np.ndarray, ...]:
+    """The pieces to pack: items, over-long ones cut.
 
-    item: np.ndarray
-    offset: np.ndarray
-    sizes: np.ndarray
-    is_cut: np.ndarray
-    is_text: np.ndarray
-
-
-def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
+    Returns:
+        of each its item, its offset in it, its size with the ``</s>`` that is added after a cut piece, and whether it
+        is one, and text.
+    """
     is_text = item_sizes > 1
     repeated_boundary = ~is_text & np.concatenate([[False], ~is_text[:-1]])
     # An item of piece_size + 1 tokens, its own </s> among them, still fills a block exactly and stays whole.
@@ -164,7 +154,7 @@ def _cut_pieces(item_sizes: np.ndarray, piece_size: int) -> _Pieces:
     offset = number * np.int32(piece_size)
     is_cut = number < counts[item] - 1
     sizes = np.where(is_cut, np.int32(piece_size + 1), item_sizes[item] - offset)
-    return _Pieces(item, offset, sizes, is_cut, is_text[item])
+    return item, offset, sizes, is_cut, is_text[item]
 
 
 def _greedy_runs(
@@ -245,15 +235,11 @@ class Masking:
         draw = rng.random(count)
         masked[chosen[draw >= self.keep + self.random]] = self.mask_index
         replaced = chosen[(draw >= self.keep) & (draw < self.keep + self.random)]
-        masked[replaced] = self._random_words(rng, len(replaced))
-        return masked, targets
-
-    def _random_words(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Uniform among the ids that are not special, found by stepping over the special ones in order."""
-        words = rng.integers(0, self.vocab_size - len(self.special), count)
-        for special in sorted(self.special):
+        words = rng.integers(0, self.vocab_size - len(self.special), len(replaced))
+        for special in sorted(self.special):  # uniform among the others: steps over these
             words += words >= special
-        return words
+        masked[replaced] = words
+        return masked, targets
 
 
 # Batches are as wide as a multiple of this, if the blocks may be. Matrix units read whole eights, and full blocks end

@@ -263,36 +263,22 @@ class Spans(NamedTuple):
     scores: np.ndarray
 
 
-def best_spans(
-    starts_NT: np.ndarray,
-    ends_NT: np.ndarray,
-    is_start_NT: np.ndarray,
-    is_end_NT: np.ndarray,
-    longest: int,
-    n_best: int,
-) -> Spans:
+def best_spans(starts_NT: np.ndarray, ends_NT: np.ndarray, longest: int, n_best: int) -> Spans:
     """The `n_best` best spans of each window.
 
     Args:
-        starts_NT, ends_NT: logits of every token as start and as end.
-        is_start_NT, is_end_NT: at which tokens an answer may start, and end: bool.
+        starts_NT, ends_NT: logits of every token as start and as end; -inf where no answer may start, or end.
         longest: tokens of an answer.
     """
-    at_once = max(1, MOST_AT_ONCE // (starts_NT.shape[1] * longest))
-    starts_NT = np.where(is_start_NT, starts_NT.astype(np.float32), -np.inf)
-    ends_NT = np.where(is_end_NT, ends_NT.astype(np.float32), -np.inf)
-    found = [
-        _best(starts_NT[first : first + at_once], ends_NT[first : first + at_once], longest, n_best)
-        for first in range(0, len(starts_NT), at_once)
-    ]
-    return Spans(*map(np.concatenate, zip(*found, strict=True)))
-
-
-def _best(starts: np.ndarray, ends: np.ndarray, longest: int, n_best: int) -> Spans:
-    number, length = starts.shape
-    padded = np.pad(ends, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
+    number, length = starts_NT.shape
+    at_once = max(1, MOST_AT_ONCE // (length * longest))
+    if number > at_once:
+        places = [slice(first, first + at_once) for first in range(0, number, at_once)]
+        found = [best_spans(starts_NT[place], ends_NT[place], longest, n_best) for place in places]
+        return Spans(*map(np.concatenate, zip(*found, strict=True)))
+    padded = np.pad(ends_NT, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest, axis=1)  # (N, T, longest)
-    scores = (starts[:, :, None] + followers).reshape(number, length * longest)
+    scores = (starts_NT[:, :, None] + followers).reshape(number, length * longest)
     n_best = min(n_best, scores.shape[1])
     rows = np.arange(number)[:, None]
     chosen = scores.argmax(1)[:, None] if n_best == 1 else np.argpartition(scores, -n_best, axis=1)[:, -n_best:]
@@ -347,8 +333,9 @@ class SpanCollector:
         """The best spans of each of the windows `index` (B,), the best first, without probabilities (nan)."""
         if not len(self.windows.offsets):  # control characters alone, say: there is nothing to point at
             return [[] for _ in index]
-        is_start, is_end = allowed(self.windows, index, starts_BT.shape[1])
-        best = best_spans(starts_BT, ends_BT, is_start, is_end, self.longest, self.n_best)
+        logits = zip(allowed(self.windows, index, starts_BT.shape[1]), (starts_BT, ends_BT), strict=True)
+        logits_BT = (np.where(may_be, values.astype(np.float32), -np.inf) for may_be, values in logits)
+        best = best_spans(*logits_BT, self.longest, self.n_best)
         firsts, lasts = characters(self.windows, index, best)
         paragraphs = self.windows.paragraph[self.windows.question[index]].tolist()
         return [

@@ -94,24 +94,6 @@ class Pairs:
         return self.first.size + self.second.size
 
 
-class _Chunks(NamedTuple):
-    """Runs of sentences that pairs are made of; all (chunks,).
-
-    Attributes:
-        document: which one.
-        start, border, stop: the first text is items `start` to `border`, what follows it ends at `stop`.
-        is_random: whether a text of another document replaces what follows.
-        aim: tokens that a pair of this document is to have.
-    """
-
-    document: np.ndarray
-    start: np.ndarray
-    border: np.ndarray
-    stop: np.ndarray
-    is_random: np.ndarray
-    aim: np.ndarray
-
-
 def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> Pairs:
     """Draws the pairs of an epoch.
 
@@ -126,22 +108,34 @@ def draw_pairs(documents: Documents, room: int, random: np.random.Generator) -> 
         documents: at least two.
         room: tokens of text that a pair may have, at least 2.
     """
-    chunks = _draw_chunks(documents, room, random)
-    second_start, second_end = chunks.border.copy(), chunks.stop.copy()
-    others = np.flatnonzero(chunks.is_random)
-    second_start[others], second_end[others] = _draw_elsewhere(documents, chunks, others, random)
-    sizes = documents.size(chunks.start, chunks.border), documents.size(second_start, second_end)
+    document, start, border, stop, is_random, aims = _draw_chunks(documents, room, random)
+    second_start, second_end = border.copy(), stop.copy()
+    changed = np.flatnonzero(is_random)
+    other = random.integers(0, len(documents) - 1, len(changed))
+    other += other >= document[changed]
+    second_start[changed] = random.integers(documents.starts[other], documents.ends[other])
+    left = aims[changed] - documents.size(start[changed], border[changed])
+    second_end[changed] = documents.reach(second_start[changed], left, other)
+    sizes = documents.size(start, border), documents.size(second_start, second_end)
     kept = _cut(*sizes, room)
-    runs = ((chunks.start, chunks.border), (second_start, second_end))
+    runs = ((start, border), (second_start, second_end))
     first, second = (
         Texts(*(each.astype(np.int32) for each in (*run, random.binomial(size - left, 0.5), left)))
         for run, size, left in zip(runs, sizes, kept, strict=True)
     )
-    return Pairs(first, second, chunks.is_random)
+    return Pairs(first, second, is_random)
 
 
-def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> _Chunks:
-    """All documents at once: the first chunk of each, then the second of each that has one, and so on."""
+def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Runs of sentences that pairs are made of, in order.
+
+    All documents at once: the first chunk of each, then the second of each that has one, and so on.
+
+    Returns:
+        the document of each (chunks,); the first item of its first text, one past its last, and one past the last that
+        follows; whether a text of another document replaces what follows; and the tokens that a pair of this document
+        is to have.
+    """
     aims = np.full(len(documents), room)
     is_short = random.random(len(documents)) < SHORT
     aims[is_short] = random.integers(2, room + 1, is_short.sum())
@@ -159,19 +153,7 @@ def _draw_chunks(documents: Documents, room: int, random: np.random.Generator) -
             unfinished = unfinished[places[unfinished] < documents.ends[unfinished]]
     rows = np.concatenate(found, axis=1)
     document, *borders, is_random = rows[:, np.argsort(rows[1])]
-    return _Chunks(document, *borders, is_random.astype(bool), aims[document])
-
-
-def _draw_elsewhere(
-    documents: Documents, chunks: _Chunks, which: np.ndarray, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of other documents, for each of these chunks: a random sentence, and one past the last that its aim leaves."""
-    own = chunks.document[which]
-    other = random.integers(0, len(documents) - 1, len(which))
-    other += other >= own
-    start = random.integers(documents.starts[other], documents.ends[other])
-    left = chunks.aim[which] - documents.size(chunks.start[which], chunks.border[which])
-    return start, documents.reach(start, left, other)
+    return document, *borders, is_random.astype(bool), aims[document]
 
 
 def _cut(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -147,9 +147,8 @@ class TextTokenizer(ABC):
             UserError: ``folder`` holds something else.
         """
         folder = Path(folder)
-        if all((folder / name).is_file() for name in self.files) and all(
-            (folder / name).read_bytes() == (self.folder / name).read_bytes() for name in self.files
-        ):
+        pairs = [(folder / name, self.folder / name) for name in self.files]
+        if all(copy.is_file() and copy.read_bytes() == own.read_bytes() for copy, own in pairs):
             return
         with atomic_folder(folder) as unfinished:
             for name in self.files:

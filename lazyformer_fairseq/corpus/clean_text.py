@@ -223,6 +223,7 @@ LETTERS_AND_SPACE = bytes(c for c in range(256) if c >= 128 or chr(c).isalpha() 
 SENTENCE_END_OR_SPACE = (re.compile(r".*[.!?][\"'”’)\]]* |.*[。！？।]", re.DOTALL), re.compile(r".* ", re.DOTALL))
 
 
+@dataclass
 class CleanText(DocumentStep):
     """Text of one paragraph a line -> the same without markup, odd characters and spaces, with links as ``<url>`` etc.
 
@@ -242,17 +243,10 @@ class CleanText(DocumentStep):
     """
 
     name = "clean"
-
-    def __init__(
-        self,
-        min_line_words: int = 5,
-        min_line_letters: float = 0.5,
-        min_document_characters: int = 100,
-        max_line_characters: int = 100_000,
-    ):
-        super().__init__()
-        self.min_line_words, self.min_line_letters = min_line_words, min_line_letters
-        self.min_document_characters, self.max_line_characters = min_document_characters, max_line_characters
+    min_line_words: int = 5
+    min_line_letters: float = 0.5
+    min_document_characters: int = 100
+    max_line_characters: int = 100_000
 
     def process(self, document: Document) -> Optional[str]:
         counts, kept, characters, characters_of_few_letters = self.counts, [], 0, 0

@@ -6,6 +6,7 @@ which documents are held out for validation.
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -28,6 +29,7 @@ SEED = 1
 SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, made odd: a multiplier that spreads bits
 
 
+@dataclass
 class Fingerprint(DocumentStep):
     """Adds to a document's metadata ``fingerprint``: the (high, low) halves of a hash of its letters and digits.
 
@@ -36,10 +38,7 @@ class Fingerprint(DocumentStep):
     """
 
     name = "fingerprint"
-
-    def __init__(self, near_duplicates: bool = False):
-        super().__init__()
-        self.near_duplicates = near_duplicates
+    near_duplicates: bool = False
 
     def process(self, document: Document) -> None:
         document.metadata["fingerprint"] = fingerprint(document.text)

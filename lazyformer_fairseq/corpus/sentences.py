@@ -12,7 +12,8 @@ import re
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple, Optional
 
@@ -239,7 +240,6 @@ def load_spacy(with_torch: bool = False) -> ModuleType:
         del sys.modules["torch"]
 
 
-@cache
 def final_marks() -> frozenset[str]:
     """The sentencizer's."""
     load_spacy()
@@ -315,8 +315,8 @@ class QuickSentencizer:
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._final_marks = final_marks()
         self._spacy = load_spacy().blank("en")
+        self._final_marks = final_marks()
         self._spacy.add_pipe("sentencizer")
         self._spacy.max_length = 1 << 31  # the default guards trained models' memory
         of_words = self._spacy.vocab.lex_attr_getters  # what it finds out about each new word; we ask for one thing
@@ -387,8 +387,10 @@ class QuickSentencizer:
     def _read_chunk(self, text: str) -> Chunk:
         first_word, starts, is_open = None, [], False
         for token in self._spacy.tokenizer(text):
-            if token.text in self._reaching and not _stands_alone(text, token.idx, len(token)):
-                raise _NeedsSpacy
+            if token.text in self._reaching and not AFFIXES.issuperset(
+                text[: token.idx] + text[token.idx + len(token) :]
+            ):
+                raise _NeedsSpacy  # else spaCy takes the quotes and the like around it off one by one
             is_final = token.text in self._final_marks
             if not is_final and not token.is_punct:
                 first_word = token.idx if first_word is None else first_word
@@ -403,11 +405,7 @@ class _NeedsSpacy(Exception):
     """Neighbours beyond a space may change how spaCy divides this chunk."""
 
 
-def _stands_alone(chunk: str, start: int, length: int) -> bool:
-    """Whether nothing but quotes and the like surrounds these characters, so that spaCy takes them off one by one."""
-    return AFFIXES.issuperset(chunk[:start]) and AFFIXES.issuperset(chunk[start + length :])
-
-
+@dataclass
 class SplitSentences(DocumentStep):
     """Text of one paragraph a line -> one cased sentence a line; short sentences are joined to a neighbour.
 
@@ -426,11 +424,8 @@ class SplitSentences(DocumentStep):
     """
 
     name = "sentences"
-
-    def __init__(self, spacy_model: Optional[str] = None, min_words: int = 4):
-        super().__init__()
-        self.spacy_model = spacy_model
-        self.min_words = min_words
+    spacy_model: Optional[str] = None
+    min_words: int = 4
 
     def process(self, document: Document) -> Optional[str]:
         split = load_splitter(self.spacy_model)

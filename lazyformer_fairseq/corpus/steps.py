@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os.path import commonprefix
-from typing import Any, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 from lazyformer_fairseq.corpus.readers.files import BadInput, Piece, Watch, bytes_of
 from lazyformer_fairseq.corpus.readers.formats import RawDocument, read_piece
@@ -61,6 +61,7 @@ class TaskNotes:
             names.append(name)
 
 
+@dataclass
 class DocumentStep:
     """A step that changes a document's text in place, or drops the document for a reason.
 
@@ -69,11 +70,9 @@ class DocumentStep:
     A subclass writes :meth:`process`, and counts whatever else it likes.
     """
 
-    name: str
-
-    def __init__(self):
-        self.counts: Counter[str] = Counter()
-        self.notes = TaskNotes()
+    name: ClassVar[str]
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    notes: TaskNotes = field(default_factory=TaskNotes, init=False)
 
     @abstractmethod
     def process(self, document: Document) -> Optional[str]:
@@ -121,6 +120,7 @@ def _signs(text: str) -> int:
 NOT_UTF8 = "lines not UTF-8"
 
 
+@dataclass
 class ReadDocuments(DocumentStep):
     """The first step: reads the pieces of a unit.
 
@@ -130,10 +130,8 @@ class ReadDocuments(DocumentStep):
     """
 
     name = "read"
-
-    def __init__(self, unit: Sequence[Piece], bad_files: Literal["stop", "skip"] = "stop"):
-        super().__init__()
-        self.unit, self.bad_files = unit, bad_files
+    unit: Sequence[Piece]
+    bad_files: Literal["stop", "skip"] = "stop"
 
     def run(self, documents: Iterable[Document] = ()) -> Iterator[Document]:
         for piece in self.unit:

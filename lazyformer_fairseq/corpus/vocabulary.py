@@ -109,7 +109,7 @@ def merge_counts(
         reached = zip(highest_first, accumulate(types_with_count[count] for count in highest_first), strict=True)
         few = [count for count, words in reached if words <= most_frequent]  # counts that no more words reach
         min_frequent = max(min_count, min(few, default=highest_first[0] + 1))
-        hashes, counts = np.concatenate([_at_least(min_frequent, path) for path in ranges], axis=1)
+        hashes, counts = np.concatenate([_frequent(path, min_frequent) for path in ranges], axis=1)
     frequent = zip(_find_words(hashes, folders), counts.tolist(), strict=True)
     types = types_with_count.total()
     tokens = sum(count * number for count, number in types_with_count.items())
@@ -142,24 +142,20 @@ def _merged_ranges(folders: Sequence[Path], entries_at_once: int) -> Iterator[np
         yield np.stack([hashes[starts], np.add.reduceat(counts[order], starts)])
 
 
-def _at_least(min_count: int, path: Path) -> np.ndarray:
+def _frequent(path: Path, min_count: int, spared: Sequence[int] = ()) -> np.ndarray:
+    """Of a range the words that occur often enough, or are spared."""
     merged = np.load(path, mmap_mode="r")
-    return merged[:, merged[1] >= min_count]
+    return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
 
 
 def _write_kept(ranges: Sequence[Path], min_count: int, spared: np.ndarray, file: BinaryIO) -> tuple[int, int]:
     """Writes the kept words' hashes; returns their number and how often they occur together."""
-
-    def kept(path: Path) -> np.ndarray:
-        merged = np.load(path, mmap_mode="r")
-        return merged[:, (merged[1] >= min_count) | np.isin(merged[0], spared)]
-
-    types = sum(kept(path).shape[1] for path in ranges)
+    types = sum(_frequent(path, min_count, spared).shape[1] for path in ranges)
     tokens = 0
     header = {"descr": np.dtype(np.uint64).str, "fortran_order": False, "shape": (types,)}
     np.lib.format.write_array_header_1_0(file, header)
     for path in ranges:  # piece by piece: the hashes of all words may be more than the memory
-        hashes, counts = kept(path)
+        hashes, counts = _frequent(path, min_count, spared)
         np.ascontiguousarray(hashes).tofile(file)
         tokens += int(counts.sum())
     return types, tokens

@@ -17,6 +17,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import count
 from pathlib import Path
@@ -35,6 +36,7 @@ NOTES_FILE = "notes.json"
 _SYMBOLS = re.compile(f"<({'|'.join(symbol[1:-1] for symbol in RESERVED_SYMBOLS)})>", re.IGNORECASE | re.ASCII)
 
 
+@dataclass
 class NormaliseWords(DocumentStep):
     """Each line (a cased sentence) becomes its normalised words, divided by single spaces; lines without any go.
 
@@ -46,10 +48,7 @@ class NormaliseWords(DocumentStep):
     """
 
     name = "words"
-
-    def __init__(self, settings: Union[TextSettings, LibrarySettings]):
-        super().__init__()
-        self.settings = settings
+    settings: Union[TextSettings, LibrarySettings]
 
     def process(self, document: Document) -> Optional[str]:
         text, normalise = document.text, load_normaliser(self.settings)

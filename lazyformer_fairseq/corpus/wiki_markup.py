@@ -145,13 +145,17 @@ class ExtractWikiMarkup(DocumentStep):
         is_titled = page.get("title", "").endswith(DISAMBIGUATION_TITLE)
         if is_titled or "__DISAMBIG__" in document.text or DISAMBIGUATION_TEMPLATE.search(document.text):
             return "disambiguation"
-        text = load_extractor().clean_text(simplify(document.text), expand_templates=False, html_safe=False)
-        document.text = "\n".join(filter(None, (_mend(line) for part in text for line in part.split("\n"))))
+        document.text = self.paragraphs(document.text)
         if not document.text:
             return "no text"
         if DISAMBIGUATION_OPENING.fullmatch(document.text):
             return "disambiguation"
         return None
+
+    def paragraphs(self, markup: str) -> str:
+        """Plain text of a page, one paragraph a line."""
+        text = load_extractor().clean_text(simplify(markup), expand_templates=False, html_safe=False)
+        return "\n".join(filter(None, (_mend(line) for part in text for line in part.split("\n"))))
 
 
 @lru_cache(maxsize=1)

@@ -92,11 +92,6 @@ def threshold(draws: Sequence[np.ndarray], valid_share: float) -> float:
     return np.nextafter(lowest, 1) if several and 0 < valid_share <= lowest else valid_share
 
 
-def is_held_out(fingerprints: np.ndarray, valid_share: float, seed: int) -> np.ndarray:
-    """Whether documents belong to the validation split: bool (documents,), or one bool; see :func:`draw`."""
-    return draw(fingerprints, seed) < valid_share
-
-
 def draw(fingerprints: np.ndarray, seed: int) -> np.ndarray:
     """A number in [0, 1) for each document, which depends on its text and the seed, never on its place.
 

@@ -41,29 +41,23 @@ def describe(job: Job, plan: dict[str, Any], origins: dict[str, str], workers: i
     """
     paths = job.paths
     steps = [_step(name, counts) for name, counts in stage_totals(paths.tasks / "words").items() if name != "task"]
-    of_duplicates = _dropped(stage_totals(paths.tasks / "duplicates")["duplicates"])
     symbols = plan["settings"]["vocab_size"]
     train, lengths = _split_totals(job, "train", symbols)
     valid, lengths_of_valid = _split_totals(job, "valid", symbols)
-    drops = Counter(of_duplicates)
+    kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
+    duplicates = stage_totals(paths.tasks / "duplicates")["duplicates"]
+    duplicates["documents out"] = sum(kept.values())
+    duplicates["documents in"] = sum(kept.values()) + sum(_dropped(duplicates).values())
+    steps.append(_step("duplicates", duplicates))
+    drops: Counter[str] = Counter()
     for step in steps:
         drops.update(step["dropped"])
-    kept = {"train": train.pop("documents"), "valid": valid.pop("documents")}
     documents = {
         "in": steps[0]["documents out"],
         **kept,
         "dropped": {reason: n for reason, n in sorted(drops.items()) if n},
     }
     assert documents["in"] == sum(kept.values()) + drops.total(), documents
-    steps.append(
-        {
-            "name": "duplicates",
-            "documents in": sum(kept.values()) + sum(of_duplicates.values()),
-            "documents out": sum(kept.values()),
-            "dropped": of_duplicates,
-            "counts": kept,
-        }
-    )
     examples, names, documents_of = gather_notes(job, origins)
     return {
         "format_version": FORMAT_VERSION,

@@ -35,6 +35,10 @@ class Split:
     label: Optional[Column]
     rows: int
 
+    @property
+    def has_header(self) -> bool:
+        return isinstance(self.texts[0], str)
+
 
 @dataclass(frozen=True)
 class TaskDescription:
@@ -236,7 +240,7 @@ def read_split(task: TaskDescription, folder: Union[str, Path], split: str) -> S
     first = next(rows, None)
     if first is None:
         raise UserError(f"{path}: is empty; download the task's data again")
-    if isinstance(layout.texts[0], str):  # it has a header
+    if layout.has_header:
         texts, label, width = *_find_columns(path, layout, header=first[1]), len(first[1])
     else:
         texts, label, width = layout.texts, layout.label, 1 + max(*layout.texts, layout.label)

@@ -18,7 +18,6 @@ from lazyformer_fairseq.corpus.duplicates import (
     draw,
     find_duplicates,
     fingerprint,
-    is_held_out,
     threshold,
 )
 from lazyformer_fairseq.corpus.steps import Document
@@ -96,14 +95,14 @@ def plain(high, low, valid_share, seed):
 def test_is_as_in_plain_integers(fingerprints, valid_share, seed):
     array = np.array(fingerprints, dtype=np.uint64).reshape(-1, 2)
     expected = [plain(*pair, valid_share, seed) for pair in fingerprints]
-    assert is_held_out(array, valid_share, seed).tolist() == expected
-    assert [bool(is_held_out(row, valid_share, seed)) for row in array] == expected
+    assert (draw(array, seed) < valid_share).tolist() == expected
+    assert [bool(draw(row, seed) < valid_share) for row in array] == expected
 
 
 @pytest.mark.parametrize("valid_share", [0.005, 0.5])
 @pytest.mark.parametrize("columns", [(0, 1), (1, 0)])
 def test_share(valid_share, columns):
-    found = is_held_out(COUNTING[:, columns], valid_share, seed=1)
+    found = draw(COUNTING[:, columns], seed=1) < valid_share
     assert abs(found.sum() - 100_000 * valid_share) < 4 * (100_000 * valid_share * (1 - valid_share)) ** 0.5
 
 

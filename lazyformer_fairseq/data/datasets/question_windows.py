@@ -263,19 +263,30 @@ class Spans(NamedTuple):
     scores: np.ndarray
 
 
-def best_spans(starts_NT: np.ndarray, ends_NT: np.ndarray, longest: int, n_best: int) -> Spans:
+def best_spans(
+    starts_NT: np.ndarray,
+    ends_NT: np.ndarray,
+    is_start_NT: np.ndarray,
+    is_end_NT: np.ndarray,
+    longest: int,
+    n_best: int,
+) -> Spans:
     """The `n_best` best spans of each window.
 
     Args:
-        starts_NT, ends_NT: logits of every token as start and as end; -inf where no answer may start, or end.
+        starts_NT, ends_NT: logits of every token as start and as end.
+        is_start_NT, is_end_NT: at which tokens an answer may start, and end: bool.
         longest: tokens of an answer.
     """
     number, length = starts_NT.shape
     at_once = max(1, MOST_AT_ONCE // (length * longest))
     if number > at_once:
-        places = [slice(first, first + at_once) for first in range(0, number, at_once)]
-        found = [best_spans(starts_NT[place], ends_NT[place], longest, n_best) for place in places]
+        arrays = (starts_NT, ends_NT, is_start_NT, is_end_NT)
+        parts = [[of_all[first : first + at_once] for of_all in arrays] for first in range(0, number, at_once)]
+        found = [best_spans(*part, longest, n_best) for part in parts]
         return Spans(*map(np.concatenate, zip(*found, strict=True)))
+    starts_NT = np.where(is_start_NT, starts_NT.astype(np.float32), -np.inf)
+    ends_NT = np.where(is_end_NT, ends_NT.astype(np.float32), -np.inf)
     padded = np.pad(ends_NT, ((0, 0), (0, longest - 1)), constant_values=-np.inf)
     followers = np.lib.stride_tricks.sliding_window_view(padded, longest, axis=1)  # (N, T, longest)
     scores = (starts_NT[:, :, None] + followers).reshape(number, length * longest)
@@ -333,9 +344,8 @@ class SpanCollector:
         """The best spans of each of the windows `index` (B,), the best first, without probabilities (nan)."""
         if not len(self.windows.offsets):  # control characters alone, say: there is nothing to point at
             return [[] for _ in index]
-        logits = zip(allowed(self.windows, index, starts_BT.shape[1]), (starts_BT, ends_BT), strict=True)
-        logits_BT = (np.where(may_be, values.astype(np.float32), -np.inf) for may_be, values in logits)
-        best = best_spans(*logits_BT, self.longest, self.n_best)
+        is_start, is_end = allowed(self.windows, index, starts_BT.shape[1])
+        best = best_spans(starts_BT, ends_BT, is_start, is_end, self.longest, self.n_best)
         firsts, lasts = characters(self.windows, index, best)
         paragraphs = self.windows.paragraph[self.windows.question[index]].tolist()
         return [

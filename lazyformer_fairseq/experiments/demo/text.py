@@ -23,7 +23,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple, Optional, Union
 
-from lazyformer_fairseq.corpus.duplicates import is_held_out
+from lazyformer_fairseq.corpus.duplicates import draw
 from lazyformer_fairseq.corpus.sentences import SentenceSplitter
 from lazyformer_fairseq.corpus.stages import clean_documents
 from lazyformer_fairseq.corpus.steps import Document
@@ -218,7 +218,7 @@ def held_out_sentences(documents: Iterable[Document], valid_share: float, seed: 
     trained_on, held_out = set(), {}
     for document in documents:
         sentences = [sentence for paragraph in document.text.split("\n") for sentence in split_sentences(paragraph)]
-        if is_held_out(document.metadata["fingerprint"], valid_share, seed):
+        if draw(document.metadata["fingerprint"], seed) < valid_share:
             held_out.update(dict.fromkeys(sentences))
         else:
             trained_on.update(sentences)

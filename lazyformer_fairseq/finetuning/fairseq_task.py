@@ -68,12 +68,9 @@ class FineTuningTask(EncoderTask):
     ):
         self.tokenizer: TextTokenizer = load_tokenizer(tokenizer_folder)
         super().__init__(cfg, self.tokenizer.dictionary)
-        self.tokenizer_folder = tokenizer_folder
-        self.head_name = head_name
-        self.head = head
+        self.tokenizer_folder, self.head_name, self.head = tokenizer_folder, head_name, head
         self.longest = self._wanted = longest
-        self.has_token_types = False
-        self.marks_first_text = False
+        self.has_token_types = self.marks_first_text = False
 
     def build_model(self, cfg: FairseqDataclass, from_checkpoint: bool = False):
         """The model with the task's head.
@@ -273,7 +270,6 @@ def find_tokenizer(cfg: FineTuningConfig, prepared: Optional[Path]) -> Path:
         return Path(cfg.tokenizer_folder)
     neighbours = [Path(cfg.finetune_from_model).parent] if cfg.finetune_from_model else []
     candidates = [folder / "tokenizer" for folder in (*neighbours, Path(cfg.data))]
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
+    if found := next(filter(Path.is_dir, candidates), None):
+        return found
     raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer-folder")

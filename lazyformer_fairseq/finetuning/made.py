@@ -91,9 +91,11 @@ def shared_words(train: EncodedExamples, test: EncodedExamples, symbols: int, eo
 
     That is the cosine of their counts, each weighted by how few halves have the word; the bound is the best on train.
     """
-    weight = _rarity(train.inputs[:MOST_ROWS], symbols, eos)
-    known = _likeness(train.inputs[:MOST_ROWS], symbols, eos, weight)
-    order, targets = np.argsort(known), train.targets[:MOST_ROWS]
+    inputs, targets = train.inputs[:MOST_ROWS], train.targets[:MOST_ROWS]
+    having = sum(np.asarray((counts > 0).sum(0)).ravel() for counts in _halves(inputs, symbols, eos))
+    weight = np.log((1 + 2 * len(inputs)) / (1 + having))
+    known = _likeness(inputs, symbols, eos, weight)
+    order = np.argsort(known)
     below_is_right = np.cumsum(np.append(0, targets[order] == 0))
     above_is_right = np.cumsum(np.append(0, targets[order][::-1] == 1))[::-1]
     best = int(np.argmax(below_is_right + above_is_right))
@@ -107,11 +109,6 @@ def _halves(inputs: Sequence[np.ndarray], symbols: int, eos: int) -> tuple:
     firsts = [ids[: ends[0] - 1] for ids, ends in parts]
     seconds = [ids[ends[-2] : ends[-1] - 1] for ids, ends in parts]
     return _shares(firsts, symbols), _shares(seconds, symbols)
-
-
-def _rarity(inputs: Sequence[np.ndarray], symbols: int, eos: int) -> np.ndarray:
-    having = sum(np.asarray((counts > 0).sum(0)).ravel() for counts in _halves(inputs, symbols, eos))
-    return np.log((1 + 2 * len(inputs)) / (1 + having))
 
 
 def _likeness(inputs: Sequence[np.ndarray], symbols: int, eos: int, weight: np.ndarray) -> np.ndarray:
@@ -169,10 +166,8 @@ def _write(folder: Path, split: str, task: str, examples: EncodedExamples, token
         "rows": len(sizes),
         "bytes": (folder / f"{split}.bin").stat().st_size,
         "labels": dict(zip(DIAGNOSTICS[task].labels, counts.tolist(), strict=True)),
-        "tokens": int(sizes.sum()),
-        "shortest": int(sizes.min()),
-        "median": int(np.median(sizes)),
-        "longest": int(sizes.max()),
+        **{"tokens": int(sizes.sum()), "shortest": int(sizes.min())},
+        **{"median": int(np.median(sizes)), "longest": int(sizes.max())},
     }
 
 

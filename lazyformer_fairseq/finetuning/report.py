@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Optional
@@ -41,7 +42,7 @@ def write_report(folder: Path, output: Path) -> str:
             f"it, or run `lazyformer finetune` again"
         )
     output.mkdir(parents=True, exist_ok=True)
-    rows = table_rows(results, benchmark)
+    rows = [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
     title = f"{benchmark.name}, development {'sets' if len(benchmark.tasks) > 1 else 'set'}, percent"
     first = Table(title, [cells(row, benchmark) for row in rows])
     others = [_score_table(results, benchmark), *_extra_and_gaps(results)]
@@ -111,11 +112,6 @@ def _either(values: Iterable[str]) -> str:
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def table_rows(results: Results, benchmark: Benchmark) -> list[TableRow]:
-    """Our models, baselines, and models of papers."""
-    return [*(own_row(results, benchmark, model) for model in results.grid.models), *benchmark.other_rows(results)]
 
 
 def own_row(results: Results, benchmark: Benchmark, model: str) -> TableRow:
@@ -189,15 +185,10 @@ def _score_table(results: Results, benchmark: Benchmark) -> Table:
 
 def _extra_and_gaps(results: Results) -> Iterator[Table]:
     """The other metrics, at the rate that the selecting one chose; models and tasks that lack runs."""
-    rows = [
-        {
-            **{"model": one.model, "task": one.task, "metric": one.metric},
-            **_median_and_span(one),
-            "baseline": f"{one.baseline:.2f}",
-        }
-        for one in results.measurements()
-        if not one.selects
-    ]
+    rows = []
+    for one in filter(lambda one: not one.selects, results.measurements()):
+        known = {"model": one.model, "task": one.task, "metric": one.metric}
+        rows.append({**known, **_median_and_span(one), "baseline": f"{one.baseline:.2f}"})
     yield Table("Other metrics of the same runs", rows, left=("task", "metric"))
     rows = []
     for model, task in itertools.product(results.grid.models, results.grid.tasks):
@@ -279,8 +270,8 @@ def draw_seeds(results: Results, scores: Sequence[Score], path: Path, baseline_n
     scores = _drawable(results, scores, models)
     legend = [*handles(style_of, linestyle=""), *handles({f"baseline: {baseline_name}": BASELINE})]
     title = "Development scores, a mark a seed at the chosen learning rate"
-    with picture(path, *_rows_and_columns(len(scores)), panel=PANEL, title=title, legend=legend) as axes:
-        for axis, score in zip(_panels(axes, len(scores)), scores, strict=True):
+    with _panels(path, len(scores), title, legend) as panels:
+        for axis, score in zip(panels, scores, strict=True):
             drawn = []
             for place, model in enumerate(models):
                 found = results.of(model, score.task)
@@ -309,8 +300,7 @@ def draw_updates(results: Results, scores: Sequence[Score], path: Path, benchmar
     number = len(scores) + any(averages.values())
     legend = [*handles(style_of), *handles({f"baseline: {benchmark.baseline_name}": BASELINE})]
     title = "Development scores: median over seeds; bars from the lowest to the highest"
-    with picture(path, *_rows_and_columns(number), panel=PANEL, title=title, legend=legend) as axes:
-        panels = _panels(axes, number)
+    with _panels(path, number, title, legend) as panels:
         for axis, score in zip(panels, scores, strict=False):
             drawn = [_draw_series(axis, results, score, points, style_of[name]) for name, points in series.items()]
             _draw_baseline(axis, results.baseline(score.task, score.split, score.metric), np.concatenate(drawn))
@@ -351,16 +341,14 @@ def _drawable(results: Results, scores: Sequence[Score], models: Collection[str]
     return [score for score in scores if score.task in has_run]
 
 
-def _rows_and_columns(count: int) -> tuple[int, int]:
+@contextmanager
+def _panels(path: Path, count: int, title: str, legend: Sequence[Any]) -> Iterator[list[Axes]]:
+    """Panels of a picture, which is saved when the block ends."""
     columns = min(count, PANELS_IN_A_ROW)
-    return math.ceil(count / columns), columns
-
-
-def _panels(axes: np.ndarray, count: int) -> list[Axes]:
-    """The first `count` of them; the others are removed."""
-    for axis in axes.flat[count:]:
-        axis.remove()
-    return list(axes.flat[:count])
+    with picture(path, math.ceil(count / columns), columns, panel=PANEL, title=title, legend=legend) as axes:
+        for axis in axes.flat[count:]:
+            axis.remove()
+        yield list(axes.flat[:count])
 
 
 def _name(axis: Axes, title: str, metric: str) -> None:
@@ -392,9 +380,8 @@ def _draw_series(
 
 def _averages(results: Results, benchmark: Benchmark, points: Sequence[tuple[int, str]]) -> list[tuple[int, float]]:
     """(updates, average) of the checkpoints that have one."""
-    if not benchmark.average:
-        return []
-    averages = ((updates, average_of(own_row(results, benchmark, model), benchmark)) for updates, model in points)
+    rows = ((updates, own_row(results, benchmark, model)) for updates, model in points if benchmark.average)
+    averages = ((updates, average_of(row, benchmark)) for updates, row in rows)
     return [(updates, value) for updates, value in averages if value is not None]
 
 

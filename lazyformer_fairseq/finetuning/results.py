@@ -256,23 +256,20 @@ def read_results(folder: Path, benchmark: TaskFamily) -> Results:
             whose development sets differ.
     """
     grid = read_grid(folder / "runs" / GRID_FILE, benchmark)
-    runs: dict[RunKey, Run] = {}
-    failures: dict[RunKey, str] = {}
+    runs, failures = {}, {}
     for key in (key for model in grid.models for task in grid.tasks for key in grid.keys_of(model, task)):
         place = folder / "runs" / key.folder
         if (place / RESULT).exists():
             run = read_run(place / RESULT, benchmark)
             if run.key != key:
                 raise UserError(f"{place / RESULT}: is the result of {run.key.folder}; move it there, or remove it")
-            wrong = [at for at in measured(benchmark.tasks[key.task]) if not math.isfinite(run.metrics[at[0]][at[1]])]
-            if wrong:
-                failures[key] = f"{place}: {wrong[0][1]} of {wrong[0][0]} is not a number"
-            else:
+            for split, metric in measured(benchmark.tasks[key.task]):
+                if not math.isfinite(run.metrics[split][metric]):
+                    failures.setdefault(key, f"{place}: {metric} of {split} is not a number")
+            if key not in failures:
                 runs[key] = run
-        elif (place / FAILED).exists():
-            failures[key] = (
-                f"{place}: {_checked(place / FAILED, read_json(place / FAILED), {'message': str})['message']}"
-            )
+        elif (path := place / FAILED).exists():
+            failures[key] = f"{place}: {_checked(path, read_json(path), {'message': str})['message']}"
     _check_same_development_sets(runs, benchmark)
     return Results(benchmark, grid, runs, failures)
 
@@ -282,17 +279,13 @@ def read_grid(path: Path, benchmark: TaskFamily) -> Grid:
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the folder that `lazyformer finetune` wrote")
     content = read_json(path)
-    _check_version(path, content.get("format_version", FORMAT_VERSION))
-    _checked(path, content, {"models": dict, "tasks": list, "lrs": list, "seeds": list})
+    content = {"format_version": FORMAT_VERSION, **content}
+    _checked(path, content, {"models": dict, "tasks": list, "lrs": list, "seeds": list}, is_versioned=True)
     for name, kind in (("tasks", str), ("lrs", float), ("seeds", int)):
         for value in content[name]:
             _check_kind(path, name, value, kind)
-    return Grid(
-        content["models"],
-        tuple(_check_task(path, name, benchmark) for name in content["tasks"]),
-        tuple(float(rate) for rate in content["lrs"]),
-        tuple(content["seeds"]),
-    )
+    tasks = tuple(_check_task(path, name, benchmark) for name in content["tasks"])
+    return Grid(content["models"], tasks, tuple(map(float, content["lrs"])), tuple(content["seeds"]))
 
 
 _HINTS = {field.name: typing.get_type_hints(Run)[field.name] for field in fields(Run) if field.name != "folder"}
@@ -300,9 +293,7 @@ _HINTS = {field.name: typing.get_type_hints(Run)[field.name] for field in fields
 
 def read_run(path: Path, benchmark: TaskFamily) -> Run:
     """Raises a UserError where a result.json is of another format version, lacks a field or metric, names no task."""
-    content = read_json(path)
-    _check_version(path, content.get("format_version"))
-    content = _checked(path, content, _HINTS)
+    content = _checked(path, read_json(path), _HINTS, is_versioned=True)
     task = benchmark.tasks[_check_task(path, content["task"], benchmark)]
     for field in ("metrics", "baseline"):
         for split, metric in measured(task):
@@ -311,13 +302,12 @@ def read_run(path: Path, benchmark: TaskFamily) -> Run:
     return Run(path.parent, **{name: content[name] for name in _HINTS})
 
 
-def _check_version(path: Path, version: Any) -> None:
-    if version != FORMAT_VERSION:
-        raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
-
-
-def _checked(path: Path, content: dict[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(
+    path: Path, content: dict[str, Any], hints: Mapping[str, Any], is_versioned: bool = False
+) -> dict[str, Any]:
     """The content of a file, each field of the kind in `hints`; an optional one that is missing is None."""
+    if is_versioned and (version := content.get("format_version")) != FORMAT_VERSION:
+        raise UserError(f"{path}: format version {version!r}, but this program reads {FORMAT_VERSION}")
     for name, hint in hints.items():
         if name not in content and not typing.get_args(hint):
             raise UserError(f"{path}: has no field {name!r}; remove it and run the grid again")

@@ -101,11 +101,9 @@ def encode_split(
         ``<s>`` and ``</s>`` included, words as the tokenizer divides the text, those that are or hold an ``<unk>``.
     """
     texts = [example.texts for example in split.examples]
-    whole = []
-    with tqdm(total=len(texts), desc=f"encode {split.path}", unit=" rows", delay=2, disable=None, leave=False) as bar:
-        for ids in _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS)):
-            whole.append(ids)
-            bar.update()
+    encoded = _encoded(tokenizer, texts, min(processes, 1 + len(texts) // WORTH_A_PROCESS))
+    shown = {"desc": f"encode {split.path}", "unit": " rows", "delay": 2, "disable": None, "leave": False}
+    whole = list(tqdm(encoded, total=len(texts), **shown))
     ids = np.concatenate(whole)
     is_unknown, word = ids == tokenizer.special.unk, np.cumsum(tokenizer.starts_of_words(ids))
     words, unknown_words, unknown = int(word[-1]), len(np.unique(word[is_unknown])), int(is_unknown.sum())
@@ -197,18 +195,17 @@ class GlueTask(FineTuningTask):
 
     def read(self, split: str) -> LabelledTextsDataset:
         """A split: `train`, `valid`, `test`; MNLI also has `valid1` and `test1` (mismatched)."""
-        examples = self._read_prepared(split) if PreparedTask.is_at(self.cfg.data) else self._read_official(split)
+        if PreparedTask.is_at(self.cfg.data):
+            examples = load_prepared(self.cfg.data).read(split, self.longest, self.dictionary.eos())
+            size, longest = len(examples.inputs), int(examples.inputs.sizes.max())
+            logger.info("%s/%s: %d examples, the longest %d tokens", self.cfg.data, split, size, longest)
+        else:
+            examples = self._read_official(split)
         if split == "train" and self.cfg.max_train_rows:
             examples = draw_rows(examples, self.cfg.max_train_rows)
             logger.info("trained on %d rows", len(examples.inputs))
         marks = self.dictionary.eos() if self.marks_first_text else None
         return LabelledTextsDataset(examples.inputs, examples.targets, marks_before=marks, **self.order_of(split))
-
-    def _read_prepared(self, split: str) -> EncodedExamples:
-        examples = load_prepared(self.cfg.data).read(split, self.longest, self.dictionary.eos())
-        longest = int(examples.inputs.sizes.max())
-        logger.info("%s/%s: %d examples, the longest %d tokens", self.cfg.data, split, len(examples.inputs), longest)
-        return examples
 
     def _read_official(self, split: str) -> EncodedExamples:
         file = read_split(self.description, self.cfg.data, split)

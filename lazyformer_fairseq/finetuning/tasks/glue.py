@@ -107,11 +107,11 @@ class Glue(TextsBenchmark):
             if run is None or (chosen and task.name not in chosen):
                 continue
             source = wanted.data or _output_of(run) / "tasks"
-            data = find_data(task, source)
-            if data is None and task.model_of:
+            data = source / (task.name if PreparedTask.is_at(source / task.name) else task.folder)
+            if not data.is_dir() and task.model_of:
                 lines.append(f"{submission_file(task, 'test')}: no data of {task.name}, so it is left out")
                 continue
-            if data is None:
+            if not data.is_dir():
                 raise UserError(
                     f"{source}: holds no folder {task.folder}; give the one with "
                     f"{task.name}'s {task.splits['test'].file} by --data, or choose other tasks by --tasks"
@@ -264,14 +264,6 @@ def _output_of(run: Path) -> Path:
     return run.absolute().parents[3]
 
 
-def find_data(task: TaskDescription, folder: Path) -> Optional[Path]:
-    """The task's folder among prepared tasks or official ones; None where there is none."""
-    prepared, official = folder / task.name, folder / task.folder
-    if PreparedTask.is_at(prepared):
-        return prepared
-    return official if official.is_dir() else None
-
-
 def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSettings) -> dict[str, list[str]]:
     """The words predicted for each test split, in the order of its rows."""
     from lazyformer_fairseq.fairseq_plugin.models.spans import logits_of  # loads fairseq, which reports need not
@@ -294,27 +286,23 @@ def load_finetuned(task: TaskDescription, run: Path, data: Path, tokenizer: Opti
     from lazyformer_fairseq.finetuning import grid  # loads fairseq, which reports need not
 
     def changes() -> dict[str, Any]:
-        folder = _find_tokenizer(run, data, tokenizer)
-        return {"glue_task": task.name, "data": str(data), "tokenizer_folder": folder}
+        """The given tokenizer, else one beside the checkpoint, or of the data that the run was trained on.
+
+        Prepared data has its own, which the task finds and compares with the given one.
+        """
+        found = tokenizer
+        if found is None and not PreparedTask.is_at(data):
+            candidates = [run / "tokenizer", _output_of(run) / "tasks" / run.absolute().parent.name / "tokenizer"]
+            found = next(filter(Path.is_dir, candidates), None)
+            if found is None:
+                known = " or ".join(map(str, candidates))
+                raise UserError(f"no tokenizer at {known}; give the checkpoint's by --tokenizer")
+        return {"glue_task": task.name, "data": str(data), "tokenizer_folder": found and str(found)}
 
     head = ("glue_head_name", task.head_name)
     wanted = f"no classification head %r of {task.name}; give one fine-tuned for it"
     fits = lambda found: found.outputs == task.num_classes  # noqa: E731
     return grid.load_finetuned(run / BEST, data, head, fits, wanted, changes)
-
-
-def _find_tokenizer(run: Path, data: Path, given: Optional[Path]) -> Optional[str]:
-    """The tokenizer's folder: the one given, beside the checkpoint, or of the data that the run was trained on.
-
-    Prepared data has its own, which the task finds and compares with the given one.
-    """
-    if given is not None or PreparedTask.is_at(data):
-        return given and str(given)
-    candidates = [run / "tokenizer", _output_of(run) / "tasks" / run.absolute().parent.name / "tokenizer"]
-    for folder in candidates:
-        if folder.is_dir():
-            return str(folder)
-    raise UserError(f"no tokenizer at {' or '.join(map(str, candidates))}; give the checkpoint's by --tokenizer")
 
 
 def prediction_words(task: TaskDescription, predictions: np.ndarray) -> list[str]:

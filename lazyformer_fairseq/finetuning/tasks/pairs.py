@@ -66,9 +66,6 @@ class PairsSettings:
                 f"--{odd[0]} {self.rows[odd[0]]}: half of them are of one document; give an even number from 4"
             )
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Stretches(NamedTuple):
     """Parts of documents; all int64 (stretches,).
@@ -82,9 +79,6 @@ class Stretches(NamedTuple):
     document: np.ndarray
     start: np.ndarray
     size: np.ndarray
-
-    def at(self, chosen: np.ndarray) -> "Stretches":
-        return Stretches(*(values[chosen] for values in self))
 
 
 class Halves(NamedTuple):
@@ -131,8 +125,8 @@ def choose_stretches(sizes: np.ndarray, settings: PairsSettings, draws: Draws) -
         document, count = order[first:last], counts[first:last]
         number = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         step = np.repeat(sizes[document] // count, count)
-        whole = Stretches(np.repeat(document, count), number * step, np.minimum(step, longest))
-        found[split] = whole.at(np.arange(rows))
+        whole = np.repeat(document, count), number * step, np.minimum(step, longest)
+        found[split] = Stretches(*(values[:rows] for values in whole))
         first = last
     return found
 
@@ -197,9 +191,6 @@ class CorpusDocuments:
         self._ends = np.cumsum(list(map(len, self._documents)))
         self.sizes = np.concatenate([each.size(each.starts, each.ends) for each in self._documents])
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def read(self, number: int) -> np.ndarray:
         """The tokens of a document, (T,)."""
         part = int(np.searchsorted(self._ends, number, side="right"))
@@ -241,7 +232,7 @@ def prepare_pairs(
                 WORDS_ALONE: bag_of_words(train, test, symbols),
                 SHARED_WORDS: shared_words(train, test, symbols, eos),
             }
-            kept = settings.as_json() | {"corpus": documents.sha256}
+            kept = asdict(settings) | {"corpus": documents.sha256}
             notes = {"documents": {split: len(np.unique(chosen.document)) for split, chosen in stretches.items()}}
             return write_prepared(unfinished, "Pairs", kept, documents.tokenizer, splits, rules, notes)
 

@@ -132,12 +132,8 @@ class SquadTask(FineTuningTask):
         read = PreparedSquad.load(self.cfg.data).read(split) if is_prepared else self._read_official(split)
         logger.info(
             "%s: %d questions on %d paragraphs, %d windows, the longest of %d tokens, %d questions cut",
-            read.file.path,
-            len(read.file.questions),
-            len(read.file.contexts),
-            len(read.windows),
-            read.windows.sizes.max(),
-            read.windows.cut_questions,
+            *(read.file.path, len(read.file.questions), len(read.file.contexts)),
+            *(len(read.windows), read.windows.sizes.max(), read.windows.cut_questions),
         )
         return self.dataset_of(read, split)
 
@@ -216,9 +212,8 @@ class SquadCriterion(FineTuningCriterion):
         """Logs the loss (bits a window), and in validation exact match and F1 (0 to 1) over whole questions."""
         log_loss(logging_outputs)
         if "rows" in logging_outputs[0]:
-            log_metrics(
-                logging_outputs, {name: partial(_mean_over_questions, place) for place, name in enumerate(METRICS)}
-            )
+            means = {name: partial(_mean_over_questions, place) for place, name in enumerate(METRICS)}
+            log_metrics(logging_outputs, means)
 
 
 def _mean_over_questions(metric: int, rows: np.ndarray) -> float:
@@ -307,9 +302,7 @@ class Squad(Benchmark):
         prepared = PreparedSquad.load(folder)
         for split in SPLITS:
             if prepared.read(split).windows.targets is None:
-                raise UserError(
-                    f"{folder}: some questions of {split}.json have no answers; prepare a file that has them"
-                )
+                raise UserError(f"{folder}: some questions of {split}.json have no answers; prepare one that has them")
         return {SQUAD.name: prepared}
 
     def own_settings(self, given: GridSettings, prepared: Mapping[str, PreparedSquad]) -> dict[str, Any]:

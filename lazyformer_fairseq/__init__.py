@@ -17,10 +17,7 @@ __version__ = "0.1.0"
 # For --user-dir. Not resolved: fairseq compares it with the path, links and all, that the package was imported by.
 USER_DIR = Path(__file__).absolute().parent
 
-_PUBLIC = {
-    "CausalLanguageModel": "fairseq_plugin.models.causal_lm",
-    "LazyFormerModel": "fairseq_plugin.models.lazyformer",
-}
+_PUBLIC = ("CausalLanguageModel", "LazyFormerModel")
 __all__ = ["USER_DIR", "register", *_PUBLIC]
 
 
@@ -29,7 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     register()
-    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.fairseq_plugin.models"), name)
 
 
 registration.register_when_fairseq_is_loaded()

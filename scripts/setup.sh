@@ -133,6 +133,6 @@ step "Checking that all of it can be imported (15 s)" \
   "$python" -c 'import fairseq, sacremoses, sentencepiece, spacy, torch, transformers.models.bert'
 
 rm -f "$unfinished"
-misfit=$("$python" -m lazyformer_fairseq.devices.torch_check 2>>"$log") || true
+misfit=$("$python" -m lazyformer_fairseq.devices.torch_builds 2>>"$log") || true
 [ -z "$misfit" ] || printf '\nWARNING: %s\n\n' "$misfit" >&2
 echo "Ready: $venv ($("$python" --version), torch $("$python" scripts/choose_torch.py installed))."

@@ -16,9 +16,8 @@ from helpers import ROOT
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.fairseq_plugin.models.export import export, read_weights
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import read_weights
 
 TINY = "--encoder-embed-dim 16 --encoder-attention-heads 2 --encoder-ffn-embed-dim 32 --max-positions 32 --dropout 0"
 V_PROJ = "encoder.sentence_encoder.sublayers.2.inner.v_proj.weight"

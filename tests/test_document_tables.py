@@ -10,11 +10,9 @@ from helpers import count_causal_parameters, count_parameters
 from omegaconf import MISSING as REQUIRED
 from pages import PAGES
 
-from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import ContinuedMaskedLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdamConfig
-from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLambConfig
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import ContinuedMaskedLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdamConfig, NvLambConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import PolynomialWarmupConfig, WarmupConfig
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import FullSentencesMaskedLMConfig

@@ -16,8 +16,7 @@ from lazyformer_fairseq.experiments.compare.commands import run as compare_run
 from lazyformer_fairseq.experiments.compare.models import read_models
 from lazyformer_fairseq.experiments.compare.results import Comparison, comparison_of, times_to_target
 from lazyformer_fairseq.experiments.compare.settings import find_task
-from lazyformer_fairseq.storage.hashes import sha256_of
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 PAGE, SCRIPT = PAGES["docs/equal_footing.md"], ROOT / "scripts" / "equal_footing.sh"
 RECORDS = ROOT / "docs" / "records"

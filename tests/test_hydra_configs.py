@@ -58,9 +58,9 @@ def handed_over(hydra_main, tmp_path) -> Callable[..., DictConfig]:
     """``handed_over(config, ...)``: the settings with which fairseq-hydra-train would start to train."""
 
     def run(config: str, *overrides: object) -> DictConfig:
-        our_runs = "lazyformer_fairseq.fairseq_plugin.reliability.our_runs"
+        run_options = "lazyformer_fairseq.fairseq_plugin.reliability.options"
         # Neither is wanted in the config's --save-dir.
-        no_folder = mock.patch.multiple(our_runs, lock_for_process=mock.DEFAULT, log_to=mock.DEFAULT)
+        no_folder = mock.patch.multiple(run_options, lock_for_process=mock.DEFAULT, log_to=mock.DEFAULT)
         with mock.patch("fairseq.distributed.utils.call_main") as call_main, no_folder:
             hydra_main(config, f"hydra.run.dir={tmp_path}", *overrides)
         return call_main.call_args.args[0]

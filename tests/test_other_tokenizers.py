@@ -23,7 +23,7 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_has
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.export import export
-from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_dictionaries
+from lazyformer_fairseq.fairseq_plugin.reliability.data import check_dictionaries
 from lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm import (
     FullSentencesMaskedLMConfig,
     FullSentencesMaskedLMTask,

@@ -21,8 +21,8 @@ print(ARCH_MODEL_NAME_REGISTRY["bert_base"], *sorted({
 """
 OURS = [
     "lazyformer",
-    *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("causal_lm", "huggingface_bert", "lazyformer")),
-    *(f"lazyformer_fairseq.fairseq_plugin.optim.{name}" for name in ("fused_adam", "nvlamb")),
+    *(f"lazyformer_fairseq.fairseq_plugin.models.{name}" for name in ("huggingface_bert", "lazyformer")),
+    "lazyformer_fairseq.fairseq_plugin.optim.optimizers",
     "lazyformer_fairseq.fairseq_plugin.tasks.full_sentences_masked_lm",
     "lazyformer_fairseq.fairseq_plugin.tasks.stream_language_modeling",
     *("lazyformer_fairseq.finetuning.tasks.squad", "lazyformer_fairseq.finetuning.texts"),

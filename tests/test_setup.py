@@ -260,7 +260,7 @@ def test_environment_of_another_python_is_refused(tmp_path):
 @pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
 def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, misfit):
     (tmp_path / "bin").mkdir()
-    answers = f'case "$*" in *torch_check) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
+    answers = f'case "$*" in *torch_builds) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
     make_command(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
     answer = run("scripts/setup.sh", str(tmp_path))
     assert "Keeping torch 2.13.0." in answer.stdout and "Ready: " in answer.stdout, answer.stderr

@@ -13,13 +13,10 @@ from typing import Any, Optional
 from lazyformer_fairseq.fairseq_plugin.replacements import PACKAGE, Stage, install
 
 REGISTERED = (
-    "fairseq_plugin.criterions.continued_masked_lm",
     "fairseq_plugin.criterions.language_modeling",
-    "fairseq_plugin.models.causal_lm",
     "fairseq_plugin.models.huggingface_bert",
     "fairseq_plugin.models.lazyformer",
-    "fairseq_plugin.optim.fused_adam",
-    "fairseq_plugin.optim.nvlamb",
+    "fairseq_plugin.optim.optimizers",
     "fairseq_plugin.optim.schedules",
     "fairseq_plugin.tasks.full_sentences_masked_lm",
     "fairseq_plugin.tasks.stream_language_modeling",

@@ -80,43 +80,43 @@ AROUND, INSTEAD, MAKES, SUBCLASS = How
 
 # fmt: off
 REPLACEMENTS = (
-    Replacement(NAME, "fairseq.models:ARCH_MODEL_NAME_REGISTRY", "models.presets:without_bert_base",
+    Replacement(NAME, "fairseq.models:ARCH_MODEL_NAME_REGISTRY", "models.config:without_bert_base",
                 "fairseq's legacy masked_lm model calls a preset bert_base, and would refuse ours", MAKES),
     # Which command is one of ours.
-    Replacement(REGISTRATION, "fairseq.options:parse_args_and_arch", "reliability.our_runs:starting_when_parsed",
+    Replacement(REGISTRATION, "fairseq.options:parse_args_and_arch", "reliability.options:starting_when_parsed",
                 "a run starts: fairseq's command lines parse their options, of which some cannot be met or mean a TPU"),
-    Replacement(REGISTRATION, "fairseq.utils:import_user_module", "reliability.our_runs:importing_one_plugin",
+    Replacement(REGISTRATION, "fairseq.utils:import_user_module", "reliability.options:importing_one_plugin",
                 "another copy of this package, given as --user-dir, ends in a traceback that names one of the two"),
     Replacement(
-        REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "reliability.our_runs:starting_with_defaults",
+        REGISTRATION, "fairseq.dataclass.initialize:add_defaults", "reliability.options:starting_with_defaults",
         "a run starts: hydra, and each process that fairseq starts, call this first after they import us",
         copies=TRAINING),
     Replacement(REGISTRATION, "fairseq.trainer:Trainer", "trainer:SafeTrainer",
                 "a NaN ends a run, a signal kills it, too large a batch is left out in silence; the trainer says more",
                 SUBCLASS),
-    Replacement(REGISTRATION, "fairseq.distributed.utils:call_main", "reliability.processes:forwarding_signals",
+    Replacement(REGISTRATION, "fairseq.distributed.utils:call_main", "reliability.preemption:forwarding_signals",
                 "the processes that fairseq starts for its GPUs hear no signals, and their exit code is lost"),
     # Reading files that somebody else wrote. Every checkpoint comes through here: to resume, to fine-tune, to use.
     Replacement(
-        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "models.safetensors_files:loading_checkpoints",
+        LOADING, "fairseq.checkpoint_utils:load_checkpoint_to_cpu", "models.export:loading_checkpoints",
         "a damaged checkpoint ends in whatever its unpickler raises; code in one may run; safetensors are no pickle"),
     Replacement(
-        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoint_loading:refusing_archives",
+        LOADING, "fairseq.file_utils:load_archive_file", "reliability.checkpoints:refusing_archives",
         "a model given as .tar.gz is unpacked with its links and absolute names, and what they name is moved"),
-    Replacement(LOADING, "os:environ", "reliability.checkpoint_loading:forbid_unsafe_loads",
+    Replacement(LOADING, "os:environ", "reliability.checkpoints:forbid_unsafe_loads",
                 "a variable of the environment switches torch's protection off", MAKES),
     *(Replacement(
-        LOADING, f"{module}:eval", "reliability.checkpoint_loading:read_setting",
+        LOADING, f"{module}:eval", "reliability.checkpoints:read_setting",
         "settings of a checkpoint are run; a module's name comes before Python's", INSTEAD)
       for module in EVALUATING_MODULES),
     # Processes and precision on machines that fairseq does not expect.
     Replacement(
-        RUN, "fairseq.distributed.utils:infer_init_method", "reliability.processes:training_on_cpu_under_torchrun",
+        RUN, "fairseq.distributed.utils:infer_init_method", "reliability.preemption:training_on_cpu_under_torchrun",
         "fairseq divides the number of processes by that of the GPUs, 0 perhaps"),
     Replacement(
-        RUN, "fairseq.distributed.utils:_broadcast_object_slow", "reliability.processes:broadcast_object",
+        RUN, "fairseq.distributed.utils:_broadcast_object_slow", "reliability.preemption:broadcast_object",
         "settings are sent through torch.load, which refuses them since torch 2.6: no run of several could resume"),
-    Replacement(RUN, "fairseq.distributed.utils:all_gather_list", "reliability.processes:gathering_without_gpu",
+    Replacement(RUN, "fairseq.distributed.utils:all_gather_list", "reliability.preemption:gathering_without_gpu",
                 "what is no tensor is gathered through GPU memory, even where there is no GPU"),
     Replacement(
         RUN, "fairseq.trainer:_catalog_shared_params", "trainer:seeing_no_shared_parameter_where_there_is_none",
@@ -132,20 +132,20 @@ REPLACEMENTS = (
     Replacement(RUN, "fairseq.checkpoint_utils:save_checkpoint", "trainer:saving_if_there_is_room",
                 "a full disk ends the run; the first process alone is asked what its task carries"),
     Replacement(
-        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoint_files:naming_the_folder",
+        RUN, "fairseq.checkpoint_utils:verify_checkpoint_directory", "reliability.checkpoints:naming_the_folder",
         "a folder that cannot be written to ends in a traceback"),
-    Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoint_files:saving_atomically",
+    Replacement(RUN, "fairseq.checkpoint_utils:torch_persistent_save", "reliability.checkpoints:saving_atomically",
                 "the first name: three tries on one file handle write broken files"),
-    Replacement(RUN, "fairseq.file_io:PathManager.copy", "reliability.checkpoint_files:copying_atomically",
+    Replacement(RUN, "fairseq.file_io:PathManager.copy", "reliability.checkpoints:copying_atomically",
                 "the names that it is copied to"),
     Replacement(
-        RUN, "fairseq.checkpoint_utils:os", "reliability.checkpoint_choice:CarefulOs",
+        RUN, "fairseq.checkpoint_utils:os", "reliability.checkpoints:CarefulOs",
         "--keep-interval-updates, --keep-last-epochs and --keep-best-checkpoints may remove the last intact one",
         MAKES),
     # Tasks and fairseq_cli.train look both iterators up there.
-    Replacement(RUN, "fairseq.data.iterators:EpochBatchIterator", "reliability.data_order:ExactEpochBatchIterator",
+    Replacement(RUN, "fairseq.data.iterators:EpochBatchIterator", "reliability.data:ExactEpochBatchIterator",
                 "its place in an epoch means nothing to another number of processes or batch size", INSTEAD),
-    Replacement(RUN, "fairseq.data.iterators:GroupedIterator", "reliability.data_order:ExactGroupedIterator",
+    Replacement(RUN, "fairseq.data.iterators:GroupedIterator", "reliability.data:ExactGroupedIterator",
                 "an epoch that is resumed between two updates loses its last one", INSTEAD),
     Replacement(RUN, "torch.utils.data._utils.signal_handling:_set_worker_signal_handlers",
                 "reliability.preemption:leaving_signals_to_the_run",

@@ -14,7 +14,7 @@ import click
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.prepared_folder import PreparedFolder
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
-from lazyformer_fairseq.devices.precision import precision_here
+from lazyformer_fairseq.devices.nvidia_smi import precision_here
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.benchmark import Benchmark, benchmark_of_grid, benchmark_of_task, find_benchmark
 from lazyformer_fairseq.finetuning.grid import Grid, StartModel, load_start_models, name_checkpoints

@@ -21,8 +21,8 @@ from omegaconf import DictConfig
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.replacements import start_run
 from lazyformer_fairseq.finetuning.grid import Run
 from lazyformer_fairseq.finetuning.results import ATTEMPT, BEST, LAST, LOG, RESULT, SETTINGS, split_file
@@ -69,7 +69,7 @@ def _train(run: Run) -> dict[str, Any]:
     best = torch.load(run.folder / BEST, map_location="cpu", weights_only=True)
     found = evaluate(run, cfg, best)
     if best.pop("last_optimizer_state", None) is not None:  # two thirds of the file
-        checkpoint_files.save(best, run.folder / BEST)
+        checkpoints.save(best, run.folder / BEST)
     (run.folder / LAST).unlink(missing_ok=True)
     in_file, _ = run.data.size_of("train")
     return {

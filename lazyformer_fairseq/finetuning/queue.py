@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from lazyformer_fairseq.child_process import end_with_parent
 from lazyformer_fairseq.devices.nvidia_smi import visible_gpus
-from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch
+from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
 from lazyformer_fairseq.finetuning.grid import Grid, Run

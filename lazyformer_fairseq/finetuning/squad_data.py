@@ -27,8 +27,8 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer, tokenizer_hashes
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning.settings import Preparation
-from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.indexed_format import type_of_ids
+from lazyformer_fairseq.storage.json_files import sha256_of
 
 SIZES = ("max_length", "stride", "max_question_length")  # a manifest's names of the settings of windows
 PREPARED_IN = "data"  # of a grid's folder

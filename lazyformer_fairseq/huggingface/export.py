@@ -22,7 +22,7 @@ from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.fairseq_plugin.models import hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, heads_in_checkpoint, pooler_in_checkpoint
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.huggingface.exported import heads
 from lazyformer_fairseq.huggingface.exported.modelling import (
     AUTO_CLASSES,

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lazyformer_fairseq.errors import UserError, nearest
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import check
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import (
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import (
     SAFETENSORS,
+    check,
     forbid_unsafe_loads,
     named_errors,
 )

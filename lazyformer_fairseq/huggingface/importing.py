@@ -19,7 +19,7 @@ from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.library_tokenizer import adopt_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import refuse_without_extra
-from lazyformer_fairseq.fairseq_plugin.models import hub, safetensors_files
+from lazyformer_fairseq.fairseq_plugin.models import export, hub
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import PREFIX, dictionary_hash
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.export import write_model
@@ -98,10 +98,10 @@ def import_to(
 def is_ours(path: Path) -> bool:
     """Whether it is a checkpoint of this package, or a folder of such, by the looks of it."""
     if path.is_file():
-        return path.suffix == ".pt" or path.name == safetensors_files.WEIGHTS_FILE
+        return path.suffix == ".pt" or path.name == export.WEIGHTS_FILE
     config = path / CONFIG_FILE
     if config.is_file():
-        return read_json_object(config).get("format") == safetensors_files.FORMAT
+        return read_json_object(config).get("format") == export.FORMAT
     return any((path / name).is_file() for name in CHECKPOINTS)
 
 

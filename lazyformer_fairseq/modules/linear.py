@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.modules.processor import device_kind
-from lazyformer_fairseq.storage.cache import remembered
+from lazyformer_fairseq.storage.json_files import remembered
 
 logger = logging.getLogger(__name__)
 

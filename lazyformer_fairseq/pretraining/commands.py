@@ -188,7 +188,7 @@ def _options_of_model(warm: Path) -> list[str]:
     """The options of fairseq-train that build the model of a folder. Raises a UserError where it has none."""
     if not (warm / WEIGHTS).is_file():
         raise UserError(f"{warm / WEIGHTS}: no such file or folder")
-    from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import CONFIG_FILE, read_config
+    from lazyformer_fairseq.fairseq_plugin.models.export import CONFIG_FILE, read_config
 
     words = ["--arch", "lazyformer"]
     for name, value in read_config(warm / CONFIG_FILE).items():

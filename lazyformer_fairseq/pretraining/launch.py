@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import click
 
-from lazyformer_fairseq.devices.nvidia_smi import count_gpus, smallest_memory
-from lazyformer_fairseq.devices.precision import precision_here
+from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here, smallest_memory
+from lazyformer_fairseq.devices.torch_builds import refuse_unfit_torch
 from lazyformer_fairseq.errors import UserError, nearest
 from lazyformer_fairseq.options import PRECISION, flag_of, option
 
@@ -173,8 +173,6 @@ class Launch:
             click.echo(shlex.join(command))
             return
         if self.found and "--cpu" not in words:
-            from lazyformer_fairseq.devices.torch_check import refuse_unfit_torch  # which takes seconds to import torch
-
             refuse_unfit_torch(self.processes)
         sys.stdout.flush()
         os.execv(sys.executable, command)  # noqa: S606

@@ -101,7 +101,7 @@ def _is_finished(phase: str, folder: Path, words: list[str]) -> bool:
     record, last = folder / FINISHED, folder / LAST
     if record.exists() or not last.exists():
         return record.exists()
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into  # imports torch
+    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into  # imports torch
 
     try:
         made = look_into(last).updates

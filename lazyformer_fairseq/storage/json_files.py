@@ -1,9 +1,14 @@
-"""JSON files that are there whole or not at all."""
+"""JSON files that are there whole or not at all, measurements of this machine among them; hashes of files."""
 
+import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import platformdirs
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import atomic_file
@@ -25,3 +30,47 @@ def read_json(path: Path, remedy: str = "remove it and run the same command agai
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds {type(content).__name__}, not an object; {remedy}")
     return content
+
+
+T = TypeVar("T")
+VARIABLE = "LAZYFORMER_CACHE"  # another folder, where the home is not to be written to
+
+
+def cache_file(name: str) -> Path:
+    """Where a file of that name is kept, whether it is there or not."""
+    return Path(os.environ.get(VARIABLE) or platformdirs.user_cache_path("lazyformer_fairseq")) / name
+
+
+def remembered(name: str, machine: str, key: str, measure: Callable[[], T]) -> T:
+    """What an earlier process measured; else what `measure` returns, a value of JSON, kept for later ones.
+
+    If processes measure at the same moment, the first to write decides for all later ones. Where the folder cannot
+    be written, each process measures for itself.
+
+    Args:
+        name: of the file.
+        machine: what the measurement holds for.
+        key: what is measured.
+
+    Raises:
+        UserError: the file is there, but damaged.
+    """
+    path = cache_file(name)
+    if (found := _read(path).get(machine, {}).get(key)) is not None:
+        return found
+    measured = measure()
+    known = _read(path)
+    measured = known.setdefault(machine, {}).setdefault(key, measured)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known)
+    return measured
+
+
+def _read(path: Path) -> dict[str, dict]:
+    return read_json(path) if path.is_file() else {}
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

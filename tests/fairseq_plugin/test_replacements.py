@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin import replacements
-from lazyformer_fairseq.fairseq_plugin.reliability.our_runs import is_task_of_ours, names_task_of_ours
+from lazyformer_fairseq.fairseq_plugin.reliability.options import is_task_of_ours, names_task_of_ours
 from lazyformer_fairseq.fairseq_plugin.replacements import REPLACEMENTS, WRITTEN_FOR, How, Replacement, Stage
 
 

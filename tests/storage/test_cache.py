@@ -6,7 +6,7 @@ import platformdirs
 import pytest
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.cache import cache_file, remembered
+from lazyformer_fairseq.storage.json_files import cache_file, remembered
 
 
 @pytest.fixture

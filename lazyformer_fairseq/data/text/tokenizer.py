@@ -46,8 +46,7 @@ from lazyformer_fairseq.data.text.normalisation import (
 )
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder
-from lazyformer_fairseq.storage.hashes import sha256_of
-from lazyformer_fairseq.storage.json_files import read_json
+from lazyformer_fairseq.storage.json_files import read_json, sha256_of
 
 # Characters. Versions of sentencepiece number the characters of a word with 16 bits and refuse a longer one. Training
 # uses the beginning of such a word (a text in a script without spaces, say).

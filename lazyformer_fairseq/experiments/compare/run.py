@@ -27,8 +27,7 @@ from lazyformer_fairseq.measure.stepwise import StepwiseTraining
 from lazyformer_fairseq.modules.networks.adaptive_softmax import Band
 from lazyformer_fairseq.patterns.grammar import count_kinds
 from lazyformer_fairseq.report.numbers import spread
-from lazyformer_fairseq.storage.hashes import sha256_of
-from lazyformer_fairseq.storage.json_files import write_json
+from lazyformer_fairseq.storage.json_files import sha256_of, write_json
 
 LENGTHS, COSTS = "lengths.json", "costs.json"
 UPDATES_MEASURED = 2  # for memory: the second one has the optimizer's state beside it

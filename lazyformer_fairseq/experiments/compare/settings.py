@@ -319,8 +319,7 @@ class CompareSettings:
 
     def _completed(self) -> dict[str, Any]:
         """What was not given, and has a default that depends on something else."""
-        from lazyformer_fairseq.devices.nvidia_smi import count_gpus
-        from lazyformer_fairseq.devices.precision import precision_on
+        from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_on
         from lazyformer_fairseq.measure.costs.machine import device_named
 
         row = self.row

@@ -38,8 +38,7 @@ def reproduce(
     lazyformer reproduce demo results/tiny --tiny
     """
     refuse_without_extra("corpus", "lazyformer reproduce")
-    from lazyformer_fairseq.devices.nvidia_smi import count_gpus
-    from lazyformer_fairseq.devices.precision import precision_here
+    from lazyformer_fairseq.devices.nvidia_smi import count_gpus, precision_here
     from lazyformer_fairseq.experiments.reproduce import steps as of
 
     size = of.TINY if tiny else of.PAPER

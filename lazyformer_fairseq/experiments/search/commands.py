@@ -111,7 +111,7 @@ def compress(
     from lazyformer_fairseq.experiments.search.compress.choices import read_candidates as read
     from lazyformer_fairseq.experiments.search.compress.run import budgets_table, load_original, run_compress
     from lazyformer_fairseq.experiments.search.latency import read_price_list
-    from lazyformer_fairseq.storage.hashes import sha256_of
+    from lazyformer_fairseq.storage.json_files import sha256_of
 
     original = load_original(checkpoint)
     cfg, old_plan = original.trained.cfg, original.trained.plan

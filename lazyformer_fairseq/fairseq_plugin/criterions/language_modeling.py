@@ -1,25 +1,41 @@
-"""Criterions ``causal_lm`` and ``masked_lm_accuracy``: cross-entropy of the next, or of the masked, tokens.
+"""Criterions ``causal_lm``, ``masked_lm_accuracy`` and ``continued_masked_lm``: cross-entropy of next or masked tokens.
 
 Models that learn their spans (``s[span=...]``) pay for these: the gradient is that of the cross-entropy of a token plus
 each sublayer's ``span_loss`` times the mean span of its heads. The logged loss is the cross-entropy alone, so that it
 compares with other models'; ``span_loss`` is logged beside it, and ``span``, the mean over heads and sublayers.
+
+``continued_masked_lm`` is for a model that was made from another one, the original. It can learn from the original
+(``--distill``): words that it finds likely, and where it looks. The original is there in training alone: checkpoints
+hold the new model and nothing else, validation measures that one, and a resumed run loads the original again.
 """
 
 import math
-from typing import Union
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
 
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lazyformer_fairseq.arguments import checkpoint_at
+from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.fairseq_plugin.models import hub
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.options import option
+from lazyformer_fairseq.modules.attention.back_ends import StoredDistribution
 from lazyformer_fairseq.modules.compiled import compiled
+from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, as_positions
 from lazyformer_fairseq.modules.networks.stack import Stack
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS
+from lazyformer_fairseq.patterns.kinds import DISTRIBUTION
 
 
 @register_criterion("causal_lm", dataclass=FairseqDataclass)
@@ -134,3 +150,184 @@ def _score(logits_MV: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy in nats, and how often the most likely word is the target."""
     loss = F.cross_entropy(logits_MV.float(), targets_M, reduction="sum")
     return loss, (logits_MV.detach().argmax(dim=-1) == targets_M).sum()
+
+
+LEAST = 1e-9  # of a student's probability, where it cannot look
+_ADVICE = "give --distill-attention-weight 0"
+
+
+@dataclass
+class ContinuedMaskedLMConfig(FairseqDataclass):
+    distill: Optional[str] = option(None, "a teacher: a checkpoint, or a folder with one")
+    distill_temperature: float = option(2.0, "of the words' distributions, teacher's and model's")
+    distill_masked_lm_weight: float = option(1.0, "of the masked words themselves, beside the teacher")
+    distill_words_weight: float = option(1.0, "of the teacher's distribution over words, at the masked positions")
+    distill_attention_weight: float = option(1.0, "of its last attention: a query counts as a masked word does")
+    replace_progressively: Optional[str] = option(None, "went, and is refused: it gained nothing, see warm_start.md")
+    warm_start: Optional[str] = option(None, "warm_start.json of `lazyformer import`")
+
+
+@register_criterion("continued_masked_lm", dataclass=ContinuedMaskedLMConfig)
+class ContinuedMaskedLMCriterion(MaskedLMAccuracyCriterion):
+    """The gradient is that of all terms, weighted; what is logged as the loss is the masked words' alone.
+
+    Raises:
+        UserError: a number is out of range, a file is missing or damaged, or the original has another dictionary.
+    """
+
+    def __init__(self, cfg: ContinuedMaskedLMConfig, task):
+        super().__init__(task)
+        if cfg.replace_progressively is not None:
+            raise UserError("--replace-progressively: went, for it gained nothing (docs/warm_start.md); leave it out")
+        for name in ("distill_masked_lm_weight", "distill_words_weight", "distill_attention_weight"):
+            if not 0 <= (value := getattr(cfg, name)) < math.inf:
+                raise UserError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more")
+        if not 0 < cfg.distill_temperature < math.inf:
+            raise UserError(f"--distill-temperature {cfg.distill_temperature:g}: must be more than 0")
+        self.cfg = cfg
+        if cfg.warm_start and Path(cfg.warm_start).is_file() and '"head_order": [' in Path(cfg.warm_start).read_text():
+            raise UserError(f"--warm-start {cfg.warm_start}: heads were moved, which went; import the model again")
+        # In a plain container, so that neither the optimizer nor a checkpoint finds this model.
+        self.teacher = () if cfg.distill is None else (load_original(cfg.distill, task),)
+        self.networks: tuple[Stack, ...] = ()  # the student's, then the teacher's
+
+    def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, Any, dict]:
+        """As :class:`MaskedLMAccuracyCriterion`'s; in training with a teacher's terms."""
+        if not self.training or not self.teacher:
+            return super().forward(model, sample, reduce)
+        if not self.networks:
+            self._meet(model)
+        cfg, positions = self.cfg, self.positions(sample)
+        wants_attention = cfg.distill_attention_weight > 0
+        given = {**sample["net_input"], "masked_tokens": positions, "return_all_hiddens": wants_attention}
+        logits, extra = model(**given)
+        with torch.no_grad():
+            teachers_logits, teachers_extra = self.teacher[0](**given)
+        masked_lm, to_log = self.score(model, sample, positions, logits)
+        words = words_kl(logits, teachers_logits, cfg.distill_temperature)
+        loss = cfg.distill_masked_lm_weight * masked_lm + cfg.distill_words_weight * words
+        to_log["words_kl"] = words.detach()
+        if wants_attention:
+            states = extra["inner_states"], teachers_extra["inner_states"]
+            attention = self._attention(sample["net_input"], *states) * len(positions)
+            loss = loss + cfg.distill_attention_weight * attention
+            to_log["attention_kl"] = attention.detach()
+        return with_spans(model, loss, len(positions), to_log), len(positions), to_log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
+        """Logs both divergences too, in bits."""
+        super().reduce_metrics(logging_outputs)
+        sample_size = total("sample_size", logging_outputs)
+        for name in ("words_kl", "attention_kl"):
+            if name in logging_outputs[0]:
+                bits = total(name, logging_outputs) / sample_size / math.log(2)
+                metrics.log_scalar(name, bits, sample_size, round=3)
+
+    def _meet(self, model: nn.Module) -> None:
+        """Puts the teacher where the model is."""
+        weight = next(model.parameters())
+        self.teacher[0].to(device=weight.device, dtype=weight.dtype)
+        self.networks = (network_of(model), network_of(self.teacher[0]))
+        if self.cfg.distill_attention_weight > 0:
+            last_attentions(*self.networks)  # raises where they cannot be compared
+
+    def _attention(self, net_input: dict, states: list[Tensor], teachers_states: list[Tensor]) -> Tensor:
+        """The mean divergence of the last distributions."""
+        own, teachers = self.networks
+        last, teachers_last = last_attentions(own, teachers)
+        padding_mask = net_input["src_tokens"].eq(self.padding_idx)
+        padding_mask = padding_mask if net_input.get("has_padding", True) else None
+        found = distribution(own, last, states[last], padding_mask)
+        with torch.no_grad():
+            teachers_own = distribution(teachers, teachers_last, teachers_states[teachers_last], padding_mask)
+        return attention_kl(found, teachers_own, padding_mask)
+
+
+def network_of(model: nn.Module) -> Stack:
+    """The encoder's sublayers, in whatever fairseq wraps the model."""
+    return next(module for module in model.modules() if isinstance(module, Stack))
+
+
+def words_kl(student_MV: Tensor, teacher_MV: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(teacher || student) of distributions at temperature T, summed over M words, in nats.
+
+    Hinton et al., 2015, section 2: the gradients of soft targets scale as 1 / T^2.
+    """
+    student, teacher = ((_single(logits) / temperature).log_softmax(-1) for logits in (student_MV, teacher_MV))
+    return temperature**2 * F.kl_div(student, teacher, reduction="sum", log_target=True)
+
+
+def attention_kl(student_BNTK: Tensor, teacher_BNTK: Tensor, padding_mask_BT: Optional[Tensor] = None) -> Tensor:
+    """KL(teacher || student) of distributions, the mean over heads and queries, in nats.
+
+    MiniLM's transfer of the last attention (Wang et al., 2020, section 3.1). A key that a student's query cannot see
+    has the probability 1e-9.
+
+    Args:
+        padding_mask_BT: queries to leave out, True at padding.
+    """
+    student, teacher = _single(student_BNTK).clamp(min=LEAST).log(), _single(teacher_BNTK)
+    kl_BNT = (torch.xlogy(teacher, teacher) - teacher * student).sum(-1)
+    if padding_mask_BT is None:
+        return kl_BNT.mean()
+    text_B1T = ~padding_mask_BT[:, None]
+    return (kl_BNT * text_B1T).sum() / (text_B1T.sum() * kl_BNT.size(1))
+
+
+def last_attentions(student: Stack, teacher: Stack) -> tuple[int, int]:
+    """The numbers of the last sublayers, of each, that make a distribution of their own.
+
+    Raises:
+        UserError: one has none, or they have other numbers of heads.
+    """
+    if student.num_heads != teacher.num_heads:
+        raise UserError(
+            f"--distill: the teacher has {teacher.num_heads} heads, the model {student.num_heads}: their attention "
+            f"cannot be compared; {_ADVICE}"
+        )
+    return _last_attention(student), _last_attention(teacher)
+
+
+def _last_attention(network: Stack) -> int:
+    found = [number for number, planned in enumerate(network.plan) if DISTRIBUTION in planned.kind.hands_on]
+    if not found:
+        raise UserError("--distill: teacher or model has no sublayer that makes an attention distribution; " + _ADVICE)
+    return found[-1]
+
+
+def distribution(network: Encoder, number: int, x_BTC: Tensor, padding_mask_BT: Optional[Tensor]) -> Tensor:
+    """Where sublayer `number` looks given its input, (B, N, T, K): computed anew, whatever back end the network has.
+
+    Padding may stand anywhere.
+
+    Raises:
+        UserError: what it computes is no distribution over tokens.
+    """
+    shared = network.context(x_BTC, 0, padding_mask_BT)._replace(back_end=lambda readers, settings: "eager")
+    _, handed_on = network.sublayers[number](x_BTC, {}, shared)
+    found = handed_on[DISTRIBUTION]
+    if not isinstance(found, StoredDistribution):
+        text = network.plan[number].text
+        raise UserError(f"--distill: the distribution of {text} is not one over tokens alone; {_ADVICE}")
+    return found.probabilities
+
+
+def _single(x: Tensor) -> Tensor:
+    """At least in single precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def load_original(path: str, task: FairseqTask) -> nn.Module:
+    """A masked language model in evaluation mode, whose weights do not learn.
+
+    Args:
+        path: a checkpoint, or a folder that holds one.
+        task: whose dictionary must be the checkpoint's.
+
+    Raises:
+        UserError: as `load_safely`, or it is no encoder of ours, or has another dictionary.
+    """
+    file = checkpoint_at(Path(path))
+    model = hub.build(LazyFormerModel, load_safely(file), task.source_dictionary, file)
+    return model.eval().requires_grad_(False)

@@ -1,21 +1,25 @@
-"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text."""
+"""``LazyFormerModel.from_pretrained(folder)``: a checkpoint and its tokenizer, ready for raw text; answers of heads."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
+import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY
+from fairseq.utils import apply_to_sample
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from lazyformer_fairseq.arguments import checkpoint_at
 from lazyformer_fairseq.data.datasets import question_windows
-from lazyformer_fairseq.data.datasets.labelled_texts import token_types_of
+from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset, token_types_of
+from lazyformer_fairseq.data.datasets.question_windows import USUAL_ANSWERS, FoundAnswer, QuestionWindowsDataset
 from lazyformer_fairseq.data.squad import Paragraph, Question, SquadFile
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.normalisation import MASK
@@ -23,8 +27,7 @@ from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import checkpoint_match
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 from lazyformer_fairseq.fairseq_plugin.reliability.options import with_new_names
 from lazyformer_fairseq.modules.networks.heads import NEXT_SENTENCE, SpanHead
 
@@ -279,3 +282,46 @@ class LazyFormerHub(nn.Module):
             raise UserError("the checkpoint has no head for spans: fine-tune it with --task squad")
         wanted = "several heads for spans" if name is None else f"no head for spans {name!r}"
         raise UserError(f"the checkpoint has {wanted}; give one of {', '.join(known)} as head")
+
+
+def find_answers(
+    model: BaseFairseqModel,
+    head: str,
+    dataset: QuestionWindowsDataset,
+    n_best: int = USUAL_ANSWERS,
+    max_tokens: int = 4096,
+    name: Optional[str] = None,
+) -> list[list[FoundAnswer]]:
+    """For each question of a dataset the `n_best` answers, the best first, as the context has them.
+
+    Args:
+        model: in evaluation mode, on any device.
+        head: the name of its head for spans.
+        max_tokens: of a batch, padding included; one window at least.
+        name: of the progress bar; None for no bar.
+    """
+    collector = dataset.collector(n_best)
+    for index, logits_BT2 in logits_of(model, head, dataset, max_tokens, name, "windows"):
+        collector.add(index, logits_BT2[..., 0], logits_BT2[..., 1])
+    return collector.answers()
+
+
+@torch.no_grad()
+def logits_of(
+    model: BaseFairseqModel, head: str, dataset: LabelledTextsDataset, max_tokens: int, name: Optional[str], unit: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of batches of like lengths, the numbers of the examples (B,) and a head's logits, float32.
+
+    Args:
+        max_tokens: of a batch, padding included; one example at least.
+        name: of the progress bar, which counts `unit`; None for no bar.
+    """
+    device = next(model.parameters()).device
+    batches = dataset.batch_by_size(dataset.ordered_indices(), max_tokens=max(max_tokens, int(dataset.sizes.max())))
+    bar = tqdm(total=len(dataset), desc=name, unit=f" {unit}", delay=2, disable=None if name else True, leave=False)
+    with bar as progress:
+        for batch in batches:
+            sample = dataset.collater([dataset[index] for index in batch])
+            inputs = apply_to_sample(lambda tensor: tensor.to(device), sample["net_input"])
+            yield sample["id"].numpy(), model(**inputs, classification_head_name=head)[0].float().cpu().numpy()
+            progress.update(len(batch))

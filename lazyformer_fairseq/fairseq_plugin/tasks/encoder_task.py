@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
-from lazyformer_fairseq.fairseq_plugin.reliability.data_order import ExactEpochBatchIterator
+from lazyformer_fairseq.fairseq_plugin.reliability.data import ExactEpochBatchIterator
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from lazyformer_fairseq.data.text.dictionary_file import mask_index_of
 from lazyformer_fairseq.data.text.interface import TextTokenizer
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data, prefixes
+from lazyformer_fairseq.fairseq_plugin.reliability.data import check_data, prefixes
 from lazyformer_fairseq.fairseq_plugin.reliability.options import ReliabilityConfig, option
 from lazyformer_fairseq.fairseq_plugin.tasks import encoder_task
 from lazyformer_fairseq.storage.indexed_format import MappedItems

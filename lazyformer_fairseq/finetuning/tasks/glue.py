@@ -37,7 +37,7 @@ from lazyformer_fairseq.finetuning.benchmark import (
 )
 from lazyformer_fairseq.finetuning.results import BEST, Results
 from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
-from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import sha256_of
 
 LONGEST = 512  # ids of an input where nobody says
 HEADER = ("index", "prediction")
@@ -266,7 +266,7 @@ def _output_of(run: Path) -> Path:
 
 def predict_task(task: TaskDescription, run: Path, data: Path, wanted: PredictSettings) -> dict[str, list[str]]:
     """The words predicted for each test split, in the order of its rows."""
-    from lazyformer_fairseq.fairseq_plugin.models.spans import logits_of  # loads fairseq, which reports need not
+    from lazyformer_fairseq.fairseq_plugin.models.hub import logits_of  # loads fairseq, which reports need not
 
     model, glue_task = load_finetuned(task, run, data, wanted.tokenizer)
     words = {}

@@ -29,8 +29,8 @@ from lazyformer_fairseq.finetuning.made import (
     write_prepared,
 )
 from lazyformer_fairseq.storage.atomic import atomic_folder, refuse_filled_folder
-from lazyformer_fairseq.storage.hashes import sha256_of
 from lazyformer_fairseq.storage.indexed_format import MappedItems
+from lazyformer_fairseq.storage.json_files import sha256_of
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from lazyformer_fairseq.data.datasets.question_windows import (
 from lazyformer_fairseq.data.squad import METRICS, SPLITS, SquadFile, read_squad, score
 from lazyformer_fairseq.data.text.tokenizer import find_tokenizer_folder
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.spans import find_answers
+from lazyformer_fairseq.fairseq_plugin.models.hub import find_answers
 from lazyformer_fairseq.fairseq_plugin.reliability.options import option
 from lazyformer_fairseq.finetuning.benchmark import SEEDS, Benchmark, Score, TableRow, TuningProtocol
 from lazyformer_fairseq.finetuning.fairseq_task import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from lazyformer_fairseq.arguments import named_patterns
-from lazyformer_fairseq.devices.precision import precision_on
+from lazyformer_fairseq.devices.nvidia_smi import precision_on
 from lazyformer_fairseq.measure.bench.settings import BackEndSettings, BenchSettings
 from lazyformer_fairseq.options import Group, takes
 from lazyformer_fairseq.storage.atomic import refuse_filled_folder

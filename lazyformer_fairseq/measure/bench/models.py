@@ -15,11 +15,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from lazyformer_fairseq.fairseq_plugin.models import huggingface_bert
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.huggingface_bert import HuggingFaceBertConfig, has_transformers
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure import PIECES, WORDS
 from lazyformer_fairseq.measure.bench.settings import REMEMBERED, BenchSettings
 from lazyformer_fairseq.measure.costs.flops import count_encoder_flops, count_flops, layers_of_block, makers_of_blocks

@@ -213,7 +213,7 @@ def next_segment(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor, mem_le
     """A thing to measure: a causal model scores a segment with a full memory, as in the middle of a text.
 
     Args:
-        model: has the interface of :class:`~lazyformer_fairseq.fairseq_plugin.models.causal_lm.CausalLanguageModel`.
+        model: has the interface of :class:`~lazyformer_fairseq.fairseq_plugin.models.lazyformer.CausalLanguageModel`.
         targets_BT: the ids to score; they decide which bands of an adaptive softmax are computed.
         mem_len: tokens that the model remembers.
     """

@@ -5,7 +5,7 @@ from typing import Optional
 
 import torch
 
-from lazyformer_fairseq.devices.torch_check import misfit_of_torch
+from lazyformer_fairseq.devices.torch_builds import misfit_of_torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.extras import versions
 from lazyformer_fairseq.modules.processor import device_kind

@@ -259,7 +259,7 @@ def read_spans(checkpoint: Path) -> list[Spans]:
     Raises:
         UserError: it is no checkpoint, or its model has no spans.
     """
-    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import load_safely
+    from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import load_safely
 
     state = load_safely(checkpoint)
     pattern = ((state.get("cfg") or {}).get("model") or {}).get("sublayer_pattern")

@@ -11,8 +11,7 @@ from yaml import YAMLError
 
 from lazyformer_fairseq.arguments import options_by_name
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig, parse_cutoffs
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig, parse_cutoffs
 from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.measure import CHARACTERS, PIECES, WORDS, arch_named
 from lazyformer_fairseq.measure.costs.flops import count_flops, count_parameters

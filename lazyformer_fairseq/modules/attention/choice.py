@@ -19,8 +19,7 @@ import torch
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.modules.attention import BACK_ENDS, back_ends
 from lazyformer_fairseq.modules.processor import compute_capability, device_kind
-from lazyformer_fairseq.storage.cache import cache_file
-from lazyformer_fairseq.storage.json_files import read_json, write_json
+from lazyformer_fairseq.storage.json_files import cache_file, read_json, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from lazyformer_fairseq.experiments.compare.settings import CompareSettings, fin
 from lazyformer_fairseq.experiments.compare.task import ComparedTraining
 from lazyformer_fairseq.experiments.folder import kept
 from lazyformer_fairseq.measure.stepwise import StepwiseTraining
-from lazyformer_fairseq.storage.hashes import sha256_of
+from lazyformer_fairseq.storage.json_files import sha256_of
 
 MODELS = {"bert": "(sf)x2", "mine": "sff", "roberta": "fairseq:roberta_base"}
 TINY = {"embed_dim": 8, "ffn_embed_dim": 16, "heads": 2, "tokens_per_sample": 32, "batch_size": 4}

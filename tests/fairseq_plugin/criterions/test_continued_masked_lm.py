@@ -12,15 +12,15 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_model
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.criterions.continued_masked_lm import (
+from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import (
     ContinuedMaskedLMConfig,
     ContinuedMaskedLMCriterion,
+    MaskedLMAccuracyCriterion,
     network_of,
 )
-from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import MaskedLMAccuracyCriterion
 from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.export import OPTIONS
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.models.safetensors_files import OPTIONS
 
 SIZES = dict(encoder_embed_dim=12, encoder_ffn_embed_dim=8, encoder_attention_heads=2, max_positions=8, dropout=0.0)
 PAD = 1

@@ -7,8 +7,8 @@ from fairseq.data import Dictionary
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 

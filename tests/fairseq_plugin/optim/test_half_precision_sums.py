@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers import ROOT
 
-from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdam
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 SHAPES = ((3, 2), (5,), (2, 2))

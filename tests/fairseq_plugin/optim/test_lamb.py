@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyformer_fairseq.fairseq_plugin.optim import nvlamb
-from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import Lamb
+from lazyformer_fairseq.fairseq_plugin.optim import optimizers
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import Lamb
 
 SHAPES = ((3, 5), (7,), (), (2, 3, 4), (1,))
 BERT = dict(lr=0.006, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, bias_correction=True, max_weight_norm=0.0)
@@ -93,21 +93,21 @@ def test_updates_are_those_of_the_equations_whatever_the_settings(scale, seed, *
 
 
 def test_a_tensor_of_several_pieces_has_one_ratio(monkeypatch):
-    monkeypatch.setattr(nvlamb, "PIECE", 4)
+    monkeypatch.setattr(optimizers, "PIECE", 4)
     assert_follows(make_weights(), BERT, gradient_of, updates=3)
 
 
 def test_the_way_of_a_gpu_gives_the_same_numbers(monkeypatch):
     """Its kernels run on a processor too; small buckets, so that there are several."""
-    monkeypatch.setattr(nvlamb, "BUCKET", 16)
-    monkeypatch.setattr(nvlamb, "_is_on_gpu", lambda weight: True)
+    monkeypatch.setattr(optimizers, "BUCKET", 16)
+    monkeypatch.setattr(optimizers, "_is_on_gpu", lambda weight: True)
     assert_follows(make_weights(), BERT, gradient_of, updates=6)
     assert_follows(make_weights(), TRANSFORMER_XL, gradient_of, updates=6)
 
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_a_weight_of_zeros_and_a_gradient_of_zeros_have_ratio_one(is_on_gpu, monkeypatch):
-    monkeypatch.setattr(nvlamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    monkeypatch.setattr(optimizers, "_is_on_gpu", lambda weight: is_on_gpu)
     settings = {**BERT, "weight_decay": 0.0}
     zero, still = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.ones(4))
     zero.grad, still.grad = torch.ones(4), torch.zeros(4)
@@ -118,7 +118,7 @@ def test_a_weight_of_zeros_and_a_gradient_of_zeros_have_ratio_one(is_on_gpu, mon
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_weights_without_a_gradient_and_without_elements_stay(is_on_gpu, monkeypatch):
-    monkeypatch.setattr(nvlamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    monkeypatch.setattr(optimizers, "_is_on_gpu", lambda weight: is_on_gpu)
     weights = [*make_weights(), torch.nn.Parameter(torch.zeros(0, 3))]
     before = weights[0].detach().clone()
     for number, weight in enumerate(weights[1:]):
@@ -134,14 +134,14 @@ def test_weights_without_a_gradient_and_without_elements_stay(is_on_gpu, monkeyp
 
 @pytest.mark.parametrize("is_on_gpu", [False, True])
 def test_the_order_of_elements_in_memory_is_no_matter(is_on_gpu, monkeypatch):
-    monkeypatch.setattr(nvlamb, "_is_on_gpu", lambda weight: is_on_gpu)
+    monkeypatch.setattr(optimizers, "_is_on_gpu", lambda weight: is_on_gpu)
     plain = torch.nn.Parameter(torch.randn(4, 3))
     transposed = torch.nn.Parameter(plain.detach().t().contiguous().t())
-    optimizers = [Lamb([weight], **BERT) for weight in (plain, transposed)]
+    both = [Lamb([weight], **BERT) for weight in (plain, transposed)]
     for update in range(3):
         plain.grad = gradient_of(plain, 0, update)
         transposed.grad = plain.grad.t().contiguous().t() if update else plain.grad.clone()
-        for optimizer in optimizers:
+        for optimizer in both:
             optimizer.step()
     assert torch.equal(plain, transposed)
 

@@ -7,7 +7,7 @@ from fairseq import utils
 from fairseq_plugin.optim.test_optimizers import LAMB, build, config, make_parameters, set_gradients
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLamb
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import NvLamb
 
 SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import AdamLikeOptimizer, FusedAdam
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
-from lazyformer_fairseq.fairseq_plugin.optim.nvlamb import NvLamb
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, NvLamb
 
 ADAM, LAMB = FusedAdam.NAME, NvLamb.NAME
 OWN = {

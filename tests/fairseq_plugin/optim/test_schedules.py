@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.optim.fused_adam import FusedAdam, FusedAdamConfig
+from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdam, FusedAdamConfig
 from lazyformer_fairseq.fairseq_plugin.optim.schedules import (
     LinearWarmupSchedule,
     PolynomialWarmupSchedule,

@@ -32,8 +32,8 @@ from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryT
 from lazyformer_fairseq.data.text.tokenizer import DICTIONARY_FILE, MODEL_FILE, SETTINGS_FILE, Tokenizer, load_tokenizer
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import read_setting
-from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_shards, check_totals
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import read_setting
+from lazyformer_fairseq.fairseq_plugin.reliability.data import check_shards, check_totals
 from lazyformer_fairseq.finetuning.results import read_results
 from lazyformer_fairseq.finetuning.squad_data import PreparedSquad, prepare_squad
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE

@@ -14,7 +14,7 @@ from fairseq_plugin.reliability.damaged_files import flip_a_bit
 from helpers import ROOT
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_choice
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_second_process_hears_of_the_problem(told, seen, words):
     )
     doubles = {"broadcast_object": lambda *_: told, "all_gather_list": lambda *_: seen}
     with mock.patch.multiple(distributed_utils, **doubles), pytest.raises(UserError, match=words):
-        checkpoint_choice._same_on_all_ranks(trainer, mock.Mock(side_effect=AssertionError("the first one chooses")))
+        checkpoints._same_on_all_ranks(trainer, mock.Mock(side_effect=AssertionError("the first one chooses")))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import look_into
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
 
 TINY = (

@@ -14,8 +14,7 @@ from fairseq_plugin.reliability.damaged_files import options
 from fairseq_plugin.reliability.watched_training import PHASES, WITHIN_A_SAVE, Watch, train
 from helpers import ROOT
 
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import choose
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose, look_into
 from lazyformer_fairseq.storage.atomic import UNFINISHED
 
 

@@ -16,7 +16,7 @@ from helpers import build_toy_corpus
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.fairseq_plugin.reliability.data_check import check_data
+from lazyformer_fairseq.fairseq_plugin.reliability.data import check_data
 from lazyformer_fairseq.storage import indexed_format
 from lazyformer_fairseq.storage.indexed_format import HEADER, MAGIC, check_items, write_index
 

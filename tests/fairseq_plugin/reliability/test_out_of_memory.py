@@ -10,9 +10,9 @@ from helpers import assert_equal_state
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lazyformer_fairseq.fairseq_plugin.reliability import out_of_memory
+from lazyformer_fairseq.fairseq_plugin import trainer
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
-from lazyformer_fairseq.fairseq_plugin.reliability.out_of_memory import OutOfMemoryInTrainingError, is_out_of_memory
+from lazyformer_fairseq.fairseq_plugin.trainer import OutOfMemoryInTrainingError, is_out_of_memory
 
 OPTIONS = (
     "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --sequences-per-update 4 "
@@ -99,21 +99,21 @@ def test_what_torch_says_on_a_processor_is_known():
 )
 def test_the_advice_keeps_the_size_of_an_update(dataset, update_freq, advice):
     cfg = OmegaConf.create({"dataset": dataset, "optimization": {"update_freq": update_freq}, "task": {}})
-    assert out_of_memory._smaller_batches(cfg) == advice
+    assert trainer._smaller_batches(cfg) == advice
 
 
 def test_batches_of_several_sizes_are_named_once():
     samples = [{"net_input": {"src_tokens": torch.zeros(*shape)}} for shape in ((2, 8), (3, 8), (2, 8))]
-    assert out_of_memory._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens"
-    assert out_of_memory._sizes([{}]) == "unknown size"
+    assert trainer._sizes([*samples, {}]) == "3 x 8 and 2 x 8 tokens"
+    assert trainer._sizes([{}]) == "unknown size"
 
 
 def test_on_a_gpu_it_says_what_the_gpu_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=16 * 2**30))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 12 * 2**30)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15 * 2**30)
-    trainer = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
-    assert out_of_memory._memory(trainer, torch.OutOfMemoryError(ON_A_GPU)) == (
+    run = SimpleNamespace(cuda=True, device="cuda:0", model=torch.nn.Linear(10, 100))
+    assert trainer._memory(run, torch.OutOfMemoryError(ON_A_GPU)) == (
         "1,100 parameters; 2.50 GiB were asked for; tensors took 12.00 GiB at most, torch has reserved 15.00 of the "
         "GPU's 16.00 GiB"
     )

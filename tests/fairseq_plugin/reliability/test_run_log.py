@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lazyformer_fairseq.fairseq_plugin.reliability import our_runs
+from lazyformer_fairseq.fairseq_plugin.reliability import options
 
 
 @pytest.fixture(autouse=True)
@@ -13,11 +13,11 @@ def logging_as_before(monkeypatch):
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.INFO)
-    monkeypatch.setattr(our_runs, "_handler", None)
+    monkeypatch.setattr(options, "_handler", None)
     yield
-    if our_runs._handler is not None:
-        root.removeHandler(our_runs._handler)
-        our_runs._handler.close()
+    if options._handler is not None:
+        root.removeHandler(options._handler)
+        options._handler.close()
     root.setLevel(level)
 
 
@@ -31,7 +31,7 @@ def test_a_run_appends_to_the_log_of_its_folder_alone(tmp_path):
     other.mkdir()
     (one / "train.log").write_text("before\n")
     for folder in (one, one, other, one):  # a process asks more than once, and may train several times
-        our_runs.log_to(folder)
+        options.log_to(folder)
         logging.getLogger("train").info(f"in {folder.name}")
     assert messages(one) == ["before", "in one", "in one", "in one"]
     assert messages(other) == ["in other"]
@@ -40,19 +40,19 @@ def test_a_run_appends_to_the_log_of_its_folder_alone(tmp_path):
 def test_what_goes_to_that_file_already_is_not_written_twice(tmp_path, monkeypatch):
     with (tmp_path / "train.log").open("a") as file:  # as the queue of GLUE's runs has it
         monkeypatch.setattr(sys, "stdout", file)
-        our_runs.log_to(tmp_path)
+        options.log_to(tmp_path)
         logging.getLogger("train").info("a line")
     assert messages(tmp_path) == []
 
 
 def test_a_full_disk_does_not_disturb_the_run(tmp_path, capsys):
-    our_runs.log_to(tmp_path)
-    our_runs._handler.stream.close()
+    options.log_to(tmp_path)
+    options._handler.stream.close()
     with open("/dev/full", "w") as full:
-        our_runs._handler.stream = full
+        options._handler.stream = full
         logging.getLogger("train").info("a line")
         (tmp_path / "next").mkdir()
-        our_runs.log_to(tmp_path / "next")
+        options.log_to(tmp_path / "next")
         logging.getLogger("train").info("room again")
         assert "Traceback" not in capsys.readouterr().err
         assert messages(tmp_path / "next") == ["room again"]

@@ -20,7 +20,7 @@ from lazyformer_fairseq import LazyFormerModel
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.experiments.search.training import STATE, load_state
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import UNSAFE_LOADS, read_setting
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import UNSAFE_LOADS, read_setting
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.fairseq_plugin.replacements import EVALUATING_MODULES
 from lazyformer_fairseq.finetuning.grid import load_start_models

@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
-from lazyformer_fairseq.fairseq_plugin.models.config import LazyFormerConfig
-from lazyformer_fairseq.fairseq_plugin.models.lazyformer import LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
 from lazyformer_fairseq.measure.costs.latency import peak_memory
 from lazyformer_fairseq.measure.costs.memory import Update, UpdateMemory, count_optimizer_bytes, count_update_memory
 from lazyformer_fairseq.modules.attention.choice import BACKENDS

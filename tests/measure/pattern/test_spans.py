@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from fairseq.data import Dictionary
 
 from lazyformer_fairseq.cli import main
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm import CausalLanguageModel
-from lazyformer_fairseq.fairseq_plugin.models.causal_lm_config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig
+from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel
 
 
 def save(pattern: str, path: Path) -> CausalLanguageModel:

@@ -10,9 +10,7 @@ from fairseq_plugin.reliability.damaged_files import flip_a_bit, options, trunca
 from helpers import write_toy_glue
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import choose
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import choose, look_into, save
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.storage.atomic import UNFINISHED
 

@@ -17,9 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import DamagedCheckpointError, check, save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import DamagedCheckpointError, check, look_into, save
 from lazyformer_fairseq.storage.atomic import UNFINISHED, remove_leftovers
 
 STATE = {
@@ -135,7 +134,7 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path, stock, fo
     if forged:  # with a checksum of ours
         content = path.read_bytes()
         checksum = hashlib.sha256(content).hexdigest().encode()
-        path.write_bytes(content[:-2] + checkpoint_files._COMMENT_FOLLOWS + checkpoint_files._LABEL + checksum)
+        path.write_bytes(content[:-2] + checkpoints._COMMENT_FOLLOWS + checkpoints._LABEL + checksum)
     assert path.stat().st_size < 10**5
     for read in (look_into, checkpoint_utils.load_checkpoint_to_cpu):
         with pytest.raises(UserError, match="bomb.pt: refused, its records are packed and larger than the file"):
@@ -166,11 +165,11 @@ def test_the_file_is_synced_before_it_gets_its_name_and_the_folder_after(tmp_pat
 
     (tmp_path / "source").write_bytes(b"12345")
     with (
-        mock.patch.object(checkpoint_files.os, "fsync", sync),
-        mock.patch.object(checkpoint_files.os, "replace", replace),
+        mock.patch.object(checkpoints.os, "fsync", sync),
+        mock.patch.object(checkpoints.os, "replace", replace),
     ):
         save(STATE, tmp_path / "saved.pt")
-        checkpoint_files.copying_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
+        checkpoints.copying_atomically(None, str(tmp_path / "source"), str(tmp_path / "copy.pt"))
     size = (tmp_path / "saved.pt").stat().st_size
     assert happened == [
         *(f"sync file of {size} bytes", "rename to saved.pt", "sync folder"),
@@ -195,7 +194,7 @@ def test_on_a_full_disk_a_copy_is_another_name(tmp_path):
     (tmp_path / "source.pt").write_bytes(b"new" * 1000)
     (tmp_path / "checkpoint_last.pt").write_bytes(b"old")
     with largest_file(1000):
-        checkpoint_files.copying_atomically(None, str(tmp_path / "source.pt"), str(tmp_path / "checkpoint_last.pt"))
+        checkpoints.copying_atomically(None, str(tmp_path / "source.pt"), str(tmp_path / "checkpoint_last.pt"))
     assert (tmp_path / "checkpoint_last.pt").samefile(tmp_path / "source.pt") and len(list(tmp_path.iterdir())) == 2
 
 
@@ -207,11 +206,11 @@ def test_a_file_system_that_syncs_no_folders(tmp_path):
             raise OSError(error, os.strerror(error))
         fsync(descriptor)
 
-    with mock.patch.object(checkpoint_files.os, "fsync", lambda descriptor: sync(descriptor, errno.EINVAL)):
+    with mock.patch.object(checkpoints.os, "fsync", lambda descriptor: sync(descriptor, errno.EINVAL)):
         save(STATE, tmp_path / "checkpoint.pt")
     check(tmp_path / "checkpoint.pt")
     with (
-        mock.patch.object(checkpoint_files.os, "fsync", lambda descriptor: sync(descriptor, errno.EIO)),
+        mock.patch.object(checkpoints.os, "fsync", lambda descriptor: sync(descriptor, errno.EIO)),
         pytest.raises(OSError, match="Input/output error"),
     ):
         save(STATE, tmp_path / "checkpoint.pt")

@@ -7,9 +7,7 @@ from helpers import ROOT
 from test_pretraining import assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_choice import checkpoints_in, suffix_of
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_files import save
-from lazyformer_fairseq.fairseq_plugin.reliability.checkpoint_loading import look_into
+from lazyformer_fairseq.fairseq_plugin.reliability.checkpoints import checkpoints_in, look_into, save, suffix_of
 from lazyformer_fairseq.fairseq_plugin.reliability.options import listed_updates
 
 TINY = (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import ROOT
 
-from lazyformer_fairseq.fairseq_plugin.reliability import checkpoint_files
+from lazyformer_fairseq.fairseq_plugin.reliability import checkpoints
 from lazyformer_fairseq.fairseq_plugin.reliability.command_line import EXIT_CODE, INTERRUPTED
 from lazyformer_fairseq.fairseq_plugin.reliability.preemption import Preemption
 from lazyformer_fairseq.fairseq_plugin.trainer import SafeTrainer
@@ -54,7 +54,7 @@ def test_within_validation_the_checkpoint_comes_first_and_its_score_after(data_f
     stopped = calls(SafeTrainer.valid_step, lambda: signal.raise_signal(signal.SIGUSR1))
     with (
         mock.patch.object(SafeTrainer, "valid_step", noting("batch", stopped)),
-        mock.patch.object(checkpoint_files, "save", noting("save", checkpoint_files.save)),
+        mock.patch.object(checkpoints, "save", noting("save", checkpoints.save)),
         pytest.raises(SystemExit) as ended,
     ):
         fairseq_train(data_folder, f"{TINY} --max-update 9 --save-interval-updates 4", tmp_path / "run")
@@ -69,8 +69,8 @@ def test_within_validation_the_checkpoint_comes_first_and_its_score_after(data_f
 def test_while_a_checkpoint_is_written_it_is_written_and_one_update_later_the_run_ends(
     data_folder, tmp_path, fairseq_train
 ):
-    stop = calls(checkpoint_files.save, lambda: signal.raise_signal(signal.SIGTERM))
-    with mock.patch.object(checkpoint_files, "save", stop), pytest.raises(SystemExit) as ended:
+    stop = calls(checkpoints.save, lambda: signal.raise_signal(signal.SIGTERM))
+    with mock.patch.object(checkpoints, "save", stop), pytest.raises(SystemExit) as ended:
         fairseq_train(
             data_folder, f"{TINY} --max-update 9 --save-interval-updates 4 --disable-validation", tmp_path / "run"
         )
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_is_no_reason_to_say_75(data_folder, tmp_path, fairs
     stop = calls(SafeTrainer.train_step, lambda: signal.raise_signal(signal.SIGTERM))
     with (
         mock.patch.object(SafeTrainer, "train_step", stop),
-        mock.patch.object(checkpoint_files, "save", full),
+        mock.patch.object(checkpoints, "save", full),
         pytest.raises(Exception, match="No space left on device") as ended,
     ):
         fairseq_train(data_folder, f"{TINY} --max-update 9", tmp_path / "run")

@@ -98,7 +98,7 @@ ADDED_OPTIONS = {
     "lazyformer bench": f"--arch lazyformer_m2x6_s_tiny --what encoder {BENCH}",
     "lazyformer bench --arch transformer_xl_base": f"--arch transformer_xl_tiny {BENCH}",
     "lazyformer bench backends --kinds": "--lengths 16 --heads 2x4 --rounds 2",
-    "lazyformer bench backends": "--lengths 16 --layers 1 --tokens 16 --rounds 2 --output measured.json",
+    "lazyformer bench backends": "--lengths 16 --layers 1 --batches 1 --rounds 2 --output measured.json",
     "lazyformer pretrain": f"{PRETRAIN} {PATTERN} --sequences-per-update 4",
     "lazyformer pretrain bert_base data --sublayer-pattern": f"{PRETRAIN} --sequences-per-update 4",
     "lazyformer pretrain par_bert_base.yaml": (
@@ -239,6 +239,8 @@ def test_every_command_runs(users_folder, page, warm_python):
         add_what_pages_begin_with(users_folder)
     if "bert-base-uncased" in PAGES[page]:
         save_tiny(users_folder / "bert-base-uncased")
+    if page == "docs/reproduce.md":
+        (users_folder / "my_texts" / "glue").symlink_to(users_folder / "glue_data")
     for program, *words in things_to_run(page):
         command = [shutil.which(program, path=environment["PATH"]), *words]
         run = subprocess.run(command, cwd=users_folder, env=environment, capture_output=True, text=True)

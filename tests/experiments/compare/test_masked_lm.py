@@ -240,8 +240,11 @@ def test_alone_comes_to_the_same_as_in_turn(finished, data_folder, tmp_path, wit
     models = {name: MODELS[name] for name in ("bert", "mine")}
     alone = compare(tiny(data_folder, models=models, seeds=(1,), in_turn=False), tmp_path, [])
     together = without_times(results_of(finished[0]))
-    for key, found in without_times(alone).items():
-        assert found == together[key]
+    for key, (curve, *others) in without_times(alone).items():  # processes of their own have more points
+        expected, *its_others = together[key]
+        places = [curve["updates"].index(update) for update in expected["updates"]]
+        assert {name: [values[place] for place in places] for name, values in curve.items()} == expected
+        assert others == its_others
 
 
 @pytest.mark.slow

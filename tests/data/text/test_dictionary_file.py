@@ -32,15 +32,11 @@ def test_read_as_fairseq_does(content, tmp_path):
         (b"the " + b"9" * 5000 + b"\n", "dict.txt, line 1"),
     ],
 )
-def test_odd_lines_are_named(content, words, tmp_path):
+def test_odd_lines_and_what_cannot_be_read_are_named(content, words, tmp_path):
     path = tmp_path / "dict.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words):
         load_dictionary(path)
-
-
-def test_a_file_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        load_dictionary(tmp_path / "dict.txt")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_dictionary(tmp_path)
+    for other, message in (("none.txt", "no such file"), ("", "cannot be read")):
+        with pytest.raises(UserError, match=message):
+            load_dictionary(tmp_path / other)

@@ -1,4 +1,4 @@
-"""Tokenizers that came with another model: compared with transformers' own, and with the library on whole texts."""
+"""Tokenizers that came with another model: equal to transformers' own; those that cannot be adopted are refused."""
 
 import json
 import pickle
@@ -10,14 +10,9 @@ import pytest
 from fairseq.data import Dictionary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from other_tokenizers import (
-    byte_level_parts,
-    word_piece_vocabulary,
-    write_bert_files,
-    write_roberta_files,
-)
+from other_tokenizers import byte_level_parts, word_piece_vocabulary, write_bert_files, write_roberta_files
 
-from lazyformer_fairseq.data.text import library_tokenizer as library_tokenizer
+from lazyformer_fairseq.data.text import library_tokenizer
 from lazyformer_fairseq.data.text.dictionary_file import load_dictionary
 from lazyformer_fairseq.data.text.interface import DICTIONARY_FILE, SETTINGS_FILE, cut_input
 from lazyformer_fairseq.data.text.library_tokenizer import PIECES_FILE, LibraryTokenizer, adopt_tokenizer
@@ -36,21 +31,29 @@ texts = st.one_of(
 KINDS = ("bert", "cased bert", "roberta", "prefixed roberta")
 
 
+def wordpiece(lower_case: bool = True, **options):
+    """transformers' own BERT."""
+    return transformers.BertTokenizerFast(vocab=word_piece_vocabulary(lower_case), do_lower_case=lower_case, **options)
+
+
+def byte_level(**options):
+    """transformers' own RoBERTa."""
+    vocabulary, merges = byte_level_parts()
+    return transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges, **options)
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """For each kind our tokenizer, adopted from what transformers wrote, and transformers' own."""
     folder = tmp_path_factory.mktemp("others")
-    vocabulary, merges = byte_level_parts()
-    theirs = {
-        "bert": transformers.BertTokenizerFast(vocab=word_piece_vocabulary()),
-        "cased bert": transformers.BertTokenizerFast(
-            vocab=word_piece_vocabulary(False), do_lower_case=False, tokenize_chinese_chars=False
-        ),
-        "roberta": transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges),
-        "prefixed roberta": transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges, add_prefix_space=True),
-    }
+    theirs = (
+        wordpiece(),
+        wordpiece(False, tokenize_chinese_chars=False),
+        byte_level(),
+        byte_level(add_prefix_space=True),
+    )
     result = {}
-    for kind, tokenizer in theirs.items():
+    for kind, tokenizer in zip(KINDS, theirs, strict=True):
         tokenizer.save_pretrained(folder / kind)
         result[kind] = adopt_tokenizer(folder / kind, folder / f"ours, {kind}"), tokenizer
     return result
@@ -89,7 +92,8 @@ def assert_words_one_by_one_give_what_the_whole_text_gives(ours, theirs, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_is_one_id_and_the_ends_of_inputs_are_text(pairs, kind):
+def test_symbols_of_the_model(pairs, kind):
+    """A mask is one id and the ends of inputs are text; the dictionary's special ids are the model's."""
     ours, theirs = pairs[kind]
     mask = theirs.mask_token
     text = f"Anna sees {mask} near {mask}."
@@ -99,28 +103,13 @@ def test_a_mask_is_one_id_and_the_ends_of_inputs_are_text(pairs, kind):
     for symbol in (theirs.cls_token, theirs.sep_token, theirs.pad_token):
         found = ours.encode(f"Anna {symbol} sees")
         assert not {*found} & {ours.special.bos, ours.special.eos, ours.special.pad}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_special_ids_and_dictionary(pairs, kind):
-    ours, theirs = pairs[kind]
-    assert ours.special == (
-        theirs.cls_token_id,
-        theirs.pad_token_id,
-        theirs.sep_token_id,
-        theirs.unk_token_id,
-        theirs.mask_token_id,
-    )
+    roles = ("cls", "pad", "sep", "unk", "mask")
+    assert ours.special == tuple(getattr(theirs, f"{role}_token_id") for role in roles)
     assert ours.symbols == theirs.convert_ids_to_tokens(range(len(theirs)))
     for dictionary in (ours.dictionary, load_dictionary(ours.folder / DICTIONARY_FILE)):
         assert dictionary.symbols == ours.symbols
         found = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
         assert found == ours.special[:4]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_decoding_gives_text(pairs, kind):
-    ours, _ = pairs[kind]
     text = "anna sees the garden near the river."
     assert ours.decode(ours.build_input(text)) == text
 
@@ -128,17 +117,14 @@ def test_decoding_gives_text(pairs, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_read_what_is_written_for_them(pairs, kind, tmp_path):
     ours, theirs = pairs[kind]
-    ours.write_for_transformers(tmp_path, token_types="bert" in kind and kind != "roberta")
+    ours.write_for_transformers(tmp_path, token_types=kind.endswith("bert"))
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for texts_of in (["Anna sees the river."], ["Anna's garden", "is É old."]):
         assert again(*texts_of)["input_ids"] == theirs(*texts_of)["input_ids"]
-    assert again.mask_token_id == theirs.mask_token_id
-    assert again.pad_token_id == theirs.pad_token_id
+    assert (again.mask_token_id, again.pad_token_id) == (theirs.mask_token_id, theirs.pad_token_id)
+    assert (ours.separators, ours.second_type) == ((1, 1) if kind.endswith("bert") else (2, 0))
     if kind == "bert":
         assert again("a", "b")["token_type_ids"] == theirs("a", "b")["token_type_ids"]
-        assert (ours.separators, ours.second_type) == (1, 1)
-    if kind == "roberta":
-        assert (ours.separators, ours.second_type) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -147,32 +133,21 @@ def test_transformers_read_what_is_written_for_them(pairs, kind, tmp_path):
 )
 def test_a_vocab_txt_is_read_as_its_config_says(tmp_path, options, lower_case):
     source = write_bert_files(tmp_path / "bert", lower_case, **options)
-    ours = adopt_tokenizer(source, tmp_path / "ours")
-    theirs = transformers.BertTokenizerFast(
-        vocab=word_piece_vocabulary(lower_case), do_lower_case=lower_case, **options
-    )
+    ours, theirs = adopt_tokenizer(source, tmp_path / "ours"), wordpiece(lower_case, **options)
     for text in ("Anna's É garden", "中文 a", "ANNA [MASK] zz"):
         assert ours.build_input(text, "Ben") == theirs(text, "Ben")["input_ids"]
-
-
-def test_case_of_a_vocab_txt_alone_is_that_of_its_pieces(tmp_path):
-    for lower_case in (True, False):
-        source = write_bert_files(tmp_path / f"{lower_case}", lower_case)
-        (source / "tokenizer_config.json").unlink()
-        ours = adopt_tokenizer(source, tmp_path / f"ours {lower_case}")
-        assert (ours.normalise("Anna É") == "anna e") == lower_case
+    (source / "tokenizer_config.json").unlink()  # its case is then that of its pieces
+    assert (adopt_tokenizer(source, tmp_path / "alone").normalise("Anna É") == "anna e") == lower_case
 
 
 def test_vocab_json_and_merges(tmp_path):
-    ours = adopt_tokenizer(write_roberta_files(tmp_path / "roberta"), tmp_path / "ours")
-    vocabulary, merges = byte_level_parts()
-    theirs = transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges)
+    ours, theirs = adopt_tokenizer(write_roberta_files(tmp_path / "roberta"), tmp_path / "ours"), byte_level()
     for text in ("Anna's É garden", " 中文 a", "ANNA  zz"):
         assert ours.build_input(text, "Ben") == theirs(text, "Ben")["input_ids"]
     assert ours.encode("Anna <mask>.") == [*ours.encode("Anna"), ours.mask_index, *ours.encode(".")]  # its space too
 
 
-def test_rows_without_a_symbol_have_a_name(tmp_path):
+def test_rows_without_a_symbol_have_a_name_and_added_tokens_keep_their_ids(tmp_path):
     source = write_bert_files(tmp_path / "bert")
     size = len(word_piece_vocabulary())
     (source / "config.json").write_text(json.dumps({"vocab_size": size + 3, "pad_token_id": 0}))
@@ -183,15 +158,10 @@ def test_rows_without_a_symbol_have_a_name(tmp_path):
     with pytest.raises(UserError, match=rf"ids up to {size - 1}, but the model's embedding has {size - 1} rows"):
         adopt_tokenizer(source, tmp_path / "narrower", rows=size - 1)
     assert not (tmp_path / "narrower").exists()
-
-
-def test_added_tokens_keep_their_ids(tmp_path):
-    source = write_bert_files(tmp_path / "bert")
-    size = len(word_piece_vocabulary())
-    (source / "added_tokens.json").write_text(json.dumps({"[B]": size + 1, "[A]": size}))
-    ours = adopt_tokenizer(source, tmp_path / "ours")
+    (source / "added_tokens.json").write_text(json.dumps({"[B]": size + 1, "[A]": size}))  # which keep their ids
+    ours = adopt_tokenizer(source, tmp_path / "with more")
     assert ours.encode("[A] [B]") == [size, size + 1]
-    assert ours.symbols[size:] == ["[A]", "[B]"]
+    assert ours.symbols[size : size + 2] == ["[A]", "[B]"]
 
 
 def test_fairseq_reads_the_dictionary_or_refuses_it(pairs):
@@ -246,20 +216,18 @@ def test_damaged_folders_are_refused(pairs, tmp_path):
             load_tokenizer(changed(name, old, new))
 
 
-def test_a_folder_as_transformers_writes_it_is_named(pairs, tmp_path):
-    pairs["bert"][1].save_pretrained(tmp_path / "theirs")
+def test_a_folder_as_transformers_writes_it_and_a_missing_library_are_named(pairs, monkeypatch, tmp_path):
+    ours, theirs = pairs["bert"]
+    theirs.save_pretrained(tmp_path / "theirs")
     with pytest.raises(UserError, match="as Hugging Face writes it"):
         load_tokenizer(tmp_path / "theirs")
 
+    def refuse(extra, what):
+        raise UserError(f"{what}: {extra}")
 
-def test_without_the_library_the_extra_is_named(pairs, monkeypatch):
-    monkeypatch.setattr(
-        library_tokenizer,
-        "refuse_without_extra",
-        lambda extra, what: (_ for _ in ()).throw(UserError(f"{what}: {extra}")),
-    )
+    monkeypatch.setattr(library_tokenizer, "refuse_without_extra", refuse)
     with pytest.raises(UserError, match="another model: huggingface"):
-        LibraryTokenizer.load(pairs["bert"][0].folder)
+        LibraryTokenizer.load(ours.folder)
 
 
 @pytest.mark.parametrize(("kind", "words"), [("bert", 8), ("roberta", 6)])
@@ -268,3 +236,67 @@ def test_words_of_inputs_are_counted(pairs, kind, words):
     ours, _ = pairs[kind]
     ids = np.concatenate([ours.build_input(text) for text in ("Anna sees Ben.", "The old garden.")])
     assert ours.starts_of_words(ids).sum() == words
+
+
+CHANGES = {
+    "Unigram .*SentencePiece": lambda values: values.update(model={"type": "Unigram", "vocab": [["a", 0.0]]}),
+    "its model is WordLevel": lambda values: values["model"].update(type="WordLevel"),
+    "holds no model": lambda values: values.update(model=3),
+    "pre_tokenizer is Whitespace": lambda values: values.update(pre_tokenizer={"type": "Whitespace"}),
+    "normalizer is Replace": lambda values: values.update(
+        normalizer={"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": ""}
+    ),
+    "a field 'code'": lambda values: values["model"].update(code="import os"),
+    "vocab = ": lambda values: values["model"].update(vocab=[1]),
+    "has the id 4.5": lambda values: values["model"]["vocab"].update(anna=4.5),
+    "has the id -1": lambda values: values["model"]["vocab"].update(anna=-1),
+    "has the id 9999": lambda values: values["model"]["vocab"].update(anna=99999999999),
+    "share an id": lambda values: values["model"]["vocab"].update({"two words": 0}),
+    "line break": lambda values: values["model"]["vocab"].update({"a\nb": 400}),
+    "max_input_chars_per_word = True": lambda values: values["model"].update(max_input_chars_per_word=True),
+    "begin with ##": lambda values: values["model"].update(continuing_subword_prefix="@@"),
+    "added_tokens are no list": lambda values: values.update(added_tokens={}),
+    "an added token is": lambda values: values["added_tokens"].append("a"),
+    "has the ids": lambda values: values["added_tokens"].append({"id": 4, "content": "anna"}),
+    "puts .* around a text": lambda values: values.update(
+        post_processor={"type": "BertProcessing", "sep": ["anna", 3], "cls": ["[CLS]", 4]}
+    ),
+    "the library refuses it": lambda values: values.update(post_processor={"type": "Nothing"}),
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_what_is_not_understood_is_refused(tmp_path, reason):
+    source = tmp_path / "changed"
+    wordpiece().save_pretrained(source)
+    values = json.loads((source / "tokenizer.json").read_text())
+    CHANGES[reason](values)
+    (source / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=f"changed/tokenizer.json.*{reason}"):
+        adopt_tokenizer(source, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_other_folders_are_refused(tmp_path):
+    def refused(source: Path, message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            adopt_tokenizer(source, tmp_path / "ours")
+        assert not (tmp_path / "ours").exists()
+
+    empty = tmp_path / "empty"
+    refused(empty, "no such folder")
+    empty.mkdir()
+    refused(empty, "no tokenizer there")
+    (empty / "spiece.model").write_bytes(b"")
+    refused(empty, "spiece.model: is a SentencePiece model")
+    (empty / "vocab.txt").write_bytes(b"\xff")
+    refused(empty, "no UTF-8 text")
+    source = write_bert_files(tmp_path / "bert", mask_token="[mask]")
+    refused(source, r"has no mask_token \('\[mask\]'\)")
+    (source / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "[UNK]"}}))
+    refused(source, "not five different ones")
+    (source / "tokenizer_config.json").unlink()
+    (source / "config.json").write_text(json.dumps({"pad_token_id": 3}))
+    refused(source, "is id 0, but config.json says 3")
+    # A symbol that reads like a word: texts with the word would end there.
+    refused(write_bert_files(tmp_path / "word", sep_token="anna"), "'anna' would end there")

@@ -1,43 +1,136 @@
-"""A text's words by every combination of the settings, equal to Moses' own."""
+"""A text's words by every combination of the settings: the fast way to them is sacremoses' own, to the character."""
 
+import pickle
+import random
+import tracemalloc
+from functools import cache
 from itertools import product
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from odd_texts import TELLING, lines_of, texts
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings, symbol_pattern
+from lazyformer_fairseq.data.text.moses import KNOWN_LANGUAGES, moses_words
+from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings, places_of, symbol_pattern
 
+WAYS = list(product([True, False], repeat=2))  # normalise punctuation, tokenise
+LANGUAGES = st.sampled_from(["en", "de", "fr"])
 PIECES = [*"aIs5éΣ.,'\"()<>:;%’“…- ", "  ", "\u00a0", *"<url> <URL> <mask> <unk> <s> Mr. U.S. don't the".split()]
-PUNCTUATION = {language: MosesPunctNormalizer(language) for language in ("en", "de", "fr")}
-MOSES = {language: MosesTokenizer(language) for language in ("en", "de", "fr")}
-COMBINATIONS = [
-    TextSettings(lower_case=lower_case, normalise_punctuation=normalise, moses_tokenise=tokenise, language=language)
-    for lower_case, normalise, tokenise, language in product([True, False], [True, False], [True, False], MOSES)
-]
+english = moses_words("en", True, True)
+
+
+@cache
+def rules(language: str) -> tuple[MosesPunctNormalizer, MosesTokenizer]:
+    return MosesPunctNormalizer(language), MosesTokenizer(language)
+
+
+def by_sacremoses(text: str, language: str = "en", normalise: bool = True, tokenise: bool = True) -> str:
+    if normalise:
+        text = rules(language)[0].normalize(text)
+    if tokenise:
+        text = rules(language)[1].tokenize(text, escape=False, return_str=True)
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("text", TELLING)
+def test_telling_texts(text):
+    for language in ("en", "de", "fr", "it", "cs"):
+        for way in WAYS:
+            assert moses_words(language, *way)(text) == by_sacremoses(text, language, *way)
+
+
+@settings(max_examples=400)
+@given(texts | st.text(max_size=60))
+def test_english_is_equal_to_sacremoses(text):
+    assert english(text) == by_sacremoses(text)
+
+
+@settings(max_examples=120)
+@given(texts, LANGUAGES | st.sampled_from(sorted(KNOWN_LANGUAGES)), st.sampled_from(WAYS))
+def test_any_setting_is_equal_to_sacremoses(text, language, way):
+    assert moses_words(language, *way)(text) == by_sacremoses(text, language, *way)
+
+
+@pytest.mark.parametrize(
+    "unit", ["ab.", "_", "a'", ". ", "Mr. ", "5 ' ", "a.", '"ab".', "a, ", "猫", "3\u00a0", "...", "(("]
+)
+def test_long_texts(unit):
+    """Which take the slow way, or must not take long."""
+    text = "Once " + unit * 2000 + " St. end."
+    assert english(text) == by_sacremoses(text)
 
 
 def plainly(text: str, settings: TextSettings) -> str:
     """What the settings say, step by step, by sacremoses alone."""
     parts = symbol_pattern(settings).split(text)
     for place, part in enumerate(parts):
-        if place % 2:
-            parts[place] = part.lower()
-            continue
-        if settings.normalise_punctuation:
-            part = PUNCTUATION[settings.language].normalize(part)
-        if settings.moses_tokenise:
-            part = MOSES[settings.language].tokenize(part, escape=False, return_str=True)
-        parts[place] = part.lower() if settings.lower_case else part
+        if not place % 2:
+            part = by_sacremoses(part, settings.language, settings.normalise_punctuation, settings.moses_tokenise)
+        parts[place] = part.lower() if settings.lower_case or place % 2 else part
     return " ".join(" ".join(parts).split())
 
 
 @settings(max_examples=120)
-@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join), st.sampled_from(COMBINATIONS))
-def test_equal_to_sacremoses(text, settings):
-    assert TextNormaliser(settings)(text) == plainly(text, settings)
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join), st.booleans(), LANGUAGES, st.sampled_from(WAYS))
+@example("“Don't,” he said to Mr. Smith (at 5 p.m.) — see <URL>.", True, "en", (True, True))
+@example(" It’s  a <MASK>. ", False, "en", (False, False))
+def test_a_normaliser_does_what_its_settings_say(text, lower_case, language, way):
+    of_text = TextSettings(lower_case, *way, language=language)
+    assert TextNormaliser(of_text)(text) == plainly(text, of_text)
 
 
-def test_words_of_a_sentence():
-    words = TextNormaliser(TextSettings())("“Don't,” he said to Mr. Smith (at 5 p.m.) — see <URL>.")
-    assert words == '" don \'t , " he said to mr. smith ( at 5 p.m. ) - see <url> .'
+@settings(max_examples=80)
+@given(texts)
+def test_letters_stand_where_they_stood(text):
+    """No rule moves a letter, adds or drops one; so the letters of text and words agree one by one."""
+    words = TextNormaliser(TextSettings(lower_case=False))(text)
+    if "DOTMULTI" in text:
+        return  # sacremoses's own sign for stops, which it deletes
+    letters = [place for place, letter in enumerate(text) if letter.isalnum()]
+    found = [place for place, letter in zip(places_of(words, text), words, strict=True) if letter.isalnum()]
+    assert found == [(place, place + 1) for place in letters]
+
+
+def test_sentences_are_the_same_words_alone_and_together():
+    normalise = TextNormaliser(TextSettings())
+    first, second = "Mr. Smith died in No. 5.", "The king left."
+    assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
+    assert normalise(first) == "mr. smith died in no. 5 ."
+
+
+def test_a_pickle_shares_its_tables():
+    assert pickle.loads(pickle.dumps(english)) is english
+
+
+@pytest.mark.slow
+def test_every_single_character_between_words():
+    """Whatever sacremoses holds of a character, as a letter, a mark or a space."""
+    for character in map(chr, [*range(0x250), *range(0x250, 0x3000, 7)]):
+        text = f"ab{character}cd. {character}5 'x{character} 5'{character}s"
+        assert english(text) == by_sacremoses(text)
+
+
+@pytest.mark.slow
+def test_every_real_line(real_data):
+    lines = [field for line in lines_of(real_data) for field in (line.split("\t") if "\t" in line else [line])]
+    assert len(lines) > 300_000
+    some = random.Random(1).sample(lines, 30_000)
+    for language, of_language in {"en": lines, "de": some, "fr": some}.items():
+        words = moses_words(language, True, True)
+        assert [line for line in of_language if words(line) != by_sacremoses(line, language)] == []
+
+
+@pytest.mark.slow
+def test_memory_is_bounded():
+    """Endless new gaps of the longest kind that is kept."""
+    words = moses_words("en", False, False)
+    marks = [chr(code) for code in range(0x1F300, 0x1F600) if chr(code).isprintable()]
+    rng = random.Random(1)
+    tracemalloc.start()
+    for _ in range(100_000):
+        words(f"word{''.join(rng.choices(marks, k=36))}word")
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 60e6

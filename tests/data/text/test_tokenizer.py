@@ -1,28 +1,67 @@
-"""Text to ids and back, and how a tokenizer is trained."""
+"""Text to ids, their places and back; how a tokenizer is trained; its folder, damaged ones, models of one's own."""
 
+import hashlib
+import io
+import json
+import random
 import string
 from itertools import pairwise
 
 import pytest
+import sentencepiece
 import torch
 from fairseq.data import Dictionary
-from hypothesis import assume, given
+from helpers import count_words, train_tokenizer
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from toy_tokenizer import symbols, train
+from odd_texts import texts
 
-from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
-from lazyformer_fairseq.data.text.tokenizer import BOS, DICTIONARY_FILE, EOS, PAD, UNK
+from lazyformer_fairseq.data.text.normalisation import TextSettings
+from lazyformer_fairseq.data.text.tokenizer import (
+    BOS,
+    DICTIONARY_FILE,
+    EOS,
+    FORMAT_VERSION,
+    LONGEST_TRAINING_WORD,
+    PAD,
+    UNK,
+    Tokenizer,
+    train_model,
+)
 from lazyformer_fairseq.errors import UserError
 
+SENTENCES = [
+    "The house of the old king is red, isn't it?",
+    "A cat sat on the mat; it was “good” (so they said)...",
+    "See <url> or write to <email> -- the kings' houses cost $5,300 each.",
+    string.printable,  # every ASCII character gets a piece
+]
+ALL_CHARACTERS = TextSettings(character_coverage=1.0)
+PLAIN = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
 SYMBOLS = ["<url>", "<email>", "<file>", "<mask>"]
 ASCII_TEXT = st.text(string.ascii_letters + string.digits + string.punctuation + " ", max_size=60)
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 MIXED_TEXT = st.lists(st.one_of(st.sampled_from(SYMBOLS), ANY_TEXT), max_size=6).map("".join)
 
 
+def train(folder, sentences=SENTENCES * 20, vocab_size=160, settings=ALL_CHARACTERS) -> Tokenizer:
+    return train_tokenizer(folder, sentences, vocab_size, settings)
+
+
+def symbols(tokenizer, ids):
+    return [tokenizer.dictionary[index] for index in ids]
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     return train(tmp_path_factory.mktemp("trained") / "tokenizer")
+
+
+@pytest.fixture
+def copy(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "copy")
+    tokenizer.save(tmp_path / "copy")  # the same again: nothing to do
+    return tmp_path / "copy"
 
 
 def contents(folder):
@@ -32,58 +71,29 @@ def contents(folder):
 # Text to ids and back
 
 
-def test_dictionary_order(tokenizer):
-    names = tokenizer.dictionary.symbols
-    assert names[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
-    assert names[-4:] == ["<url>", "<email>", "<file>", "<mask>"]
-    assert len(names) == len(set(names)) == 160
-    assert tokenizer.mask_index == 159
-
-
-def test_dictionary_file_is_fairseqs(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "copy")
-    theirs = Dictionary()
-    theirs.add_from_file(str(tmp_path / "copy" / DICTIONARY_FILE))
-    assert theirs.symbols == tokenizer.symbols == tokenizer.dictionary.symbols
-    theirs.save(str(tmp_path / "dict.txt"))
-    assert (tmp_path / "dict.txt").read_bytes() == (tmp_path / "copy" / DICTIONARY_FILE).read_bytes()
-    assert (theirs.bos(), theirs.pad(), theirs.eos(), theirs.unk()) == (BOS, PAD, EOS, UNK)
-
-
 def test_text_comes_back_readable(tokenizer):
     ids = tokenizer.encode("The <mask> of the King isn't “red”, is it?")
     assert tokenizer.decode(ids) == 'the <mask> of the king isn\'t "red," is it?'
-    assert tokenizer.decode([0, *ids, 2, 1, 1]) == tokenizer.decode(ids)
-    assert tokenizer.decode(torch.tensor(ids)) == tokenizer.decode(ids)
-
-
-def test_unknown_character(tokenizer):
-    ids = tokenizer.encode("the 猫 <unk>")
-    assert ids.count(tokenizer.dictionary.unk()) == 2
-    assert tokenizer.words(ids) == "the <unk> <unk>"
+    assert tokenizer.decode([0, *ids, 2, 1, 1]) == tokenizer.decode(torch.tensor(ids)) == tokenizer.decode(ids)
+    ids = tokenizer.encode("a<mask>b, <URL>'s 猫 <unk>")
+    assert tokenizer.words(ids) == "a <mask> b , <url> 's <unk> <unk>"
+    assert [symbol for symbol in symbols(tokenizer, ids) if symbol in SYMBOLS] == ["<mask>", "<url>"]
+    assert ids.count(UNK) == 2
 
 
 def test_byte_fallback_has_no_unknown(tmp_path):
-    settings = TextSettings(byte_fallback=True, character_coverage=1.0)
-    tokenizer = train(tmp_path / "bytes", vocab_size=420, settings=settings)
+    tokenizer = train(tmp_path / "bytes", vocab_size=420, settings=TextSettings(byte_fallback=True))
     ids = tokenizer.encode("the 猫 <mask>")
-    assert tokenizer.dictionary.unk() not in ids
-    assert tokenizer.decode(ids) == "the 猫 <mask>"
-
-
-def test_symbols_stand_alone(tokenizer):
-    ids = tokenizer.encode("a<mask>b, <URL>'s")
-    assert tokenizer.words(ids) == "a <mask> b , <url> 's"
-    assert [symbol for symbol in symbols(tokenizer, ids) if symbol in SYMBOLS] == ["<mask>", "<url>"]
+    assert UNK not in ids and tokenizer.decode(ids) == "the 猫 <mask>"
 
 
 @given(MIXED_TEXT)
 def test_no_stray_piece_and_no_id_beyond_the_dictionary(tokenizer, text):
     assume("▁" not in text)  # sentencepiece's own sign for a space
-    pieces = symbols(tokenizer, tokenizer.encode(text))
-    for piece, following in pairwise([*pieces, "</s>"]):
+    ids = tokenizer.encode(text)
+    for piece, following in pairwise([*symbols(tokenizer, ids), "</s>"]):
         assert piece != "▁" or (following not in SYMBOLS and following != "</s>" and not following.startswith("▁"))
-    assert all(0 <= index < len(tokenizer.dictionary) for index in tokenizer.encode(text))
+    assert all(0 <= index < len(tokenizer.dictionary) for index in ids)
 
 
 @given(ASCII_TEXT)
@@ -101,19 +111,6 @@ def test_words_encoded_at_once(tokenizer, words, times):
     assert lengths.tolist() == [len(word_ids) for word_ids in one_by_one]
 
 
-def test_sentences_are_the_same_words_alone_and_together():
-    normalise = TextNormaliser(TextSettings())
-    first, second = "Mr. Smith died in No. 5.", "The king left."
-    assert normalise(f"{first} {second}") == f"{normalise(first)} {normalise(second)}"
-    assert normalise(first) == "mr. smith died in no. 5 ."
-
-
-def test_settings_can_be_turned_off():
-    settings = TextSettings(lower_case=False, normalise_punctuation=False, moses_tokenise=False)
-    assert TextNormaliser(settings)(" It’s  a <MASK>. ") == "It’s a <mask> ."
-    assert TextNormaliser(settings).readable("It’s a <mask> .") == "It’s a <mask> ."
-
-
 def test_build_input(tokenizer):
     a, b = tokenizer.encode("the old house"), tokenizer.encode("a cat")
     assert tokenizer.build_input("the old house") == [0, *a, 2]
@@ -122,7 +119,107 @@ def test_build_input(tokenizer):
         tokenizer.build_input("a", "b", max_length=4)
 
 
+# Where in the text each piece stands
+
+ORDINARY = [
+    *SENTENCES[:3],
+    "Mr. “X” said: ‘no’… ",
+    "The <MASK> of «it»—<Url> ( x )",
+    "they're \"here\", 5 % Mr. J.R. O'Neil,\t",
+    "``so'' 5\u00a0cm 1\u00a0000\u00a0000 nº\u00a07,\u00a0«\u00a0a\u00a0»  \x01é",
+]
+
+
+def spelt(tokenizer: Tokenizer, text: str) -> list[tuple[str, str]]:
+    """For each piece but <unk>, which spells nothing, what it spells, and what stands where it is said to be."""
+    ids, spans = tokenizer.encode_with_offsets(text)
+    names = [symbol.replace("\u2581", "") for symbol in symbols(tokenizer, ids)]
+    return [(name, text[slice(*span)]) for index, name, span in zip(ids, names, spans, strict=True) if index != UNK]
+
+
+def test_what_stands_there_is_what_the_piece_spells(tmp_path):
+    tokenizer = train(tmp_path / "tokenizer", SENTENCES[:3] * 20)
+    for text in ORDINARY:
+        for name, there in spelt(tokenizer, text):
+            made = tokenizer.normalise(there).replace(" ", "")
+            assert made == name or (made, name) in (("", "."), ("''", '"'))  # "." for the space in 1 000
+    text = 'The <MASK> of “it”,  "house", 5\u00a0300 «…»'  # Moses writes a quote behind the marks
+    there = [there for name, there in spelt(tokenizer, text) if name]
+    assert there[:7] == ["The", "<MASK>", "of", "“", "it", ",", "”"]
+    assert "".join(there[7:]) == '"house,"5\u00a0300…«»'
+
+
+@settings(max_examples=120)
+@given(st.lists(texts | st.sampled_from(ORDINARY) | st.text(max_size=20), max_size=4).map("".join))
+@example("\u2581 \u2581x \u2581<mask>")
+@example('İ ΟΔΟΣ ſ \x00\x1f DOTMULTI ".",".. "')
+def test_every_text_has_its_ids_and_spans_within_it(tokenizer, text):
+    ids, spans = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text) and len(spans) == len(ids)
+    assert all(0 <= start <= end <= len(text) for start, end in spans)
+
+
+def train_sentencepiece(sentences, **options) -> bytes:
+    """A model that sentencepiece trains in its usual way."""
+    model = io.BytesIO()
+    options = {"hard_vocab_limit": False, "minloglevel": 2, **options}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **options)
+    return model.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+def test_places_through_a_model_with_a_normalisation_of_its_own(tmp_path, kind, byte_fallback):
+    size = 400 if byte_fallback else 120
+    model = train_sentencepiece(SENTENCES[:3] * 20, vocab_size=size, model_type=kind, byte_fallback=byte_fallback)
+    (tmp_path / "its.model").write_bytes(model)
+    tokenizer = Tokenizer.from_model(tmp_path / "its.model", tmp_path / "tokenizer", PLAIN)
+    text = "ﬁne\u3000house… 三 a"
+    ids, spans = tokenizer.encode_with_offsets(text)
+    assert ids == tokenizer.encode(text)
+    assert (0, 1) in spans  # of the ligature, of which f and i are made
+    assert all(text[start:end] in "house" for start, end in spans if 4 <= start < 9)
+    assert [text[slice(*span)] for span in spans].count("三") == (3 if byte_fallback else 1)
+
+
 # Training
+
+
+def pieces_of(model):
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return [processor.id_to_piece(index) for index in range(processor.get_piece_size())]
+
+
+def pieces_by_sentences(sentences, vocab_size, character_coverage=1.0):
+    """sentencepiece's usual way, without <s> <pad> </s> <url> <email> <file> <mask>."""
+    options = dict(vocab_size=vocab_size - 7, character_coverage=character_coverage, hard_vocab_limit=True)
+    ids = dict(unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1)
+    rule = "identity"
+    return pieces_of(train_sentencepiece(sentences, model_type="bpe", normalization_rule_name=rule, **options, **ids))
+
+
+def test_bpe_on_counted_words_is_bpe_on_the_sentences():
+    words = "the house houses mouse old older of king".split()
+    text = [" ".join(random.Random(n).choices(words, k=9)) + f" {n} ." for n in range(200)]
+    pieces = pieces_of(train_model(count_words(text), 80, ALL_CHARACTERS))
+    assert pieces == pieces_by_sentences(text, 80)
+    more = [("<url>", 10_000), ("a<mask>b", 10_000), ("<UNK>", 10_000)]
+    pieces = pieces_of(train_model([*count_words(text), *more], 80, ALL_CHARACTERS))
+    assert not any("<" in piece or "mask" in piece for piece in pieces[1:])
+
+
+def test_same_pieces_as_from_sentences_of_wikitext(real_data):
+    text = (real_data / "lm/wikitext-2/wiki.valid.tokens").read_text(encoding="utf-8").lower()
+    lines = [line for line in text.replace("<unk>", "").splitlines() if line.strip()]
+    ours = pieces_of(train_model(count_words(lines), 8000, TextSettings()))
+    assert ours == pieces_by_sentences(lines, 8000, TextSettings().character_coverage)
+
+
+def test_counts_beyond_32_bits_and_very_long_words():
+    counts = [("ab", 2**33), ("cd", 2**32 + 1), ("ef", 2**31)]
+    assert pieces_of(train_model(counts, 19, ALL_CHARACTERS))[1:5] == ["ab", "▁ab", "cd", "▁cd"]
+    counts = [("x" * (1 << 21), 1), ("猫" * (LONGEST_TRAINING_WORD + 1), 1), (string.ascii_lowercase, 3)]
+    assert {"xx", "猫猫"} <= set(pieces_of(train_model(counts, 60, ALL_CHARACTERS)))
 
 
 def test_same_text_same_bytes(tmp_path):
@@ -141,22 +238,145 @@ def test_largest_vocabulary_of_the_error_is_possible(tmp_path):
         train(tmp_path / "u", vocab_size=largest + 1)
 
 
-@pytest.mark.parametrize("vocab_size", [-1, 8, 20])
-def test_vocabulary_too_small(tmp_path, vocab_size):
-    with pytest.raises(UserError, match=f"vocabulary of {vocab_size}: too small"):
-        train(tmp_path / "t", vocab_size=vocab_size)
-
-
-@pytest.mark.parametrize("sentences", [[], ["", "  "], ["<mask> <url>"]])
-def test_empty_text(tmp_path, sentences):
-    with pytest.raises(UserError, match="no text"):
-        train(tmp_path / "t", sentences)
-
-
-def test_no_file_of_another_is_overwritten(tokenizer, tmp_path):
+def test_what_cannot_be_trained_and_what_would_be_overwritten(tokenizer, tmp_path):
+    for vocab_size in (-1, 8, 20):
+        with pytest.raises(UserError, match=f"vocabulary of {vocab_size}: too small"):
+            train(tmp_path / "t", vocab_size=vocab_size)
+    for sentences in ([], ["", "  "], ["<mask> <url>"]):
+        with pytest.raises(UserError, match="no text"):
+            train(tmp_path / "t", sentences)
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(UserError, match="exists already"):
-        tokenizer.save(tmp_path)
-    with pytest.raises(UserError, match="exists already"):
-        train(tmp_path)
+    for write in (tokenizer.save, train):
+        with pytest.raises(UserError, match="exists already"):
+            write(tmp_path)
     assert contents(tmp_path) == {"mine.txt": b"precious"}
+
+
+# The folder
+
+
+def test_a_copy_is_the_same_tokenizer_with_a_dictionary_of_fairseqs(tokenizer, copy, tmp_path):
+    loaded = Tokenizer.load(copy)
+    assert (loaded.settings, loaded.dictionary) == (tokenizer.settings, tokenizer.dictionary)
+    assert loaded.encode(SENTENCES[2]) == tokenizer.encode(SENTENCES[2])
+    theirs = Dictionary()
+    theirs.add_from_file(str(copy / DICTIONARY_FILE))
+    names = theirs.symbols
+    assert names == tokenizer.symbols == tokenizer.dictionary.symbols and len(set(names)) == 160
+    assert [*names[:4], *names[-4:]] == ["<s>", "<pad>", "</s>", "<unk>", *SYMBOLS] and tokenizer.mask_index == 159
+    theirs.save(str(tmp_path / "dict.txt"))
+    assert (tmp_path / "dict.txt").read_bytes() == (copy / DICTIONARY_FILE).read_bytes()
+    assert (theirs.bos(), theirs.pad(), theirs.eos(), theirs.unk()) == (BOS, PAD, EOS, UNK)
+
+
+def describe(folder, **changes):
+    """Rewrites tokenizer.json, with the true hashes of what lies there."""
+    path = folder / "tokenizer.json"
+    description = json.loads(path.read_text())
+    for name in description["sha256"]:
+        description["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    path.write_text(json.dumps({**description, **changes}))
+
+
+def swap_two_symbols(folder):
+    lines = (folder / "dict.txt").read_text().splitlines(keepends=True)
+    (folder / "dict.txt").write_text("".join([lines[1], lines[0], *lines[2:]]))
+    describe(folder)
+
+
+def write_a_pickle(folder):
+    (folder / "sentencepiece.model").write_bytes(b"\x80\x04cos\nsystem\n")
+    describe(folder)
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def truncate(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-20])
+
+
+def write_description(text):
+    return lambda folder: (folder / "tokenizer.json").write_text(text)
+
+
+def set_to(**changes):
+    """Of the settings."""
+
+    def change(folder):
+        settings = json.loads((folder / "tokenizer.json").read_text())["settings"]
+        describe(folder, settings={**settings, **changes})
+
+    return change
+
+
+DAMAGE = [
+    *((remove(name), f"{name}: cannot be read") for name in ("tokenizer.json", "sentencepiece.model", "dict.txt")),
+    *((truncate(name), f"{name}: is not the file") for name in ("sentencepiece.model", "dict.txt")),
+    (write_a_pickle, r"sentencepiece\.model: not a sentencepiece model"),
+    (swap_two_symbols, r"dict\.txt: its symbols are not those of"),
+    (lambda folder: describe(folder, format_version=FORMAT_VERSION + 1), r"tokenizer\.json: format version 2"),
+    (lambda folder: describe(folder, settings={"lower_case": True}), r"byte_fallback.* is missing"),
+    *((write_description(text), r"tokenizer\.json") for text in ("", "{", "[1]", "{}", '{"format_version": 1}')),
+    (write_description('{"format_version": 1, "sha256": {}}'), r"tokenizer\.json: sha256 or settings is missing"),
+    (set_to(stemming=True), r"tokenizer\.json: .*unknown text setting stemming"),
+    (set_to(lower_case="yes"), r"tokenizer\.json: .*lower_case = 'yes'"),
+    (set_to(language="tlh"), r"tokenizer\.json: .*language = 'tlh'"),
+    (set_to(special_tokens=["<mask>"]), r"tokenizer\.json: .*special_tokens holds '<mask>'"),
+    (set_to(special_tokens="<url>"), r"tokenizer\.json: .*special_tokens = '<url>'"),
+    (set_to(character_coverage=1.5), r"tokenizer\.json: .*character_coverage = 1.5"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_folder_is_refused_and_the_file_named(copy, damage, message):
+    damage(copy)
+    with pytest.raises(UserError, match=message):
+        Tokenizer.load(copy)
+
+
+# A SentencePiece model of the user's own
+
+
+def own_model(folder, **options):
+    text = ["The house of the old king is red.", "A cat sat on the mat; it was good."] * 20
+    (folder / "own.model").write_bytes(train_sentencepiece(text, **{"vocab_size": 40, **options}))
+    return folder / "own.model"
+
+
+AS_T5 = dict(unk_id=2, pad_id=0, eos_id=1, bos_id=-1, unk_piece="[UNK]", control_symbols="<cls>")
+
+
+@pytest.mark.parametrize("options", [{}, dict(model_type="bpe", vocab_size=60, hard_vocab_limit=True), AS_T5])
+def test_a_model_of_ones_own(tmp_path, options):
+    model = sentencepiece.SentencePieceProcessor(str(own_model(tmp_path, **options)))
+    tokenizer = Tokenizer.from_model(tmp_path / "own.model", tmp_path / "own", PLAIN)
+    text = "The cat <url> sat on the red house."
+    pieces = [*model.encode("The cat", out_type=str), "<url>", *model.encode("sat on the red house.", out_type=str)]
+    assert symbols(tokenizer, tokenizer.encode(text)) == pieces
+    assert tokenizer.decode([0, *tokenizer.encode(text), 2]) == text
+    assert tokenizer.encode("猫").count(tokenizer.dictionary.unk()) == 1
+    ids, lengths = tokenizer.encode_words(text.split())
+    assert ids.tolist() == tokenizer.encode(text) and len(lengths) == 8
+    names = tokenizer.dictionary.symbols
+    assert len(names) == len(set(names)) and names[-1] == "<mask>" and "[UNK]" not in names and "<cls>" not in names
+    Tokenizer.load(tmp_path / "own").save(tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split_by_whitespace": False, "model_type": "bpe", "vocab_size": 80}, "own.model: its piece .* over a space"),
+        ({"add_dummy_prefix": False}, "own.model: a word has other pieces where a text begins"),
+        ({"user_defined_symbols": "<mask>"}, "'<mask>' would be twice"),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_used(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        Tokenizer.from_model(own_model(tmp_path, **options), tmp_path / "own", PLAIN)
+    (tmp_path / "no.model").write_text("no model")
+    for name, message in (("no.model", "not a sentencepiece model"), ("missing", "cannot be read")):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            Tokenizer.from_model(tmp_path / name, tmp_path / "own", PLAIN)
+    assert not (tmp_path / "own").exists()

@@ -6,7 +6,6 @@ gc.disable()  # until all tests are collected: there is nothing to collect in wh
 
 import logging
 import os
-import shlex
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli.train import cli_main
-from helpers import ROOT, build_toy_corpus
+from helpers import PRETRAINING, ROOT, build_toy_corpus, train_words
 from language_model_data import prepare_toy_wikitext
 from quick_hydra import make_hydra_quick
 from warm_processes import stand_ins
@@ -100,13 +99,8 @@ def fairseq_train(monkeypatch) -> Callable[..., dict]:
     Returns the last checkpoint.
     """
 
-    def run(data: Path, options: str, save_dir: Path, task: str = "full_sentences_masked_lm --tokens-per-sample 32"):
-        command = (
-            f"fairseq-train {shlex.quote(str(data))} --user-dir {ROOT / 'lazyformer_fairseq'} --task {task} --cpu "
-            f"--optimizer fused_adam --lr-scheduler linear_warmup --lr 1e-3 --save-dir {shlex.quote(str(save_dir))} "
-            f"--num-workers 0 --log-format simple --log-interval 100 --no-epoch-checkpoints {options}"
-        )
-        monkeypatch.setattr("sys.argv", shlex.split(command))
+    def run(data: Path, options: str, save_dir: Path, task: str = PRETRAINING):
+        monkeypatch.setattr("sys.argv", ["fairseq-train", *train_words(data, options, save_dir, task)])
         if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fairseq keeps the best loss of the process
             del checkpoint_utils.save_checkpoint.best
         cli_main()

@@ -3,8 +3,11 @@
 import functools
 import os
 import random
+import shlex
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,14 @@ from lazyformer_fairseq.data.glue import TASKS, Split, TaskDescription
 from lazyformer_fairseq.data.text.normalisation import TextNormaliser, TextSettings
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.devices import nvidia_smi
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models.config import CausalLMConfig, LazyFormerConfig
 from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageModel, LazyFormerModel
+from lazyformer_fairseq.fairseq_plugin.reliability.command_line import find_user_error
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parent.parent
+PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
 
 NVIDIA_SMI = """#!/usr/bin/env bash
 capabilities=({capabilities})
@@ -175,3 +181,37 @@ def assert_equal_state(one, other, name="checkpoint"):
             assert_equal_state(part, other_part, f"{name}[{number}]")
     else:
         assert one == other, name
+
+
+def train_words(data: Path | str, options: str, save_dir: Path, task: str = PRETRAINING) -> list[str]:
+    """What follows ``fairseq-train`` on a command line, for a tiny run on the processor."""
+    return shlex.split(
+        f"{shlex.quote(str(data))} --user-dir {ROOT / 'lazyformer_fairseq'} --task {task} --cpu --optimizer fused_adam "
+        f"--lr-scheduler linear_warmup --lr 1e-3 --save-dir {shlex.quote(str(save_dir))} --num-workers 0 "
+        f"--log-format simple --log-interval 100 --no-epoch-checkpoints {options}"
+    )
+
+
+def train_in_two_processes(
+    words: list[str], port: int, program: tuple[str, ...] = ("-m", "fairseq_cli.train")
+) -> subprocess.CompletedProcess:
+    """Under torchrun; `words` are those of :func:`train_words`."""
+    launcher = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 --master-port {port}".split()
+    world = "--distributed-world-size 2 --distributed-backend gloo --ddp-backend legacy_ddp".split()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    return subprocess.run([*launcher, *program, *words, *world], capture_output=True, text=True, env=environment)
+
+
+def updates_of(checkpoint: Path | dict) -> int:
+    """How many a checkpoint, or its file, has behind it."""
+    state = checkpoint if isinstance(checkpoint, dict) else torch.load(checkpoint)
+    return state["optimizer_history"][-1]["num_updates"]
+
+
+def message_of(run: Callable[..., object], *arguments, **options) -> str:
+    """The user error that a run ends with, found as the command line finds it."""
+    with pytest.raises(Exception) as caught:
+        run(*arguments, **options)
+    error = find_user_error(caught.value)
+    assert isinstance(error, UserError), repr(caught.value)
+    return str(error)

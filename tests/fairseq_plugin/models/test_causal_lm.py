@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq import options, tasks, trainer
 from fairseq.data import Dictionary
+from helpers import dictionary_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.criterions.language_modeling import CausalLMCriterion
@@ -12,15 +13,8 @@ from lazyformer_fairseq.fairseq_plugin.models.lazyformer import CausalLanguageMo
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCHITECTURES
 
-TINY = [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")]
+DICTIONARIES = ("source_dictionary", "target_dictionary")
 SMALL = dict(decoder_embed_dim=16, decoder_ffn_embed_dim=24, decoder_attention_heads=2, adaptive_softmax_cutoff="9,30")
-
-
-def make_dictionary(words: int = 46, first: str = "w") -> Dictionary:
-    dictionary = Dictionary()
-    for number in range(words):
-        dictionary.add_symbol(f"{first}{number}")
-    return dictionary
 
 
 def make_model(pattern: str = "sflf", dictionary=None, **options) -> CausalLanguageModel:
@@ -28,16 +22,10 @@ def make_model(pattern: str = "sflf", dictionary=None, **options) -> CausalLangu
     cfg = CausalLMConfig(
         sublayer_pattern=pattern, **{**SMALL, "mem_len": 8, "dropout": 0.0, "activation_dropout": 0.0, **options}
     )
-    model = CausalLanguageModel(cfg, dictionary or make_dictionary())
+    model = CausalLanguageModel(cfg, dictionary or dictionary_of(50))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
-
-
-def random_stream(batch: int, time: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens (B, T) and what follows each of them."""
-    stream = torch.randint(4, 50, (batch, time + 1), generator=torch.Generator().manual_seed(2))
-    return stream[:, :-1], stream[:, 1:]
 
 
 @pytest.mark.parametrize(
@@ -45,68 +33,21 @@ def random_stream(batch: int, time: int) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_parameters_at_the_papers_vocabulary_are_exactly_the_formulas(name, parameters):
     with torch.device("meta"):
-        model = CausalLanguageModel(
-            CausalLMConfig(**CAUSAL_ARCHITECTURES[name].options()), make_dictionary(267_735 - 4)
-        )
+        model = CausalLanguageModel(CausalLMConfig(**CAUSAL_ARCHITECTURES[name].options()), dictionary_of(267_735))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert sum(weight.numel() for weight in model.state_dict().values()) == parameters + 32  # nothing is saved twice
 
 
-def test_likelihoods_of_targets_are_the_log_probabilities_at_them():
-    model, (tokens, target) = make_model(), random_stream(2, 7)
-    log_probabilities, _ = model(tokens)
-    assert log_probabilities.shape == (2, 7, 50)
-    torch.testing.assert_close(log_probabilities.exp().sum(-1), torch.ones(2, 7))
-    nll, _ = model(tokens, target=target)
-    torch.testing.assert_close(nll, -log_probabilities.gather(-1, target[..., None]).squeeze(-1))
-
-
-def test_padding_in_the_target_costs_nothing():
-    model, (tokens, target) = make_model(), random_stream(2, 7)
-    whole, _ = model(tokens, target=target)
-    tokens, target = tokens.clone(), target.clone()
-    tokens[1, 5:] = target[1, 4:] = 1
-    nll, _ = model(tokens, target=target)
-    assert not nll[1, 4:].any()
-    torch.testing.assert_close(nll[:, :4], whole[:, :4])
-
-
-@pytest.mark.parametrize("normalize_before", [False, True])
-def test_a_later_token_leaves_earlier_losses_as_they_were(normalize_before):
-    model = make_model(decoder_normalize_before=normalize_before).double()
-    tokens, target = random_stream(2, 12)
-    changed = tokens.clone()
-    changed[:, 9] = 49 - tokens[:, 9] + 4
-
-    def losses(tokens):
-        memory = StreamMemory()
-        return torch.cat([model(*part)[0] for part in parts(tokens, memory)], dim=1)
-
-    def parts(tokens, memory):
-        return [(t, memory, g) for t, g in zip(tokens.split(4, 1), target.split(4, 1), strict=True)]
-
-    before, after = losses(tokens), losses(changed)
-    assert torch.equal(before[:, :9], after[:, :9])
-    assert (before[:, 9:] != after[:, 9:]).all()
-
-
-def test_losses_over_segments_are_those_of_one_long_segment():
-    model, (tokens, target), memory = make_model(mem_len=30).double(), random_stream(2, 12), StreamMemory()
-    whole, _ = model(tokens, target=target)
-    parts = [model(*part)[0] for part in zip(tokens.split(5, 1), [memory] * 3, target.split(5, 1), strict=True)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [name for name in CAUSAL_ARCHITECTURES if name.endswith("_tiny")])
 def test_every_tiny_twin_learns(name):
     torch.manual_seed(1)
-    dictionary, row = make_dictionary(), CAUSAL_ARCHITECTURES[name]
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    row, task = CAUSAL_ARCHITECTURES[name], SimpleNamespace(**dict.fromkeys(DICTIONARIES, dictionary_of(50)))
     cfg = CausalLMConfig(**{**row.options(), "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0})
     model, memory = CausalLanguageModel.build_model(cfg, task), StreamMemory()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    tokens, target = random_stream(4, 8)
-    sample = {"net_input": {"src_tokens": tokens, "memory": memory}, "target": target, "ntokens": 32, "nsentences": 4}
+    stream = torch.randint(4, 50, (4, 9), generator=torch.Generator().manual_seed(2))
+    net_input = {"src_tokens": stream[:, :-1], "memory": memory}
+    sample = {"net_input": net_input, "target": stream[:, 1:], "ntokens": 32, "nsentences": 4}
     losses = []
     for _ in range(4):
         memory.clear()
@@ -122,23 +63,19 @@ def test_every_tiny_twin_learns(name):
     assert memory.length == (8 if "s" in row.sublayer_pattern else 0)
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "other, message",
-    [
-        (dict(dictionary=make_dictionary(47)), "a dictionary of 51 symbols, this run's has 50"),
-        (dict(dictionary=make_dictionary(first="x")), "another dictionary, of the same size"),
+def test_a_checkpoint_of_another_model_is_refused_in_words():
+    other_words = Dictionary()
+    for number in range(46):
+        other_words.add_symbol(f"x{number}")
+    for other, message in (
+        (dict(dictionary=dictionary_of(51)), "a dictionary of 51 symbols, this run's has 50"),
+        (dict(dictionary=other_words), "another dictionary, of the same size"),
         (dict(pattern="sfff"), "sublayers.2.*give the --arch, --sublayer-pattern and sizes"),
         (dict(decoder_ffn_embed_dim=32), r"fc1.weight is \(32, 16\), the model's \(24, 16\)"),
         (dict(adaptive_softmax_cutoff="9"), "band"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused_in_words(other, message):
-    weights = make_model(**other).state_dict()
-    with pytest.raises(UserError, match=message):
-        make_model().load_state_dict(weights)
+    ):
+        with pytest.raises(UserError, match=message):
+            make_model().load_state_dict(make_model(**other).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -162,12 +99,8 @@ def test_fairseq_sees_no_shared_parameter():
     assert trainer._catalog_shared_params(tied) == [["one.weight", "other.weight"]]
 
 
-# --- bad options ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_bad_sizes_are_the_users_mistakes_and_are_named():
+    for given, message in (
         (dict(sublayer_pattern="lf"), "no s below it"),
         (dict(decoder_attention_heads=3), "3 attention heads do not divide .* 16"),
         (dict(decoder_embed_dim=0), "embedding dimension of 0"),
@@ -179,9 +112,7 @@ def test_fairseq_sees_no_shared_parameter():
         (dict(adaptive_softmax_cutoff="9;30"), "--adaptive-softmax-cutoff '9;30': must be whole numbers with commas"),
         (dict(adaptive_softmax_cutoff="9,"), "--adaptive-softmax-cutoff '9,'"),
         (dict(adaptive_softmax_factor=0), "--adaptive-softmax-factor 0"),
-    ],
-)
-def test_bad_sizes_are_the_users_mistakes_and_are_named(options, message):
-    task = SimpleNamespace(source_dictionary=make_dictionary())
-    with pytest.raises(UserError, match=message):
-        CausalLanguageModel.build_model(CausalLMConfig(**{**SMALL, **options}), task)
+    ):
+        task = SimpleNamespace(source_dictionary=dictionary_of(50))
+        with pytest.raises(UserError, match=message):
+            CausalLanguageModel.build_model(CausalLMConfig(**{**SMALL, **given}), task)

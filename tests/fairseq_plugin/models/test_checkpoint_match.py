@@ -56,15 +56,16 @@ def heads_of(*poolers: str, **kinds: str) -> LazyFormerModel:
     return found
 
 
+def weight_of(model: LazyFormerModel, head: str) -> torch.Tensor:
+    return model.classification_heads[head].dense.weight
+
+
 def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
-    checkpoint = heads_of("pooler", rte="dense")
-    ours = heads_of(rte="dense", cola="dense", sst2="linear")
+    checkpoint, ours = heads_of("pooler", rte="dense"), heads_of(rte="dense", cola="dense", sst2="linear")
     with caplog.at_level("INFO"):
         ours.load_state_dict(checkpoint.state_dict())
-    pooler = checkpoint.classification_heads["pooler"].dense.weight
-    heads = ours.classification_heads
-    assert torch.equal(heads["cola"].dense.weight, pooler)
-    assert torch.equal(heads["rte"].dense.weight, checkpoint.classification_heads["rte"].dense.weight)
+    assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "pooler"))
+    assert torch.equal(weight_of(ours, "rte"), weight_of(checkpoint, "rte"))
     assert "classification_heads.cola.dense.weight starts as the checkpoint's pooler" in caplog.text
     assert "pooler of the checkpoint is left out" not in caplog.text
 
@@ -72,37 +73,28 @@ def test_a_dense_head_that_is_new_starts_as_the_checkpoints_pooler(caplog):
 def test_a_pooler_is_kept_where_there_is_one_and_its_loss_is_said(caplog):
     checkpoint, ours = heads_of("pooler"), heads_of("pooler")
     ours.load_state_dict(checkpoint.state_dict())
-    assert torch.equal(
-        ours.classification_heads["pooler"].dense.bias, checkpoint.classification_heads["pooler"].dense.bias
-    )
+    assert torch.equal(weight_of(ours, "pooler"), weight_of(checkpoint, "pooler"))
     heads_of().load_state_dict(checkpoint.state_dict())
     assert "classification head pooler of the checkpoint is left out" in caplog.text
 
 
-def test_a_dense_head_that_is_new_starts_as_what_next_sentences_were_told_by(caplog):
+def test_what_next_sentences_are_told_by_is_a_pooler_too(caplog):
     checkpoint = model("f", 16)
     checkpoint.register_next_sentence_head()
     ours = heads_of(cola="dense", sst2="linear")
     fresh = ours.classification_heads["cola"].out_proj.weight.clone()
     ours.load_state_dict(checkpoint.state_dict())
-    dense = checkpoint.classification_heads["next_sentence"].dense
-    assert torch.equal(ours.classification_heads["cola"].dense.weight, dense.weight)
+    assert torch.equal(weight_of(ours, "cola"), weight_of(checkpoint, "next_sentence"))
     assert torch.equal(ours.classification_heads["cola"].out_proj.weight, fresh)
     assert "left out" not in caplog.text
-
-
-def test_pre_training_that_goes_on_with_next_sentences_starts_from_an_imported_pooler():
-    checkpoint, ours = heads_of("pooler"), model("f", 16)
-    ours.register_next_sentence_head()
-    ours.load_state_dict(checkpoint.state_dict())
-    pooler = checkpoint.classification_heads["pooler"].dense.weight
-    assert torch.equal(ours.classification_heads["next_sentence"].dense.weight, pooler)
+    imported = heads_of("pooler")  # from which pre-training goes on with next sentences
+    checkpoint.load_state_dict(imported.state_dict())
+    assert torch.equal(weight_of(checkpoint, "next_sentence"), weight_of(imported, "pooler"))
 
 
 def test_a_tasks_head_that_is_called_pooler_is_none():
     checkpoint, ours = heads_of(pooler="dense"), heads_of(cola="dense")
-    state = dict(checkpoint.state_dict())
-    before = ours.classification_heads["cola"].dense.weight.clone()
-    ours.load_state_dict(state)
-    assert torch.equal(ours.classification_heads["cola"].dense.weight, before)
+    before = weight_of(ours, "cola").clone()
+    ours.load_state_dict(dict(checkpoint.state_dict()))
+    assert torch.equal(weight_of(ours, "cola"), before)
     assert not has_pooler(checkpoint.state_dict()) and has_pooler(heads_of("pooler").state_dict())

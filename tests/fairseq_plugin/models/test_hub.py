@@ -1,12 +1,22 @@
+"""Models from folders and files: used from raw text, with heads, and refused in a line where something is wrong."""
+
+import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, assert_equal_state
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from helpers import ROOT, THINGS, assert_equal_state
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.fairseq_plugin.models.checkpoint_match import match_classification_heads
+from lazyformer_fairseq.fairseq_plugin.models.export import export
+from lazyformer_fairseq.fairseq_plugin.reliability.options import backend_of
 from lazyformer_fairseq.modules.networks.heads import HEADS, ClassificationHead, LinearHead, SpanHead
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2x2 --criterion masked_lm_accuracy --batch-size 16"
@@ -21,8 +31,8 @@ def run_folder(tmp_path_factory):
 def trained(data_folder, run_folder, fairseq_train):
     """A folder of checkpoints of a model that has learned the toy language a little."""
     if not (run_folder / "checkpoint_last.pt").exists():
-        options = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 150 --dropout 0 --disable-validation"
-        fairseq_train(data_folder, options, run_folder)
+        words = f"{TINY} --encoder-embed-dim 64 --lr 1e-2 --max-update 150 --dropout 0 --disable-validation"
+        fairseq_train(data_folder, words, run_folder)
     return run_folder
 
 
@@ -30,32 +40,24 @@ def test_fill_mask_from_raw_text(trained):
     hub = LazyFormerModel.from_pretrained(trained)
     answers = hub.fill_mask("The <mask> of Anna is behind the old garden.", topk=3)
     assert len(answers) == 3
-    assert [answer.probability for answer in answers] == sorted(
-        (answer.probability for answer in answers), reverse=True
-    )
-    things = ["house", "garden", "river", "letter", "window", "bridge", "market", "forest", "island", "mirror"]
-    assert answers[0].word in things, "it should have learned what can stand there"
+    probabilities = [answer.probability for answer in answers]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert answers[0].word in THINGS, "it should have learned what can stand there"
     assert answers[0].text == f"the {answers[0].word} of anna is behind the old garden."
     everything = hub.fill_mask("Anna <mask> Ben near the river.", topk=len(hub.tokenizer.dictionary))
     assert sum(answer.probability for answer in everything) == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("text", ["no mask at all", "<mask> and <mask>"])
-def test_fill_mask_wants_one_mask(trained, text):
-    with pytest.raises(UserError, match="<mask> in the text, must be once"):
-        LazyFormerModel.from_pretrained(trained).fill_mask(text)
-
-
 def test_features_of_a_text_do_not_depend_on_its_batch(trained):
-    hub = LazyFormerModel.from_pretrained(str(trained), "checkpoint_last.pt")
+    hub = LazyFormerModel.from_pretrained(trained)
     short, long = (
         "Anna sees Ben near the house.",
         "Anna and Ben walk to the river together, Cara and Dan to the market.",
     )
-    alone = hub.extract_features(short)
-    together = hub.extract_features(short, long)
+    alone, together = hub.extract_features(short), hub.extract_features(short, long)
     assert alone.shape == (1, len(hub.tokenizer.build_input(short)), 64)
     torch.testing.assert_close(together[:1, : alone.size(1)], alone)
+    assert torch.equal(hub.extract_features([short, long]), together)
 
 
 def test_padding_on_the_left_changes_nothing(trained):
@@ -69,36 +71,30 @@ def test_padding_on_the_left_changes_nothing(trained):
     torch.testing.assert_close(model(batch, **heads)[0], torch.cat([model(each, **heads)[0] for each in (ids, longer)]))
 
 
-def test_a_list_of_texts_is_taken_and_no_text_refused_in_a_line(trained):
+def test_texts_that_are_none_and_what_the_model_lacks_are_refused_in_a_line(trained):
     hub = LazyFormerModel.from_pretrained(trained)
-    texts = ["Anna sees Ben.", "The house."]
-    assert torch.equal(hub.extract_features(texts), hub.extract_features(*texts))
     for wrong in ((), ([],)):
         with pytest.raises(UserError, match=r"no text: give one or more, as in extract_features\('One"):
             hub.extract_features(*wrong)
     for wrong in (("Anna", 3), (["Anna", None],), (b"Anna",)):
         with pytest.raises(UserError, match="(3|None|b'Anna') is no text: give strings"):
             hub.extract_features(*wrong)
+    for text in ("no mask at all", "<mask> and <mask>"):
+        with pytest.raises(UserError, match="<mask> in the text, must be once"):
+            hub.fill_mask(text)
     with pytest.raises(UserError, match="takes one text at a time"):
         hub.fill_mask(["The <mask>.", "A <mask>."])
+    with pytest.raises(UserError, match="no classification head 'cola'; the checkpoint has: none"):
+        hub.predict("cola", "Anna sees Ben.")
+    assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512, "it is cut"
 
 
-def test_a_checkpoint_may_be_given_instead_of_its_folder(trained):
-    by_name = LazyFormerModel.from_pretrained(trained, "checkpoint_last.pt")
+def test_a_checkpoint_may_be_given_instead_of_its_folder_and_missing_and_foreign_files_are_named(trained, tmp_path):
+    by_name = LazyFormerModel.from_pretrained(str(trained), "checkpoint_last.pt")
     by_file = LazyFormerModel.from_pretrained(str(trained / "checkpoint_last.pt"))
     assert torch.equal(by_file.extract_features("The house."), by_name.extract_features("The house."))
     with pytest.raises(UserError, match=r"^\S*absent.pt: no such file or folder"):
         LazyFormerModel.from_pretrained(trained / "absent.pt")
-
-
-def test_text_longer_than_the_model_is_cut(trained):
-    hub = LazyFormerModel.from_pretrained(trained)
-    assert hub.extract_features("Anna sees Ben. " * 400).size(1) == hub.model.max_positions() == 512
-    with pytest.raises(UserError, match="no classification head 'cola'; the checkpoint has: none"):
-        hub.predict("cola", "Anna sees Ben.")
-
-
-def test_missing_and_foreign_files_are_named(trained, tmp_path):
     with pytest.raises(UserError, match="holds no checkpoint_best.pt or checkpoint_last.pt or model.pt"):
         LazyFormerModel.from_pretrained(tmp_path)
     with pytest.raises(UserError, match="holds no other.pt"):
@@ -112,6 +108,19 @@ def test_missing_and_foreign_files_are_named(trained, tmp_path):
 
 
 POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
+
+
+OLD = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
+
+
+def changed(folder: Path, change: Callable[[dict], object]) -> Path:
+    """A folder with an old checkpoint in which something is another."""
+    folder.mkdir(exist_ok=True)
+    shutil.copytree(OLD / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+    state = torch.load(OLD / "checkpoint_last.pt")
+    change(state)
+    torch.save(state, folder / "checkpoint_last.pt")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -129,28 +138,53 @@ POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
     ],
 )
 def test_what_cannot_be_right_is_refused(tmp_path, spoil, words):
-    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
-    shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
-    state = torch.load(folder / "checkpoint_last.pt")
-    spoil(state)
-    torch.save(state, tmp_path / "checkpoint_last.pt")
     with pytest.raises(UserError, match=words):
-        LazyFormerModel.from_pretrained(tmp_path)
+        LazyFormerModel.from_pretrained(changed(tmp_path, spoil))
 
 
 def test_a_checkpoint_has_heads_of_every_kind(tmp_path):
-    folder = ROOT / "tests/fixtures/checkpoints_of_2026_11/encoder"
-    shutil.copytree(folder / "tokenizer", tmp_path / "tokenizer")
-    model = LazyFormerModel.from_pretrained(folder).model
-    model.register_classification_head("one", 3, "linear")
-    model.register_classification_head("two", 3, "dense")
-    model.register_classification_head("three", 2, "span")
-    state = torch.load(folder / "checkpoint_last.pt")
-    torch.save({**state, "model": model.state_dict()}, tmp_path / "checkpoint_last.pt")
-    loaded = LazyFormerModel.from_pretrained(tmp_path).model
+    model = LazyFormerModel.from_pretrained(OLD).model
+    for name, outputs in (("linear", 3), ("dense", 3), ("span", 2)):
+        model.register_classification_head(name, outputs, name)
+    folder = changed(tmp_path, lambda state: state.update(model=model.state_dict()))
+    loaded = LazyFormerModel.from_pretrained(folder).model
     kinds = {name: type(head) for name, head in loaded.classification_heads.items()}
-    assert (kinds["one"], kinds["two"], kinds["three"]) == (LinearHead, ClassificationHead, SpanHead)
+    assert (kinds["linear"], kinds["dense"], kinds["span"]) == (LinearHead, ClassificationHead, SpanHead)
     assert_equal_state(loaded.state_dict(), model.state_dict())
+
+
+def backend_in(folder: Path) -> str:
+    return LazyFormerModel.from_pretrained(folder).model.encoder.sentence_encoder.attention_backend
+
+
+def test_attention_backend_has_been_called_lazy_backend(tmp_path):
+    """In checkpoints, exports and settings of version 0.1.0 it still is; as an option too."""
+
+    def as_it_was(state: dict) -> None:
+        state["cfg"]["model"].pop("attention_backend", None)
+        state["cfg"]["model"]["lazy_backend"] = "recompute"
+
+    assert backend_in(changed(tmp_path / "old", as_it_was)) == "recompute"
+    exported = tmp_path / "exported"
+    export(OLD, exported)
+    config = json.loads((exported / "config.json").read_text())
+    assert config["model"].pop("attention_backend") == "auto" and "lazy_backend" not in config["model"]
+    config["model"]["lazy_backend"] = "eager"
+    (exported / "config.json").write_text(json.dumps(config))
+    assert backend_in(exported) == "eager"
+    for given, expected in (
+        ({}, ""),
+        ({"attention_backend": "auto", "lazy_backend": None}, "auto"),
+        ({"attention_backend": "auto", "lazy_backend": "eager"}, "eager"),
+        ({"attention_backend": "fused", "lazy_backend": "eager"}, "fused"),
+        ({"lazy_backend": "recompute"}, "recompute"),
+    ):
+        assert backend_of(SimpleNamespace(**given)) == expected
+    for name in ("--attention-backend", "--lazy-backend"):
+        parser = options.get_training_parser("full_sentences_masked_lm")
+        words = f"data --task full_sentences_masked_lm --arch lazyformer_m2x6_s_tiny {name} recompute"
+        given = options.parse_args_and_arch(parser, words.split())
+        assert backend_of(convert_namespace_to_omegaconf(given).model) == "recompute"
 
 
 @pytest.mark.parametrize(

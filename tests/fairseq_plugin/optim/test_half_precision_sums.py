@@ -1,13 +1,11 @@
 """The sum of an update's gradients in half precision, beside the same gradients added in double precision."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import train_in_two_processes, train_words
 
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import EXACT_ENOUGH, FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import FusedAdam
@@ -40,32 +38,24 @@ def optimizer(request, monkeypatch) -> FP16Optimizer:
     return FP16Optimizer(cfg, weights, FusedAdam(cfg.optimizer, masters.values() if joined else masters), masters)
 
 
-def sum_in_an_update(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]]) -> tuple[torch.Tensor, float]:
-    """All gradients' sums as one vector, as the optimizer steps with them, and their norm."""
+def step(optimizer: FP16Optimizer, gradients: list[list[torch.Tensor]], skips=()) -> tuple[torch.Tensor, float]:
+    """All gradients' sums as one vector, in double precision, as the optimizer steps with them, and their norm.
 
-    with summing(optimizer, len(gradients)):
+    `skips` tells for each batch how many of the first weights it does not use.
+    """
+    count = len(gradients)
+    trainer = SimpleNamespace(optimizer=optimizer, guard=object(), data_parallel_world_size=1)
+    with SafeTrainer._exact_sums(trainer, count):
         optimizer.zero_grad()
-        for sample in gradients:
-            loss = sum(
-                (weight * gradient).sum() for weight, gradient in zip(optimizer.fp16_params, sample, strict=True)
-            )
-            optimizer.backward(loss.float())
-        optimizer.multiply_grads(1 / len(gradients))
+        for number, sample in enumerate(gradients):
+            pairs = list(zip(optimizer.fp16_params, sample, strict=True))[skips[number] if skips else 0 :]
+            optimizer.backward(sum((weight * gradient).sum() for weight, gradient in pairs).float())
+        optimizer.multiply_grads(1 / count)
         norm = optimizer.clip_grad_norm(0.0)
         optimizer._unscale_grads()
-        return len(gradients) * masters_gradient(optimizer), len(gradients) * float(norm)
-
-
-def summing(optimizer: FP16Optimizer, batches: int):
-    """As the trainer has it sum in an update of so many batches."""
-    trainer = SimpleNamespace(optimizer=optimizer, guard=object(), data_parallel_world_size=1)
-    return SafeTrainer._exact_sums(trainer, batches)
-
-
-def masters_gradient(optimizer: FP16Optimizer) -> torch.Tensor:
     masters = optimizer.fp32_params
     masters = masters.values() if isinstance(masters, dict) else masters
-    return torch.cat([master.grad.flatten() for master in masters])
+    return count * torch.cat([master.grad.flatten() for master in masters]).double(), count * float(norm)
 
 
 def draw(optimizer: FP16Optimizer, batches: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
@@ -82,53 +72,41 @@ def exact(gradients: list[list[torch.Tensor]]) -> torch.Tensor:
 def test_512_batches_add_up(optimizer):
     gradients = draw(optimizer, 512)
     for _ in range(2):  # the second update begins at zero
-        found, norm = sum_in_an_update(optimizer, gradients)
-        torch.testing.assert_close(found.double(), exact(gradients), rtol=1e-5, atol=0)
+        found, norm = step(optimizer, gradients)
+        torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
         assert norm == pytest.approx(float(exact(gradients).norm()), rel=1e-5)
     assert optimizer.groups_of_sums is None
 
 
 def test_few_batches_add_up_as_fairseq_adds_them(optimizer):
     gradients = draw(optimizer, EXACT_ENOUGH)
-    found, _ = sum_in_an_update(optimizer, gradients)
     scale = 1 if optimizer.scaler is None else optimizer.scaler.loss_scale
     total = [scale * gradient for gradient in gradients[0]]
     for sample in gradients[1:]:
         total = [sums + scale * gradient for sums, gradient in zip(total, sample, strict=True)]
-    torch.testing.assert_close(found, torch.cat([sums.flatten() for sums in total]).float() / scale)
+    expected = torch.cat([sums.flatten() for sums in total]).double() / scale
+    torch.testing.assert_close(step(optimizer, gradients)[0], expected)
 
 
 def test_a_weight_that_few_batches_use_has_their_sum(optimizer):
     gradients = draw(optimizer, 20)
-
-    with summing(optimizer, len(gradients)):
-        optimizer.zero_grad()
-        for number, sample in enumerate(gradients):
-            used = slice(2 if number in (3, 7) else 1, None)
-            pairs = list(zip(optimizer.fp16_params, sample, strict=True))
-            optimizer.backward(sum((weight * gradient).sum() for weight, gradient in pairs[used]).float())
-        optimizer.clip_grad_norm(0.0)
-        optimizer._unscale_grads()
-        found = masters_gradient(optimizer).double()
-    first, second, third = (
-        sum(sample[place].double().flatten() for number, sample in enumerate(gradients) if number not in left_out)
-        for place, left_out in ((0, range(20)), (1, (3, 7)), (2, ()))
-    )
-    assert not found[:6].any() and first == 0
-    torch.testing.assert_close(found[6:], torch.cat([second, third]), rtol=1e-5, atol=0)
+    skips = [2 if number in (3, 7) else 1 for number in range(20)]  # the first weight in all, the second in two
+    found, _ = step(optimizer, gradients, skips)
+    for sample, skipped in zip(gradients, skips, strict=True):
+        for gradient in sample[:skipped]:
+            gradient.zero_()
+    torch.testing.assert_close(found, exact(gradients), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("optimizer", ["fp16", "fp16 in one vector"], indirect=True)
 def test_a_sum_may_be_larger_than_fp16_but_no_batch_s_gradient(optimizer):
     gradients = draw(optimizer, 32, scale=6000.0)  # times the loss scale, 4: each below 65,504, their sum above
-    found, _ = sum_in_an_update(optimizer, gradients)
-    torch.testing.assert_close(found.double(), exact(gradients), rtol=1e-5, atol=0)
+    torch.testing.assert_close(step(optimizer, gradients)[0], exact(gradients), rtol=1e-5, atol=0)
     assert optimizer.scaler.loss_scale == 4
     gradients[5][1][0] = torch.inf
     with pytest.raises(OverflowError):
-        sum_in_an_update(optimizer, gradients)
-    assert optimizer.scaler.loss_scale == 2
-    assert optimizer.groups_of_sums is None
+        step(optimizer, gradients)
+    assert optimizer.scaler.loss_scale == 2 and optimizer.groups_of_sums is None
 
 
 SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 1 --dropout 0"
@@ -150,14 +128,8 @@ def test_a_run_of_large_updates_goes_on_bit_for_bit(fairseq_train, data_folder, 
 def test_two_processes_add_up_as_one_does(fairseq_train, data_folder, tmp_path, free_port):
     options = f"{SMALL} --bf16 --max-update 1"
     alone = fairseq_train(data_folder, f"{options} --update-freq 18", tmp_path / "one")
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port)),
-        *("-m", "fairseq_cli.train", str(data_folder), "--user-dir", str(ROOT / "lazyformer_fairseq")),
-        *f"--task full_sentences_masked_lm --tokens-per-sample 32 {options} --update-freq 9 --lr 1e-3 --cpu".split(),
-        *"--optimizer fused_adam --lr-scheduler linear_warmup --distributed-world-size 2 --num-workers 0".split(),
-        *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--save-dir", str(tmp_path / "two")),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True)
+    words = train_words(data_folder, f"{options} --update-freq 9", tmp_path / "two")
+    run = train_in_two_processes(words, free_port)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     states = alone["last_optimizer_state"], torch.load(tmp_path / "two" / "checkpoint_last.pt")["last_optimizer_state"]
     one, two = (torch.cat([each["exp_avg"].flatten() for each in state["state"].values()]) for state in states)

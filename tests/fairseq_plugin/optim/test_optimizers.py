@@ -1,4 +1,7 @@
-"""Both optimizers as fairseq sees them: a run goes on as if nothing had been, after apex too, in half precision."""
+"""Both optimizers as fairseq sees them: a run goes on as if nothing had been, after apex too, in half precision.
+
+test_lamb.py has the numbers of LAMB.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -7,25 +10,23 @@ from unittest import mock
 import apex_stand_in
 import pytest
 import torch
+from fairseq import utils
+from helpers import mostly_slow, updates_of
 
 from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.optim.half_precision import FP16Optimizer
 from lazyformer_fairseq.fairseq_plugin.optim.optimizers import AdamLikeOptimizer, FusedAdam, NvLamb
 
 ADAM, LAMB = FusedAdam.NAME, NvLamb.NAME
+OF_LAMB = dict(lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0)
 OWN = {
     ADAM: (FusedAdam, dict(adam_betas="(0.9, 0.98)", adam_eps=1e-3)),
-    LAMB: (
-        NvLamb,
-        dict(
-            lamb_betas="(0.9, 0.98)", lamb_eps=1e-3, max_weight_norm=0.0, no_ratio_without_decay=False,
-            no_bias_correction=False,
-        ),
-    ),
-}  # fmt: skip
+    LAMB: (NvLamb, dict(**OF_LAMB, no_ratio_without_decay=False, no_bias_correction=False)),
+}
 BOTH = pytest.mark.parametrize("name", [ADAM, LAMB])
 FIRST = pytest.mark.parametrize("first", ["apex", "torch"])
 EXEMPT = {"no_decay_bias_and_norm": True}
+SMALL = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --batch-size 4"
 
 
 def config(name: str, **changes) -> SimpleNamespace:
@@ -38,20 +39,18 @@ def build(name: str, library: str, parameters: list[torch.nn.Parameter], **chang
     optimizer = OWN[name][0](config(name, **changes), parameters)
     if library == "apex":
         shared = {key: optimizer.optimizer_config[key] for key in ("lr", "betas", "eps", "weight_decay")}
-        groups = optimizer.groups_of(parameters)
+        shared |= {"params": optimizer.groups_of(parameters), "adam_w_mode": True}
         if name == ADAM:
-            optimizer._optimizer = apex_stand_in.FusedAdam(groups, adam_w_mode=True, **shared)
+            optimizer._optimizer = apex_stand_in.FusedAdam(**shared)
         else:
             ratio = optimizer.optimizer_config["ratio_without_decay"]
-            optimizer._optimizer = apex_stand_in.FusedLAMB(
-                groups, adam_w_mode=True, max_grad_norm=torch.inf, use_nvlamb=ratio, **shared
-            )
+            optimizer._optimizer = apex_stand_in.FusedLAMB(**shared, max_grad_norm=torch.inf, use_nvlamb=ratio)
     return optimizer
 
 
-def make_parameters() -> list[torch.nn.Parameter]:
+def make_parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     torch.manual_seed(1)
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (3,), (2, 2))]
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((3, 2), (3,), (2, 2))]
 
 
 def set_gradients(parameters: list[torch.nn.Parameter], update: int, scale: float = 1.0) -> None:
@@ -95,9 +94,14 @@ def test_a_resumed_run_ends_where_one_without_a_break_does(name, options, first)
 
 @FIRST
 def test_the_layout_is_torchs(first):
-    """All keys, and what they hold: whatever torch reads of a state it finds."""
+    """All keys, and what they hold, before the first update too: whatever torch reads of a state it finds."""
     parameters = make_parameters()
     before, after, own = (build(ADAM, library, parameters) for library in (first, "torch", "torch"))
+    after.load_state_dict(before.state_dict())
+    given = [parameter.detach().clone() for parameter in parameters]
+    train(after, parameters, range(1))
+    assert not any(torch.equal(*pair) for pair in zip(given, parameters, strict=True))
+
     train(before, parameters, range(3))
     after.load_state_dict(before.state_dict())
     train(own, parameters, range(3))
@@ -109,16 +113,6 @@ def test_the_layout_is_torchs(first):
             name: (type(value), value.dtype, value.shape) for name, value in found["state"][number].items()
         }
         assert moments.get("step") == found["state"][number].get("step")
-
-
-@FIRST
-def test_a_state_from_before_the_first_update_loads(first):
-    parameters = make_parameters()
-    after = build(ADAM, "torch", parameters)
-    after.load_state_dict(build(ADAM, first, parameters).state_dict())
-    given = [parameter.detach().clone() for parameter in parameters]
-    train(after, parameters, range(1))
-    assert not any(torch.equal(*pair) for pair in zip(given, parameters, strict=True))
 
 
 @BOTH
@@ -140,25 +134,36 @@ def test_a_state_of_other_groups_or_weights_or_of_the_other_optimizer_is_refused
 
 
 @BOTH
-def test_overrides_are_set_where_there_is_decay(name):
+def test_options_are_set_overridden_and_refused(name):
     parameters = make_parameters()
     optimizer, again = (build(name, "torch", parameters, **EXEMPT) for _ in range(2))
     train(optimizer, parameters, range(1))
     again.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.25})
     assert [group["weight_decay"] for group in again.param_groups] == [0.25, 0.0]
-
-
-@BOTH
-@pytest.mark.parametrize("betas", ["(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"])
-def test_impossible_betas_are_user_errors(name, betas):
     option = f"{'adam' if name == ADAM else 'lamb'}_betas"
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
-        OWN[name][0](config(name, **{option: betas}), make_parameters())
+    for betas in ("(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]):
+        assert build(name, "torch", parameters, **{option: betas}).param_groups[0]["betas"] == (0.9, 0.98)
+    for betas in ("(0.9)", "(0.9, 1.0)", "0.9, x", "__import__('os')", (0.9,), "(-0.1, 0.9)"):
+        with pytest.raises(UserError, match=f"--{option.replace('_', '-')} .*(give two numbers|both must lie in)"):
+            build(name, "torch", parameters, **{option: betas})
+    with pytest.raises(UserError, match="--fp16-no-flatten-grads"):  # weights in one vector
+        build(name, "torch", [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
 
 
-@pytest.mark.parametrize("betas", ["(0.9, 0.98)", "0.9, 0.98", [0.9, 0.98]])
-def test_betas_may_be_a_pair_or_text(betas):
-    assert build(ADAM, "torch", make_parameters(), adam_betas=betas).param_groups[0]["betas"] == (0.9, 0.98)
+def test_options_of_lamb_reach_the_optimizer_or_are_refused():
+    group = build(LAMB, "torch", make_parameters(), max_weight_norm=10.0, no_bias_correction=True).param_groups[0]
+    del group["params"]
+    assert group == {
+        "lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-3, "weight_decay": 0.5, "bias_correction": False,
+        "max_weight_norm": 10.0, "ratio_without_decay": True,
+    }  # fmt: skip
+    for changes, words in (
+        ({"lamb_eps": -1e-6}, "--lamb-eps -1e-06: must be 0 or more"),
+        ({"weight_decay": float("nan")}, "--weight-decay nan: must be 0 or more"),
+        ({"max_weight_norm": -1}, "--max-weight-norm -1: must be 0 or more"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build(LAMB, "torch", make_parameters(), **changes)
 
 
 def in_half_precision(name: str, library: str, weights, flat: bool = False) -> FP16Optimizer:
@@ -169,16 +174,17 @@ def in_half_precision(name: str, library: str, weights, flat: bool = False) -> F
         optimizer=config(name), common=SimpleNamespace(**scaling, **common),
         optimization=SimpleNamespace(update_freq=[1]),
     )  # fmt: skip
+
+    def build_apart(cfg, params) -> AdamLikeOptimizer:
+        apart = [weight for each in params for weight in (each.values() if isinstance(each, dict) else [each])]
+        return build(name, library, apart)
+
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
         mock.patch.object(torch.cuda, "current_device", lambda: None),  # the key of the vector, p.device.index
-        mock.patch("fairseq.optim.build_optimizer", lambda cfg, params: build(name, library, _apart(params))),
+        mock.patch("fairseq.optim.build_optimizer", build_apart),
     ):
         return FP16Optimizer.build_optimizer(cfg, weights)
-
-
-def _apart(params) -> list[torch.nn.Parameter]:
-    return [weight for each in params for weight in (each.values() if isinstance(each, dict) else [each])]
 
 
 def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
@@ -193,7 +199,7 @@ def train_in_half(optimizer: FP16Optimizer, weights, updates) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 @FIRST
 def test_mixed_precision_resumes_with_its_loss_scale(first, flat):
-    expected, weights = ([torch.nn.Parameter(p.data.half()) for p in make_parameters()] for _ in range(2))
+    expected, weights = make_parameters(torch.half), make_parameters(torch.half)
     train_in_half(in_half_precision(ADAM, "torch", expected, flat), expected, range(10))
     before, after = (in_half_precision(ADAM, library, weights, flat) for library in (first, "torch"))
     train_in_half(before, weights, range(5))
@@ -205,7 +211,7 @@ def test_mixed_precision_resumes_with_its_loss_scale(first, flat):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_lamb_has_a_ratio_for_each_tensor_in_half_precision_and_resumes_to_the_bit(dtype):
-    expected, weights, single = ([torch.nn.Parameter(p.data.to(dtype)) for p in make_parameters()] for _ in range(3))
+    expected, weights = make_parameters(dtype), make_parameters(dtype)
     without_break = in_half_precision(LAMB, "torch", expected, flat=True)  # which it refuses
     train_in_half(without_break, expected, range(10))
     before, after = (in_half_precision(LAMB, "torch", weights, flat=True) for _ in range(2))
@@ -214,7 +220,7 @@ def test_lamb_has_a_ratio_for_each_tensor_in_half_precision_and_resumes_to_the_b
     train_in_half(after, weights, range(5, 10))
     assert all(torch.equal(*pair) for pair in zip(after.fp32_params, without_break.fp32_params, strict=True))
 
-    masters = [torch.nn.Parameter(weight.data.float()) for weight in single]
+    masters = [torch.nn.Parameter(weight.data.float()) for weight in make_parameters(dtype)]
     plain = build(LAMB, "torch", masters)
     for update in range(10):
         set_gradients(masters, update)
@@ -247,35 +253,65 @@ def step_by_ones(optimizer, parameters: list[torch.nn.Parameter]) -> None:
     optimizer.step()
 
 
-def test_steps_are_adams_with_decoupled_decay():
+@pytest.mark.parametrize("options", [{}, EXEMPT])
+def test_steps_are_adams_with_decoupled_decay_of_all_but_the_exempt(options):
     parameters = make_parameters()
-    optimizer = build(ADAM, "torch", parameters, adam_eps=1e-6)
+    optimizer = build(ADAM, "torch", parameters, adam_eps=1e-6, **options)
     for _ in range(3):
         before = [parameter.detach().clone() for parameter in parameters]
         step_by_ones(optimizer, parameters)
         for old, new in zip(before, parameters, strict=True):
+            decay = 0.5 if old.dim() > 1 or not options else 0
             # With a constant gradient of 1 both bias-corrected means are 1.
-            torch.testing.assert_close(new, old * (1 - 0.1 * 0.5) - 0.1 / (1 + 1e-6))
+            torch.testing.assert_close(new, old * (1 - 0.1 * decay) - 0.1 / (1 + 1e-6))
 
 
-def test_biases_and_layer_norms_are_exempt_from_decay_by_option():
-    parameters = make_parameters()
-    optimizer = build(ADAM, "torch", parameters, adam_eps=1e-6, **EXEMPT)
-    before = [parameter.detach().clone() for parameter in parameters]
-    step_by_ones(optimizer, parameters)
-    for old, new in zip(before, parameters, strict=True):
-        decay = 0.5 if old.dim() > 1 else 0
-        torch.testing.assert_close(new, old * (1 - 0.1 * decay) - 0.1 / (1 + 1e-6))
+def test_weights_without_decay_have_lambs_ratio_or_take_the_rate_as_it_is():
+    bias = make_parameters()[1].detach()
+    for without, ratio in ((False, bias.norm() / 3**0.5), (True, 1.0)):
+        parameters = make_parameters()
+        step_by_ones(build(LAMB, "torch", parameters, no_ratio_without_decay=without, lamb_eps=0, **EXEMPT), parameters)
+        torch.testing.assert_close(parameters[1].detach(), bias - 0.1 * ratio)
 
 
-def test_the_exemption_is_refused_where_weights_are_one_vector():
-    with pytest.raises(UserError, match="--fp16-no-flatten-grads"):
-        build(ADAM, "torch", [torch.nn.Parameter(torch.zeros(10))], **EXEMPT)
+def test_gradients_are_clipped_once_by_the_norm_of_all():
+    """As FusedLAMB does it itself in NVIDIA's BERT: fairseq's clipping before it gives the same numbers."""
+    expected, parameters = make_parameters(), make_parameters()
+    theirs = apex_stand_in.FusedLAMB(expected, lr=0.1, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.5, max_grad_norm=1)
+    ours = build(LAMB, "torch", parameters)
+    for update in range(4):
+        for each in (parameters, expected):
+            set_gradients(each, update, 10 ** (1 - update))
+        assert (utils.clip_grad_norm_(expected, 0) > 1) == (update < 2)
+        ours.clip_grad_norm(1.0)
+        ours.step()
+        theirs.step()
+    assert_close(parameters, expected, rtol=1e-5, atol=1e-6)
 
 
 @BOTH
 def test_half_precision_weights_are_refused_in_words(name, fairseq_train, data_folder, tmp_path):
-    options = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion masked_lm_accuracy --max-update 1"
     with pytest.raises(UserError, match=f"--memory-efficient-fp16.*--optimizer {name} .*give --optimizer adam"):
-        options = f"{options} --optimizer {name} --fp16 --memory-efficient-fp16 --batch-size 4"
+        options = f"{SMALL} --max-update 1 --optimizer {name} --fp16 --memory-efficient-fp16"
         fairseq_train(data_folder, options, tmp_path)
+
+
+@pytest.mark.parametrize("precision", mostly_slow(["--bf16", "", "--fp16"], "--bf16"))
+def test_a_run_by_lamb_is_resumed_to_the_bit(precision, fairseq_train, data_folder, tmp_path):
+    options = f"{SMALL} --optimizer nvlamb --lr 0.01 --clip-norm 1.0 --disable-validation {precision}"
+    options += " --lr-scheduler polynomial_warmup --warmup-ratio 0.3 --max-update 4"
+    expected = fairseq_train(data_folder, f"{options} --save-interval-updates 2", tmp_path / "whole")
+    half = tmp_path / "whole" / "checkpoint_1_2.pt"
+    found = fairseq_train(data_folder, f"{options} --restore-file {half}", tmp_path / "resumed")
+    assert updates_of(found) == 4
+    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+    groups = found["last_optimizer_state"]["param_groups"]
+    assert [(group["step"], group["lr"]) for group in groups] == [(4, 0.0)]
+
+
+@pytest.mark.slow
+def test_a_small_masked_lm_learns_by_lamb(fairseq_train, data_folder, tmp_path):
+    """From the uniform distribution over 160 pieces, 7.3 bits."""
+    options = f"{SMALL} --dropout 0 --optimizer nvlamb --lr 0.02 --clip-norm 1.0 --validate-interval-updates 150"
+    options += " --lr-scheduler polynomial_warmup --warmup-ratio 0.2843 --max-update 150"
+    assert fairseq_train(data_folder, options, tmp_path)["extra_state"]["val_loss"] < 6

@@ -1,5 +1,6 @@
 """Names of commands and options that changed: what is written today, or what to do now that they are gone."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import click
@@ -16,6 +17,11 @@ MATCHED = Gone("went, for it gained nothing (docs/warm_start.md); leave it out: 
 ONE_MACHINE = Gone("went; leave it out: all workers are on one machine, of whose cores --workers says how many work")
 FROM_SCRATCH = Gone("went; the table of a search ends with the `lazyformer compare` that trains its patterns")
 EVALUATION = Gone("went; `lazyformer lm evaluate` measures a trained model with lengths of its own")
+CONSTANT = Gone("went: no page had a reason for another value than its default; leave it out")
+CONSTANTS_OF_SEARCH = (
+    "architecture-decay architecture-share check-patterns clip-norm final-temperature latency-memory log-interval "
+    "save-interval temperature unchanged-share weights-decay"
+)
 
 SIZES = Gone("went: fairseq-train --task squad has --doc-stride and --max-question-tokens; leave it out")
 
@@ -64,12 +70,20 @@ OLD_NAMES: dict[str, str] = {
     "search compress --heads": MATCHED,
     "search --from": "compress {}",
     "search --latency-budget": "--budgets {}",
-    **{f"search --train-{what}": FROM_SCRATCH for what in ("updates", "patterns")},
+    **{f"search --train-{what}": FROM_SCRATCH for what in ("updates", "patterns", "lr", "seeds")},
+    **{f"search --{what}": CONSTANT for what in CONSTANTS_OF_SEARCH.split()},
     "search --time-only": Gone("went; docs/search.md has what updates cost"),
     "search orders": Gone("went; `lazyformer compare --random-orders N` trains random orders"),
     "compare --shares": "--time-fractions {}",
     "compare --rates": "--lr {}",
     "compare --threads": Gone("went; set OMP_NUM_THREADS"),
+    "compare --workers": Gone("went; leave it out: with --alone a GPU trains one model at a time, or a processor does"),
+    "compare run --target": Gone("went; `lazyformer compare report OUT --target LOSS` times another target"),
+    **{f"compare --{what}": CONSTANT for what in ("points", "evaluation-batch-size")},
+    **{
+        f"compare --{what}": Gone(f"is fairseq-train's: give it behind --, as in `-- --{what} {value}`")
+        for what, value in (("max-positions", 512), ("warmup-ratio", 0.1))
+    },
     **{
         f"compare --{what}": EVALUATION
         for what in ("same-length", "clamp-len", "evaluation-tgt-len", "evaluation-mem-len")
@@ -108,6 +122,10 @@ OLD_NAMES: dict[str, str] = {
     "plan --measure": Gone("went; `lazyformer bench --what training` prints GFLOP/s: give a thousandth as --teraflops"),
     "plan --vocab-size": Gone("went; --data says it"),
     "bench --minutes": "--budget {}min",
+    "reproduce --commands": "--plan",
+    "reproduce --devices": Gone("went; --teraflops is of all devices together: 21.4 for each V100"),
+    "reproduce --glue": Gone("went; put GLUE's download, or a link to it, into RAW as `glue`"),
+    "reproduce --batch-size": Gone("went; leave it out: pre-training finds the batch that fits the GPU"),
     "bench loader": Gone("is scripts/bench_loader.py now"),
     "bench startup": Gone("is scripts/bench_start_up.py now"),
     "bench draw": Gone("went; `lazyformer bench` draws what it has measured"),
@@ -136,7 +154,8 @@ def with_new_names(args: Sequence[str], names: Mapping[str, str] = OLD_NAMES) ->
     args = list(args)
     while True:
         args = _with_new_options(args, names)
-        count = next((count for count in (3, 2, 1) if " ".join(args[:count]) in names), 0)
+        words = [*itertools.takewhile(lambda word: not word.startswith("-"), args)]
+        count = next((count for count in (2, 1) if " ".join(words[:count]) in names), 0)
         if not count:
             return args
         old = " ".join(args[:count])

@@ -1,7 +1,9 @@
 """Old names of commands and options: today's words, or a refusal that says what to do."""
 
+import click
 import pytest
 from click.testing import CliRunner
+from helpers import ROOT
 
 from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.errors import UserError
@@ -66,6 +68,29 @@ def test_what_went_is_refused_in_words(key):
         CliRunner().invoke(main, [*key.split(), "some", "words"], catch_exceptions=False)
     said = str(refusal.value)
     assert said.startswith(key.split()[-1] if "--" in key else key) and len(said) > len(key) + 10
+
+
+def options_of(words: list[str]) -> set[str]:
+    """Of the command that a line of `words` calls."""
+    command: click.Command = main
+    while isinstance(command, click.Group):
+        is_named = bool(words) and words[0] in command.commands
+        command = command.commands[words[0] if is_named else command.default]
+        words = words[is_named:]
+    if command.context_settings.get("ignore_unknown_options"):
+        return {word for word in words if word.startswith("--")}  # fairseq-train's
+    return {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+
+
+@pytest.mark.parametrize("line", (ROOT / "tests" / "fixtures" / "commands_of_2026_11.txt").read_text().splitlines())
+def test_every_command_and_option_of_2026_11_is_known_renamed_or_refused(line):
+    command, _, options = line.partition(": ")
+    for old in options.split():
+        try:
+            now = with_new_names([*command.split(), old, "7"])
+        except UserError:
+            continue
+        assert {word for word in now if word.startswith("--")} <= options_of(now), (line, now)
 
 
 def test_a_notice_says_what_each_name_is_now():

@@ -155,7 +155,7 @@ def with_new_names(args: Sequence[str], names: Mapping[str, str] = OLD_NAMES) ->
     while True:
         args = _with_new_options(args, names)
         words = [*itertools.takewhile(lambda word: not word.startswith("-"), args)]
-        count = next((count for count in (2, 1) if " ".join(words[:count]) in names), 0)
+        count = next((count for count in (2, 1) if count <= len(words) and " ".join(words[:count]) in names), 0)
         if not count:
             return args
         old = " ".join(args[:count])

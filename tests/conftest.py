@@ -7,6 +7,7 @@ gc.disable()  # until all tests are collected: there is nothing to collect in wh
 import logging
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq_cli.train import cli_main
-from helpers import PRETRAINING, ROOT, build_toy_corpus, train_words
+from helpers import PRETRAINING, ROOT, build_toy_corpus, false_nvidia_smi, train_words
 from language_model_data import prepare_toy_wikitext
 from quick_hydra import make_hydra_quick
 from warm_processes import stand_ins
@@ -115,6 +116,15 @@ def warm_python() -> Iterator[Path]:
     """A folder of programs, python and lazyformer among them, that start in milliseconds."""
     with stand_ins() as folder:
         yield folder
+
+
+@pytest.fixture
+def without_gpus(tmp_path, monkeypatch) -> None:
+    """A folder of its own to be in, on a machine without GPUs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    false_nvidia_smi(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What tests share beside fixtures."""
 
 import functools
+import importlib.util
 import os
 import random
 import shlex
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from lazyformer_fairseq.patterns.architectures import ARCHITECTURES, CAUSAL_ARCH
 
 ROOT = Path(__file__).resolve().parent.parent
 PRETRAINING = "full_sentences_masked_lm --tokens-per-sample 32"
+ASK_NVIDIA_SMI = nvidia_smi._ask.__wrapped__  # without the answers that it keeps
 
 NVIDIA_SMI = """#!/usr/bin/env bash
 capabilities=({capabilities})
@@ -54,7 +57,21 @@ def false_nvidia_smi(
     program.write_text(NVIDIA_SMI.format(**known))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
-    monkeypatch.setattr(nvidia_smi, "_ask", nvidia_smi._ask.__wrapped__)  # answers are kept else
+    monkeypatch.setattr(nvidia_smi, "_ask", ASK_NVIDIA_SMI)
+
+
+def run_script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess:
+    """A shell script of scripts/; `options` are those of subprocess.run."""
+    command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def load_script(name: str) -> ModuleType:
+    """A Python file of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:

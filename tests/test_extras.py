@@ -1,6 +1,7 @@
 """A command names the extra that it lacks, in one line and before it starts."""
 
 from importlib import metadata
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -20,38 +21,22 @@ REQUIRED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def metadata_of_a_package(monkeypatch):
-    monkeypatch.setattr(metadata, "requires", lambda package: REQUIRED)
-
-
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
         ("corpus . out", "lazyformer corpus needs not-there, not_there.too, not installed here"),
         ("demo", "lazyformer demo needs not-there, not_there.too"),
         ("export . out --to huggingface", r"needs not-there-either.*lazyformer_fairseq\[huggingface\]"),
+        ("an executor", "--slurm needs nor-this"),
     ],
 )
-def test_a_command_says_what_it_lacks(command, missing):
+def test_a_command_says_what_it_lacks_and_help_needs_nothing(command, missing, tmp_path, monkeypatch):
+    monkeypatch.setattr(metadata, "requires", lambda package: REQUIRED)
     with pytest.raises(UserError, match=missing):
+        if command == "an executor":
+            Cluster("slurm", tmp_path, {}, None)
         CliRunner().invoke(main, command.split(), catch_exceptions=False)
-
-
-def test_so_does_an_executor(tmp_path):
-    with pytest.raises(UserError, match="--slurm needs nor-this"):
-        Cluster("slurm", tmp_path, {}, None)
-
-
-def test_help_needs_nothing():
     assert CliRunner().invoke(main, ["corpus", "build", "--help"]).exit_code == 0
-
-
-def test_what_is_there_or_unknown_is_not_missing(monkeypatch):
-    assert extras.missing_packages("bench") == []
-
-    def not_installed(package):
-        raise metadata.PackageNotFoundError
-
-    monkeypatch.setattr(metadata, "requires", not_installed)
-    assert extras.missing_packages("corpus") == []
+    assert extras.missing_packages("bench") == [], "what is unknown is not missing"
+    with mock.patch.object(metadata, "requires", side_effect=metadata.PackageNotFoundError):
+        assert extras.missing_packages("corpus") == []

@@ -1,49 +1,22 @@
 """The scripts of language modelling: what is downloaded, prepared, and the command that would train."""
 
 import hashlib
-import os
 import shlex
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
+from functools import partial
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, false_nvidia_smi, run_script
 from language_model_data import write_toy_wikitext
 from language_model_recipes import assert_recipe
-from test_corpus_scripts import Mirror
-from test_pretrain_script import eight_gpus, parsed, with_gpus
+from launches import dry_run, pretrain, settings_of
+from mirrors import mirror  # noqa: F401 (a fixture)
 
 from lazyformer_fairseq.language_modeling.prepare import read_manifest
 from lazyformer_fairseq.patterns.architectures import CAUSAL_ARCHITECTURES
 
 PREPARE = {"wikitext103": "wikitext-103-v1.zip", "enwik8": "enwik8.zip", "text8": "text8.zip"}
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """``script("prepare_text8.sh", ...)``: runs it in a folder of its own, with no GPU to be seen."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    path = [str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-    monkeypatch.setenv("PATH", os.pathsep.join(path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with_gpus(tmp_path, "exit 9")
-    monkeypatch.setattr("lazyformer_fairseq.devices.nvidia_smi._ask", lambda *_: [])  # none for this process's torch
-
-    def run(name: str, *arguments: object) -> subprocess.CompletedProcess:
-        command = ["bash", str(ROOT / "scripts" / name), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    return run
-
-
-@pytest.fixture
-def mirror():
-    mirror = Mirror()
-    yield mirror
-    mirror.server.shutdown()
-    mirror.server.server_close()
+pytestmark = pytest.mark.usefixtures("without_gpus")
 
 
 @pytest.fixture
@@ -57,51 +30,53 @@ def archive(tmp_path) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "file"), PREPARE.items())
-def test_what_would_be_done(script, name, file):
-    run = script(f"prepare_{name}.sh", "my data", "--dry-run")
+def test_what_would_be_done_and_help(name, file):
+    script = partial(run_script, f"prepare_{name}.sh")
+    run = script("my data", "--dry-run")
     assert run.returncode == 0 and "would download https://" in run.stderr and file in run.stderr
     corpus, official = ("wikitext", "wikitext-103") if name == "wikitext103" else (name, name)
     command = shlex.split(run.stdout)
     at = command.index("prepare")
     assert command[at + 1 :] == [corpus, f"my data.download/{official}", "my data", "--official", official]
-    run = script(f"prepare_{name}.sh", "out", "--from", ".", "--unofficial", "--dry-run")
+    run = script("out", "--from", ".", "--unofficial", "--dry-run")
     assert shlex.split(run.stdout)[-4:] == ["prepare", corpus, ".", "out"] and not run.stderr
+    for arguments in ((), ("--help",), ("a", "b", "--help")):
+        run = script(*arguments)
+        assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/prepare_{name}.sh")
 
 
 @pytest.mark.slow
-def test_a_text_that_is_there_and_not_the_official_one_is_refused(script, tmp_path):
-    text = write_toy_wikitext(tmp_path / "my text")
-    run = script("prepare_wikitext103.sh", "data", "--from", text)
+def test_a_text_that_is_there_and_not_the_official_one_is_refused(tmp_path):
+    run = run_script("prepare_wikitext103.sh", "data", "--from", write_toy_wikitext(tmp_path / "my text"))
     assert run.returncode == 1 and "Traceback" not in run.stderr
     assert "error: " in run.stderr and "not wikitext-103: train" in run.stderr
     assert not (tmp_path / "data").exists()
 
 
-def test_a_download_goes_on_where_it_broke_off_and_is_checked(script, mirror, archive, tmp_path):
+def test_a_download_goes_on_where_it_broke_off_and_is_checked(mirror, archive, tmp_path):  # noqa: F811
     mirror.files["/wiki.zip"] = archive
     part = tmp_path / "data.download" / "wiki.zip.part"
     part.parent.mkdir()
     part.write_bytes(archive[:1000])
     # As it comes from another place than the official one, its MD5 is not the published one.
-    run = script("prepare_wikitext103.sh", "data", "--url", f"{mirror.url}/wiki.zip")
+    run = run_script("prepare_wikitext103.sh", "data", "--url", f"{mirror.url}/wiki.zip")
     assert run.returncode == 1 and "its MD5 is not 9ddaacaf6af0710eda8c456decff7832" in run.stderr
     assert (tmp_path / "data.download" / "wiki.zip").read_bytes() == archive and not part.exists()
     assert [(method, start) for method, _, start, _ in mirror.requests] == [("HEAD", ""), ("GET", "bytes=1000-")]
     assert not (tmp_path / "data").exists()
+    run = run_script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
+    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
 
 
 @pytest.mark.slow
-def test_what_was_downloaded_is_unpacked_and_prepared(script, archive, tmp_path):
-    copy = tmp_path / "prepare_toy.sh"
+def test_what_was_downloaded_is_unpacked_and_prepared(archive, tmp_path):
     text = (ROOT / "scripts" / "prepare_wikitext103.sh").read_text()
     text = text.replace("9ddaacaf6af0710eda8c456decff7832", hashlib.md5(archive).hexdigest())
+    copy = tmp_path / "prepare_toy.sh"
     copy.write_text(text.replace('"$(dirname "$0")/prepare_text.sh"', f'"{ROOT}/scripts/prepare_text.sh"'))
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "wikitext-103-v1.zip").write_bytes(archive)
-    run = subprocess.run(
-        ["bash", str(copy), "data", "--downloads", "kept", "--unofficial"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+    run = run_script(copy, "data", "--downloads", "kept", "--unofficial")
     assert run.returncode == 0, run.stderr
     assert "NOT an official text" in run.stdout and read_manifest(tmp_path / "data")["official"] is None
 
@@ -115,42 +90,23 @@ def test_what_was_downloaded_is_unpacked_and_prepared(script, archive, tmp_path)
         ("out --from nowhere", "--from nowhere: is no folder"),
     ],
 )
-def test_what_cannot_be_prepared_is_said(script, arguments, message):
-    run = script("prepare_enwik8.sh", *arguments.split())
+def test_what_cannot_be_prepared_is_said(arguments, message):
+    run = run_script("prepare_enwik8.sh", *arguments.split())
     assert run.returncode > 0 and run.stderr.startswith("error: ") and message in run.stderr
-
-
-def test_a_server_that_has_it_not_is_named(script, mirror):
-    run = script("prepare_text8.sh", "out", "--url", f"{mirror.url}/text8.zip")
-    assert run.returncode == 1 and "/text8.zip: cannot be read; give another by --url, or --from DIR" in run.stderr
-
-
-@pytest.mark.parametrize("name", [f"prepare_{name}.sh" for name in PREPARE])
-def test_help(script, name):
-    for arguments in ((), ("--help",), ("a", "b", "--help")):
-        run = script(name, *arguments)
-        assert (run.returncode, run.stderr) == (0, "") and run.stdout.startswith(f"usage: scripts/{name}")
-
-
-def dry_run(script, *arguments: object):
-    run = script("train_language_model.sh", *arguments, "--dry-run", "--no-fit")
-    assert run.returncode == 0, run.stderr
-    command = shlex.split(run.stdout)
-    return parsed(command[command.index("fairseq_cli.train") + 1 :])
 
 
 @pytest.mark.parametrize(
     ("arch", "gpus", "tgt_len", "streams", "update_freq"),
     [
         ("par_transformer_base", 8, 192, 32, 1),
-        pytest.param("transformer_xl_base", 2, 192, 32, 4, marks=pytest.mark.slow),
-        pytest.param("sandwich_transformer_large", 8, 384, 16, 1, marks=pytest.mark.slow),
-        pytest.param("par_transformer_24b", 4, 512, 12, 2, marks=pytest.mark.slow),
+        ("transformer_xl_base", 2, 192, 32, 4),
+        ("sandwich_transformer_large", 8, 384, 16, 1),
+        ("par_transformer_24b", 4, 512, 12, 2),
     ],
 )
-def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams, update_freq):
-    with_gpus(tmp_path, eight_gpus())
-    cfg = dry_run(script, arch, "some data", "--gpus", gpus)
+def test_it_is_the_papers_setting(tmp_path, monkeypatch, arch, gpus, tgt_len, streams, update_freq):
+    false_nvidia_smi(tmp_path, monkeypatch, *["9.0"] * 8)
+    cfg = settings_of(arch, "some data", "--gpus", gpus)
     row = CAUSAL_ARCHITECTURES[arch].options()
     assert {key: cfg.model[key] for key in row} == row
     assert (cfg.task._name, cfg.task.data, cfg.task.tgt_len) == ("stream_language_modeling", "some data", tgt_len)
@@ -166,27 +122,26 @@ def test_it_is_the_papers_setting(script, tmp_path, arch, gpus, tgt_len, streams
     ("arch", "recipe", "trained_by"),
     [
         ("par_transformer_large", "transformer-xl", "transformer_xl"),
-        pytest.param("par_transformer_large", "nvidia", "nvidia_large", marks=pytest.mark.slow),
-        pytest.param("longformer_small", None, "transformer_xl", marks=pytest.mark.slow),
-        pytest.param("longformer_small", "nvidia", "nvidia", marks=pytest.mark.slow),
+        ("par_transformer_large", "nvidia", "nvidia_large"),
+        ("longformer_small", None, "transformer_xl"),
+        ("longformer_small", "nvidia", "nvidia"),
     ],
 )
-def test_the_recipe_may_be_chosen(script, arch, recipe, trained_by):
-    assert_recipe(dry_run(script, arch, "data", *(["--recipe", recipe] if recipe else [])), trained_by)
+def test_the_recipe_may_be_chosen(arch, recipe, trained_by):
+    assert_recipe(settings_of(arch, "data", *(["--recipe", recipe] if recipe else [])), trained_by)
 
 
-def test_options_of_fairseq_train_win_and_wrong_ones_are_said(script):
-    own = ("--max-update", 7, "--sublayer-pattern", "(sff)x5", "--sequences-per-update", 8)
-    cfg = dry_run(script, "par_transformer_base", "data", *own)
+def test_options_of_fairseq_train_win_and_wrong_ones_are_said():
+    words = "par_transformer_base data --max-update 7 --sublayer-pattern (sff)x5 --sequences-per-update 8".split()
+    assert dry_run(*words) == dry_run(*words, by=partial(run_script, "train_language_model.sh"))
+    cfg = settings_of(*words)
     assert (cfg.optimization.max_update, cfg.model.sublayer_pattern, cfg.common.cpu) == (7, "(sff)x5", True)
     assert (cfg.dataset.batch_size, cfg.optimization.update_freq) == (4, [2])
     for arguments, message in {
         "par_transformer_base": "Missing argument 'DATA'",
-        "a data --sequences-per-gpu": "requires an argument",
         "a data --sequences-per-update some": "'some' is not a valid integer",
-        "par_transformer_base data --gpus 3 --dry-run": "256 sequences an update do not divide among 3 processes",
         "par_transformer_base.yaml data --recipe nvidia": "write recipe=nvidia behind it",
         "par_transformer_bas data": "no such arch or folder; did you mean par_transformer_base",
     }.items():
-        run = script("train_language_model.sh", *arguments.split())
-        assert run.returncode in (1, 2) and message in run.stderr and "Traceback" not in run.stderr
+        run = pretrain(*arguments.split())
+        assert run.returncode in (1, 2) and message in run.stderr

@@ -8,27 +8,16 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import setuptools
-from helpers import false_nvidia_smi
+from helpers import ROOT, false_nvidia_smi, load_script
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
-
-
-def load_choose_torch():
-    spec = importlib.util.spec_from_file_location("choose_torch", ROOT / "scripts" / "choose_torch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-choose_torch = load_choose_torch()
+choose_torch = load_script("choose_torch")
 
 
 @pytest.fixture
@@ -47,13 +36,10 @@ def run(*command, **environment):
 # --- setup.py
 
 
-def test_bounds_allow_what_is_installed(setup_py):
+def test_bounds_allow_what_is_installed_and_versions_that_stand_in_two_places_agree(setup_py):
     for line in setup_py["INSTALL_REQUIRES"] + setup_py["EXTRAS_REQUIRE"]["test"]:
         requirement = Requirement(line)
         assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), line
-
-
-def test_versions_that_stand_in_two_places_agree(setup_py):
     requirements = {Requirement(line).name: line for line in setup_py["INSTALL_REQUIRES"]}
     assert requirements["fairseq-fixed"] in (ROOT / "scripts" / "setup.sh").read_text()
     ruff = next(Requirement(line) for line in setup_py["EXTRAS_REQUIRE"]["test"] if line.startswith("ruff"))
@@ -63,6 +49,7 @@ def test_versions_that_stand_in_two_places_agree(setup_py):
     tried, anything = (Requirement(wish) for wish in choose_torch.WISHES)
     assert torch.specifier == anything.specifier
     assert torch.specifier.contains(str(tried.specifier).removeprefix("=="))
+    assert str(tried) == f"torch=={choose_torch.torch_builds.BUILDS[0].version}"
 
 
 def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
@@ -72,16 +59,7 @@ def test_a_wheel_carries_configs_that_its_launcher_finds(tmp_path):
     package = tmp_path / "lib" / "lazyformer_fairseq"
     carried = {path.relative_to(package / "configs") for path in package.glob("configs/*/*.yaml")}
     assert carried == {path.relative_to(ROOT / "configs") for path in ROOT.glob("configs/*/*.yaml")}
-    command = [
-        sys.executable,
-        "-m",
-        "lazyformer_fairseq.cli",
-        "pretrain",
-        "bert_base.yaml",
-        "data",
-        "--dry-run",
-        "--no-fit",
-    ]
+    command = [sys.executable, *"-m lazyformer_fairseq.cli pretrain bert_base.yaml data --dry-run --no-fit".split()]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "lib")}
     launched = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert f"--config-dir {package}/configs/pretraining --config-name bert_base" in launched.stdout, launched.stderr
@@ -99,42 +77,62 @@ def test_transformers_imports():
 
 # --- which torch
 
-CUDA = [
-    'nvidia-cudnn-cu13==9.20.0.48; platform_system != "Nowhere"',
-    'triton==3.7.1; platform_system != "Nowhere"',
-]
+CUDA = ['nvidia-cudnn-cu13==9.20.0.48; platform_system != "Nowhere"', 'triton==3.7.1; platform_system != "Nowhere"']
 OTHERS = ["filelock", "typing-extensions>=4.10.0", 'cuda-toolkit[cublas]==13.0.3; platform_system == "Nowhere"']
+# PyPI's builds, one without a tag or requirements, and one of an index of the user's.
+OFFERS = {
+    **{"cpu": ("2.13.0+cpu", OTHERS), "PyPI": ("2.13.0", OTHERS + CUDA), "own": ("2.13.0+cu126", OTHERS + CUDA)},
+    **{"plain": ("2.13.0", OTHERS), "bare": ("2.13.0", [])},
+}
+
+
+@pytest.fixture
+def choose(monkeypatch, tmp_path):
+    """``choose("7.0", offer="PyPI")``: the requirement and the reason on such a machine, of what pip would install."""
+
+    def choose(*capabilities: str, offer="PyPI", system="Linux", **more) -> list[str]:
+        false_nvidia_smi(tmp_path, monkeypatch, *capabilities, **more)
+        version, requires = OFFERS[offer]
+        report = {"install": [{"metadata": {"version": version, "requires_dist": requires}}]}
+        monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
+        monkeypatch.setattr(choose_torch, "pip_report", lambda wish: report)
+        monkeypatch.setattr(choose_torch.platform, "machine", lambda: "x86_64")
+        monkeypatch.setattr(choose_torch.platform, "system", lambda: system)
+        return choose_torch.choose().splitlines()
+
+    return choose
 
 
 @pytest.mark.parametrize(
-    ("offered", "requires", "gpu", "macos", "wanted"),
+    ("capabilities", "driver", "offer", "wanted", "reason"),
     [
-        ("2.13.0+cpu", OTHERS, False, False, "torch==2.13.0+cpu"),
-        ("2.13.0", OTHERS, False, False, "torch==2.13.0"),
-        ("2.13.0", OTHERS + CUDA, False, False, "torch==2.13.0"),
-        ("2.13.0", OTHERS + CUDA, True, False, "torch==2.13.0"),
-        ("2.13.0+cu126", OTHERS + CUDA, True, False, "torch==2.13.0+cu126"),
-        ("2.13.0+cpu", OTHERS, True, False, "torch===2.13.0"),
-        ("2.13.0", OTHERS, False, True, "torch==2.13.0"),
+        ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
+        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
+        ("7.0", "580.65.06", "own", "torch==2.13.0+cu126", "for the GPU, several GB"),
+        ("8.0", "580.65.06", "cpu", "torch===2.13.0", "with CUDA for the GPU, several GB"),
+        ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550; several GB"),
+        ("12.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU, several GB"),
+        ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "the newest on PyPI with kernels for compute capability 7"),
+        ("3.5", "470.82.01", "cpu", "torch==2.13.0+cpu", "no torch from 2.6 on runs with driver 470 on a GPU"),
+        ("", "", "PyPI", "torch==2.13.0", "several GB, as pip sees no CPU build"),
+        ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build as there is no GPU (about a minute)"),
+        ("", "", "plain", "torch==2.13.0", "a CPU build as there is no GPU (about a minute)"),
+        ("", "", "bare", "torch==2.13.0", "a CPU build as there is no GPU (about a minute)"),
     ],
 )
-def test_choice_of_torch(offered, requires, gpu, macos, wanted):
-    requirement, why = choose_torch.decide({"version": offered, "requires_dist": requires}, gpu, macos)
-    assert requirement == wanted
-    assert "\n" not in why
-    assert ("several GB" in why) == (not macos and (gpu or CUDA[0] in requires))
+def test_choice_for_the_gpus_of_this_machine(choose, capabilities, driver, offer, wanted, reason):
+    requirement, why = choose(*capabilities.split(), offer=offer, driver=driver)
+    assert requirement == wanted and reason in why
 
 
-def test_a_distribution_without_requirements_is_a_cpu_build():
-    assert choose_torch.is_cpu_build({"version": "2.13.0"})
-
-
-def test_range_is_asked_for_where_the_tried_version_is_not_offered(monkeypatch):
+def test_choice_where_nothing_is_told(choose, monkeypatch):
+    requirement, why = choose("7.0", driver="450.80.02", knows_capabilities=False)
+    assert requirement == "torch==2.13.0"
+    assert "no torch from 2.6 on runs with driver 450 on a GPU of a capability that it does not tell" in why
+    assert choose(system="Darwin") == ["torch==2.13.0", "torch 2.13.0, the only build for macOS (about a minute)"]
     offers = {"torch>=2.6,<3": {"install": [{"metadata": {"version": "2.9.0", "requires_dist": OTHERS}}]}}
-    monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
     monkeypatch.setattr(choose_torch, "pip_report", offers.get)
-    monkeypatch.setattr(choose_torch.nvidia_smi, "gpus_of_machine", lambda: 0)
-    assert choose_torch.choose().startswith("torch==2.9.0\n")
+    assert choose_torch.choose().startswith("torch==2.9.0\n"), "the range where the tried version is not offered"
     offers.clear()
     with pytest.raises(SystemExit, match="finds no torch"):
         choose_torch.choose()
@@ -150,116 +148,52 @@ def test_a_torch_is_kept_exactly_when_setup_py_allows_it(release, tail):
     assert choose_torch.fits(version) == allowed.contains(Version(version), prereleases=True)
 
 
-def test_older_torch_is_refused_not_replaced(monkeypatch):
-    monkeypatch.setattr(choose_torch, "installed_version", lambda package: "2.4.1")
-    assert choose_torch.installed() is None
-    with pytest.raises(SystemExit, match=r"2\.4\.1"):
-        choose_torch.choose()
-
-
-def test_constraints_hold_what_is_there(monkeypatch):
+def test_what_is_there_is_held_and_an_older_torch_refused_not_replaced(monkeypatch):
     monkeypatch.setattr(choose_torch, "installed_version", {"torch": "2.7.0a0+nv25"}.get)
     assert choose_torch.constrain() == "torch==2.7.0a0+nv25\ntorchaudio==2.11.0"
-    monkeypatch.setattr(choose_torch, "installed_version", {"torch": "2.6.0", "torchaudio": "2.6.0"}.get)
-    assert choose_torch.constrain().endswith("torchaudio==2.6.0")
-
-
-# PyPI's builds, and one of an index of the user's.
-OFFERS = {"cpu": ("2.13.0+cpu", OTHERS), "PyPI": ("2.13.0", OTHERS + CUDA), "own": ("2.13.0+cu126", OTHERS + CUDA)}
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "driver", "offer", "wanted", "reason"),
-    [
-        ("6.0", "580.65.06", "PyPI", "torch===2.7.1", "the newest on PyPI with kernels for compute capability 6.0"),
-        ("7.0 " * 8, "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
-        ("7.0", "580.65.06", "cpu", "torch===2.10.0", "with kernels for compute capability 7.0 that runs"),
-        ("7.0", "580.65.06", "own", "torch==2.13.0+cu126", "for the GPU"),
-        ("7.5", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
-        ("8.0", "580.65.06", "cpu", "torch===2.13.0", "with CUDA for the GPU"),
-        ("8.0", "550.54.14", "PyPI", "torch===2.10.0", "runs with driver 550"),
-        ("9.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
-        ("12.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
-        ("12.0 7.0", "580.65.06", "PyPI", "torch===2.10.0", "with kernels for compute capability 7.0 and 12.0"),
-        ("12.0 12.0 6.0", "580.65.06", "PyPI", "torch==2.13.0", "for the GPU"),
-        (
-            "3.5",
-            "470.82.01",
-            "cpu",
-            "torch==2.13.0+cpu",
-            "no torch from 2.6 on runs with driver 470 on a GPU",
-        ),
-        ("", "", "PyPI", "torch==2.13.0", "as pip sees no CPU build"),
-        ("", "", "cpu", "torch==2.13.0+cpu", "a CPU build as there is no GPU"),
-    ],
-)
-def test_choice_for_the_gpus_of_this_machine(tmp_path, monkeypatch, capabilities, driver, offer, wanted, reason):
-    false_nvidia_smi(tmp_path, monkeypatch, *capabilities.split(), driver=driver)
-    version, requires = OFFERS[offer]
-    report = {"install": [{"metadata": {"version": version, "requires_dist": requires}}]}
-    monkeypatch.setattr(choose_torch, "installed_version", lambda package: None)
-    monkeypatch.setattr(choose_torch, "pip_report", lambda wish: report)
-    monkeypatch.setattr(choose_torch.platform, "machine", lambda: "x86_64")
-    requirement, why = choose_torch.choose().splitlines()
-    assert requirement == wanted and reason in why
-
-
-def test_an_old_driver_that_does_not_tell_capabilities(tmp_path, monkeypatch):
-    false_nvidia_smi(tmp_path, monkeypatch, "7.0", driver="450.80.02", knows_capabilities=False)
-    requirement, why = choose_torch.decide_for_gpus({"version": "2.13.0", "requires_dist": OTHERS + CUDA})
-    assert requirement == "torch==2.13.0"
-    assert "no torch from 2.6 on runs with driver 450 on a GPU of a capability that it does not tell" in why
-
-
-def test_the_wish_heads_the_table_of_builds():
-    assert f"torch=={choose_torch.torch_builds.BUILDS[0].version}" == choose_torch.WISHES[0]
+    monkeypatch.setattr(choose_torch, "installed_version", {"torch": "2.4.1", "torchaudio": "2.4.1"}.get)
+    assert choose_torch.constrain().endswith("torchaudio==2.4.1") and choose_torch.installed() is None
+    with pytest.raises(SystemExit, match=r"2\.4\.1"):
+        choose_torch.choose()
 
 
 # --- the scripts
 
 
 def make_command(path, script):
+    path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
 
 
 def test_python_that_exists_but_fails_is_passed_over(tmp_path):
     for folder, script in (("shims", "exit 127"), ("real", f'exec "{sys.executable}" "$@"')):
-        (tmp_path / folder).mkdir()
         make_command(tmp_path / folder / "python3.11", script)
     path = f"{tmp_path / 'shims'}:{tmp_path / 'real'}:{os.environ['PATH']}"
     found = run("scripts/find_python.sh", PATH=path, PYTHON="")
     assert found.stdout.strip() == str(tmp_path / "real" / "python3.11")
 
 
-def test_given_python_that_fails_is_an_error(tmp_path):
+def test_what_cannot_be_filled_is_refused_and_left_alone(tmp_path):
     make_command(tmp_path / "python", "exit 127")
     answer = run("scripts/setup.sh", str(tmp_path / "venv"), PYTHON=str(tmp_path / "python"))
-    assert answer.returncode != 0
-    assert f"PYTHON={tmp_path}/python" in answer.stderr
+    assert answer.returncode != 0 and f"PYTHON={tmp_path}/python" in answer.stderr
     assert not (tmp_path / "venv").exists()
 
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.tex").touch()
+    answer = run("scripts/setup.sh", str(tmp_path / "own"))
+    assert answer.returncode != 0 and "give another VENV" in answer.stderr
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["thesis.tex"]
 
-def test_folder_of_other_things_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    answer = run("scripts/setup.sh", str(tmp_path))
-    assert answer.returncode != 0
-    assert "give another VENV" in answer.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_environment_of_another_python_is_refused(tmp_path):
-    (tmp_path / "bin").mkdir()
     version_check = "case $2 in *version_info*) exit 1;; esac"  # everything else, such as its pip, works
     make_command(tmp_path / "bin" / "python", f"[ $1 = --version ] && echo Python 3.9.1; {version_check}")
     answer = run("scripts/setup.sh", str(tmp_path))
-    assert answer.returncode != 0
-    assert "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
+    assert answer.returncode != 0 and "has Python 3.9.1, but 3.11 or 3.12 is needed" in answer.stderr
 
 
 @pytest.mark.parametrize("misfit", ["", "torch 2.13.0 has no kernels for GPUs of compute capability 7.0"])
 def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, misfit):
-    (tmp_path / "bin").mkdir()
     answers = f'case "$*" in *torch_builds) echo "{misfit}";; *choose_torch.py\\ installed) echo 2.13.0;; esac'
     make_command(tmp_path / "bin" / "python", answers)  # all that set-up runs succeeds
     answer = run("scripts/setup.sh", str(tmp_path))
@@ -269,31 +203,19 @@ def test_a_kept_torch_that_cannot_use_the_gpus_is_named_at_the_end(tmp_path, mis
 
 # --- the Makefile
 
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
-
-def plan(tmp_path, *arguments):
-    """What make would run, with an environment that is filled already."""
-    (tmp_path / "setup.stamp").touch()
-    answer = run("make", "--dry-run", f"VENV={tmp_path}", *arguments)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
-
-
-@needs_make
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("target", ["setup", "test", "test-all", "demo", "lint", "format", "clean"])
-def test_second_make_does_not_set_up_again(tmp_path, target):
-    assert "setup.sh" not in plan(tmp_path, target)
+def test_make_sets_up_again_when_what_it_depends_on_has_changed(tmp_path, target):
+    def plan(*arguments):
+        """What make would run, with an environment that is filled already."""
+        (tmp_path / "setup.stamp").touch()
+        answer = run("make", "--dry-run", f"VENV={tmp_path}", target, *arguments)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
 
-
-@needs_make
-@pytest.mark.parametrize("target", ["setup", "test", "demo", "lint", "format"])
-@pytest.mark.parametrize("changed", ["setup.py", "pyproject.toml", "scripts/setup.sh", "scripts/choose_torch.py"])
-def test_set_up_follows_what_it_depends_on(tmp_path, target, changed):
-    assert "setup.sh" in plan(tmp_path, target, "-W", changed)
-
-
-@needs_make
-def test_slow_tests_are_run_on_demand(tmp_path):
-    assert "not slow" in plan(tmp_path, "test")
-    assert "not slow" not in plan(tmp_path, "test-all")
+    assert "setup.sh" not in plan()
+    for changed in ("setup.py", "pyproject.toml", "scripts/setup.sh", "scripts/choose_torch.py"):
+        assert ("setup.sh" in plan("-W", changed)) == (target != "clean")
+    if "test" in target:
+        assert ("not slow" in plan()) == (target == "test")

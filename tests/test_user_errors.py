@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from fairseq import options as options_of_fairseq
-from helpers import ROOT, build_toy_corpus, mostly_slow
+from helpers import ROOT, build_toy_corpus, message_of, mostly_slow
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lazyformer_fairseq.errors import UserError
@@ -29,21 +29,13 @@ TINY = (
 )
 
 
-def message_of(run, *arguments, **options) -> str:
-    """The user error that a run ends with, found as the command line finds it."""
-    with pytest.raises(Exception) as caught:
-        run(*arguments, **options)
-    error = find_user_error(caught.value)
-    assert isinstance(error, UserError), repr(caught.value)
-    return str(error)
+def command_line(python, data, save_dir, *more: str) -> list:
+    options = f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {save_dir} {TINY}".split()
+    return [python, "-m", "fairseq_cli.train", data, "--user-dir", ROOT / "lazyformer_fairseq", *options, *more]
 
 
 def test_the_command_line_prints_the_message_and_no_traceback(data_folder, tmp_path, warm_python):
-    command = [
-        *(warm_python / "python", "-m", "fairseq_cli.train", data_folder, "--user-dir", ROOT / "lazyformer_fairseq"),
-        *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
-        *("--sublayer-pattern", "(sf)x2 qf"),
-    ]
+    command = command_line(warm_python / "python", data_folder, tmp_path, "--sublayer-pattern", "(sf)x2 qf")
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 1
     assert "Traceback" not in run.stderr + run.stdout and "Warning" not in run.stderr
@@ -87,11 +79,6 @@ def test_a_folder_of_temporary_files_too_long_for_the_sockets_of_data_workers(le
             refuse_long_temporary_folder(2)
 
 
-def test_a_run_with_data_workers_looks_at_it(data_folder, tmp_path, fairseq_train, monkeypatch):
-    monkeypatch.setattr(options_of_reliability, "get_temp_dir", lambda: "/" + 100 * "x")
-    assert "--num-workers 1: " in message_of(fairseq_train, data_folder, f"{TINY} --num-workers 1", tmp_path)
-
-
 @pytest.mark.parametrize("error", [UserError("pattern 'lf'\n  lf\n  ^"), KeyError("other")])
 def test_an_error_of_a_process_that_fairseq_started(error):
     try:
@@ -106,12 +93,12 @@ def test_an_error_of_a_process_that_fairseq_started(error):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python):
-    command = [
-        *(warm_python / "python", "-m", "fairseq_cli.train", data_folder, "--user-dir", ROOT / "lazyformer_fairseq"),
-        *f"--task full_sentences_masked_lm --cpu --optimizer fused_adam --save-dir {tmp_path} {TINY}".split(),
-        *"--tokens-per-sample 32 --max-update 100000 --log-interval 1 --log-format simple".split(),
-    ]
+def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python, capsys):
+    printing_user_errors(None)(KeyboardInterrupt, KeyboardInterrupt(), None)
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted; ") and "checkpoint" not in said, "nothing is there"
+    more = "--tokens-per-sample 32 --max-update 100000 --log-interval 1 --log-format simple".split()
+    command = command_line(warm_python / "python", data_folder, tmp_path, *more)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         for line in run.stdout:
             if '"num_updates": "3"' in line or "num_updates=3" in line:
@@ -120,16 +107,8 @@ def test_ctrl_c_saves_and_names_what_is_there(data_folder, tmp_path, warm_python
         output, errors = run.communicate()
     assert run.returncode == 130
     assert "once more ends it at once" in errors and "Traceback" not in errors
-    updates, path = re.search(
-        r"SIGINT: saved at (\d+) updates; .* exit code 130, .* resumes from (\S+)", output
-    ).groups()
+    updates, path = re.search(r"SIGINT: saved at (\d+) updates; .* code 130, .* resumes from (\S+)", output).groups()
     assert torch.load(path)["optimizer_history"][-1]["num_updates"] == int(updates) >= 3
-
-
-def test_ctrl_c_before_there_is_anything_names_no_checkpoint(capsys):
-    printing_user_errors(None)(KeyboardInterrupt, KeyboardInterrupt(), None)
-    said = capsys.readouterr().err
-    assert said.startswith("interrupted; ") and "checkpoint" not in said
 
 
 @pytest.mark.parametrize(
@@ -151,10 +130,15 @@ def test_ctrl_c_before_there_is_anything_names_no_checkpoint(capsys):
         ("--warmup-rati 0.1", "--warmup-rati: no such option here; did you mean --warmup-ratio?"),
         ("--seed one", "argument --seed: invalid int value: 'one'"),
         ("--user-dir /nowhere/lazyformer_fairseq", "--user-dir /nowhere/lazyformer_fairseq: no such folder"),
+        ("--num-workers 1", "--num-workers 1: "),  # which the folder of temporary files is too long for
+        ("--user-dir copy/lazyformer_fairseq", f"is loaded already, from another folder; give {ROOT}/lazyformer_fairs"),
     ],
 )
-def test_impossible_options(data_folder, tmp_path, fairseq_train, options, words):
-    assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path)
+def test_impossible_options(data_folder, tmp_path, fairseq_train, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options_of_reliability, "get_temp_dir", lambda: "/" + 100 * "x")
+    (tmp_path / "copy" / "lazyformer_fairseq").mkdir(parents=True)
+    assert words in message_of(fairseq_train, data_folder, f"{TINY} {options}", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -173,31 +157,16 @@ def test_what_is_missing_is_named(data_folder, tmp_path, fairseq_train, task, cr
     assert said == "--batch-size: give the sequences that a process takes at once, or --max-tokens"
 
 
-def test_another_copy_of_the_plugin_is_named(data_folder, tmp_path, fairseq_train):
-    copy = tmp_path / "lazyformer_fairseq"
-    copy.mkdir()
-    said = message_of(fairseq_train, data_folder, f"{TINY} --user-dir {copy}", tmp_path / "run")
-    assert said == (
-        f"--user-dir {copy}: lazyformer_fairseq is loaded already, from another folder; give "
-        f"{ROOT / 'lazyformer_fairseq'}"
-    )
-
-
-@pytest.mark.parametrize("option", ["--tensorboard-logdir logs", "--wandb-project mine", "--aim-repo repo"])
+@pytest.mark.parametrize("option", ["--tensorboard-logdir logs", "--wandb-project mine"])
 def test_a_log_that_nobody_would_write(data_folder, tmp_path, fairseq_train, monkeypatch, option):
     name = option.split()[0].removeprefix("--").replace("-", "_")
-    monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
-    said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
-    assert (
-        said == f"{option}: nothing would be written, as not_there or nor_this is not installed here: pip install this"
-    )
-
-
-@pytest.mark.parametrize("name", ["tensorboard_logdir", "wandb_project"])
-def test_what_logs_need_is_an_extra(name):
     (package, *_), what = LOGS_NEED[name]
     requirements = (ROOT / "setup.py").read_text().partition('"logging": [')[2].partition("]")[0]
-    assert f'"{package}>=' in requirements and "[logging]" in what
+    assert f'"{package}>=' in requirements and "[logging]" in what, "an extra has it"
+    monkeypatch.setitem(LOGS_NEED, name, (("not_there", "nor_this"), "this"))
+    said = message_of(fairseq_train, data_folder, f"{TINY} {option}", tmp_path)
+    lacks = "not_there or nor_this is not installed here"
+    assert said == f"{option}: nothing would be written, as {lacks}: pip install this"
 
 
 @pytest.mark.slow
@@ -270,17 +239,16 @@ def test_a_malicious_checkpoint_is_refused_and_runs_nothing(data_folder, tmp_pat
     state = Malicious(victim) if where == "whole" else {**state, where: Malicious(victim)}
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         torch.save(state, trained / name)
+    start = f"{TINY} --finetune-from-model {trained / 'checkpoint_best.pt'}"
     for run in (
         lambda: fairseq_train(data_folder, f"{TINY} --max-update 2", trained),
         lambda: LazyFormerModel.from_pretrained(trained),
-        lambda: fairseq_train(
-            data_folder, f"{TINY} --finetune-from-model {trained / 'checkpoint_best.pt'}", tmp_path / "fine-tuned"
-        ),
+        lambda: fairseq_train(data_folder, start, tmp_path / "fine-tuned"),
     ):
         message = message_of(run)
         assert "refused, nothing of it was run" in message and "mkdir" in message
-        for advice in ("weights_only", "safe_globals", "allowlist"):
-            assert advice not in message, "do not teach to switch the protection off"
+        advice = {word for word in ("weights_only", "safe_globals", "allowlist") if word in message}
+        assert not advice, "do not teach to switch the protection off"
     assert not victim.exists()
     torch.load(trained / "checkpoint_last.pt", weights_only=False)
     assert victim.exists(), "the trap of this test does not work"

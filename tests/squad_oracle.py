@@ -1,11 +1,10 @@
-"""How many answers come back when a model knows each by heart: what tokens and windows alone cost.
+"""How many answers come back when a model knows each by heart: what tokens and windows alone cost (docs/squad.md).
 
 Each question is answered with the best logits there are, 1 at the start and the end of its answer and 0 elsewhere. What
 then differs from the answer is lost by the way from text to tokens and back, and no model can win it.
 """
 
-from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,41 +14,17 @@ from lazyformer_fairseq.data.squad import SquadFile, exact_match
 AT_ONCE = 64  # windows
 
 
-@dataclass(frozen=True)
-class LostAnswer:
-    """An answer that does not come back as an exact match: the question's id, what was wanted, what was found, why."""
+class LostAnswer(NamedTuple):
+    """A first answer that does not come back as an exact match."""
 
-    question: str
+    question: str  # its id
     wanted: str
     found: str
     cause: str
 
 
-@dataclass(frozen=True)
-class GoldAnswers:
-    """What came back of `questions` first answers."""
-
-    questions: int
-    lost: list[LostAnswer]
-
-    @property
-    def share(self) -> float:
-        """Of answers that come back as an exact match."""
-        return 1 - len(self.lost) / self.questions
-
-    @property
-    def causes(self) -> dict[str, int]:
-        """How many answers were lost, by cause, the commonest first."""
-        return dict(Counter(lost.cause for lost in self.lost).most_common())
-
-
-def answer_by_heart(file: SquadFile, windows: Windows, longest: int = 30) -> GoldAnswers:
-    """Answers all questions with perfect logits.
-
-    Args:
-        longest: tokens of an answer, as in prediction.
-    """
-    assert windows.targets is not None, "questions without answers"
+def lost_by_heart(file: SquadFile, windows: Windows, longest: int = 30) -> list[LostAnswer]:
+    """Answers all questions with perfect logits; `longest` tokens an answer, as in prediction."""
     collector = SpanCollector(windows, file.contexts, longest, n_best=1)
     for first in range(0, len(windows), AT_ONCE):
         index = np.arange(first, min(first + AT_ONCE, len(windows)))
@@ -62,7 +37,7 @@ def answer_by_heart(file: SquadFile, windows: Windows, longest: int = 30) -> Gol
         wanted, found = question.answers[0].text, answers[0].text if answers else ""
         if not exact_match(found, [wanted]):
             lost.append(LostAnswer(question.id, wanted, found, _cause(file, windows, number, longest)))
-    return GoldAnswers(len(file.questions), lost)
+    return lost
 
 
 def _cause(file: SquadFile, windows: Windows, number: int, longest: int) -> str:

@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,63 +20,86 @@ from lazyformer_fairseq.data.datasets.masked_blocks import (
     pack_full_sentences,
 )
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.storage.indexed_format import MappedItems
+from lazyformer_fairseq.storage.indexed_format import MappedItems, write_items
 
-# Sizes of items: sentences with their </s>, some longer than a block, and 1 for a document boundary.
-item_sizes = st.lists(st.one_of(st.just(1), st.integers(2, 8), st.integers(2, 60)), max_size=60)
-block_sizes = st.integers(3, 20)
+BOS, PAD, EOS, UNK, MASK = SPECIAL = (0, 1, 2, 3, 99)
+MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL)
 
 
-def naive_blocks(sizes: list[int], tokens_per_sample: int) -> list[list[tuple[int, int]]]:
-    """The same rule, one item at a time: blocks as lists of (item, offset), one entry a token of the text."""
-    blocks: list[list[tuple[int, int]]] = []
-    block: list[tuple[int, int]] = []
-    room = tokens_per_sample - 1
+def dataset_of(sentences: list[list[int]], tokens_per_sample: int, **options) -> FullSentencesDataset:
+    """`sentences` without their </s>; an empty one is a document boundary."""
+    items = [torch.tensor([*words, EOS]) for words in sentences]
+    sizes = np.array([len(item) for item in items])
+    return FullSentencesDataset(items, sizes, tokens_per_sample, BOS, EOS, MASKING, **options)
 
-    def close():
-        nonlocal block
-        while block and sizes[block[-1][0]] == 1:
-            block.pop()
-        if block:
-            blocks.append(block)
-        block = []
 
-    for item, size in enumerate(sizes):
-        tokens = [(item, offset) for offset in range(size)]
-        if size == 1:
-            follows_boundary = item > 0 and sizes[item - 1] == 1
-            if block and not follows_boundary and len(block) < room:
-                block += tokens
+def blocks_of(dataset: FullSentencesDataset) -> list[list[int]]:
+    return [dataset.block(number).tolist() for number in range(len(dataset))]
+
+
+def naive_blocks(sentences: list[list[int]], tokens_per_sample: int) -> list[list[int]]:
+    """The same rule, one sentence at a time."""
+    blocks, block, room = [], [], tokens_per_sample - 1
+    for words, before in zip([*sentences, None], [None, *sentences], strict=True):
+        if words == []:
+            if block and before != [] and len(block) < room:
+                block = [*block, EOS]
             continue
-        if len(block) + size > room:
-            close()
-        while len(tokens) > room:
-            blocks.append(tokens[: room - 1])
-            tokens = tokens[room - 1 :]
-        block += tokens
-    close()
-    return blocks
+        item = [*words, EOS] if words else []
+        if words is None or len(block) + len(item) > room:
+            while block[-2:] == [EOS, EOS]:  # no boundary at the end
+                block.pop()
+            blocks += [block] if block else []
+            block = []
+        while len(item) > room:
+            blocks.append([*item[: room - 1], EOS])
+            item = item[room - 1 :]
+        block = [*block, *item]
+    return [[BOS, *block] for block in blocks]
 
 
-def packed_blocks(sizes: list[int], tokens_per_sample: int) -> list[list[tuple[int, int]]]:
-    blocks = pack_full_sentences(np.array(sizes, dtype=np.int32), tokens_per_sample)
-    packed = []
-    for number in range(len(blocks)):
-        tokens = []
-        for item in range(blocks.first_item[number], blocks.last_item[number] + 1):
-            start = blocks.first_offset[number] if item == blocks.first_item[number] else 0
-            stop = blocks.last_end[number] if item == blocks.last_item[number] else sizes[item]
-            if sizes[item] > 1 or sizes[item - 1] > 1:
-                tokens += [(item, offset) for offset in range(start, stop)]
-        packed.append(tokens)
-    return packed
+# Some longer than a block; and document boundaries.
+words = st.integers(4, 98)
+sentences = st.lists(st.just([]) | st.lists(words, max_size=7) | st.lists(words, max_size=60), max_size=60).filter(any)
 
 
 @pytest.mark.parametrize("items_at_once", [1, 5, 1 << 20])
-@given(item_sizes, block_sizes)
-def test_equals_packing_item_by_item(items_at_once, sizes, tokens_per_sample):
+@settings(max_examples=50)
+@given(sentences, st.integers(3, 20))
+def test_blocks_are_those_of_packing_one_by_one_also_from_a_file(tmp_path_factory, items_at_once, sentences, most):
     with mock.patch.object(masked_blocks, "ITEMS_AT_ONCE", items_at_once):
-        assert packed_blocks(sizes, tokens_per_sample) == naive_blocks(sizes, tokens_per_sample)
+        dataset = dataset_of(sentences, most)
+    blocks = blocks_of(dataset)
+    assert blocks == naive_blocks(sentences, most)
+    for number, block in enumerate(blocks):
+        assert (block[0], block[-1]) == (BOS, EOS) and block[1] != EOS and block[-2] != EOS
+        assert len(block) == dataset.size(number) == dataset.num_tokens(number) <= most
+    assert [token for block in blocks for token in block if token > 3] == [
+        word for words in sentences for word in words
+    ]
+    path = tmp_path_factory.mktemp("items") / "train"
+    write_items(path, np.uint16, [(torch.cat(dataset.items).numpy(), np.array(list(map(len, dataset.items))))])
+    items = pickle.loads(pickle.dumps(MappedItems(path)))
+    mapped = FullSentencesDataset(items, items.sizes, most, BOS, EOS, MASKING)
+    assert blocks_of(mapped) == blocks
+    assert all(mapped.block(number).dtype == dataset.block(number).dtype for number in range(len(blocks)))
+
+
+def test_blocks_read_as_roberta_defines_them():
+    assert blocks_of(dataset_of([[10, 11], [12], [], [13], [14, 15, 16, 17]], 12)) == [
+        [BOS, 10, 11, EOS, 12, EOS, EOS, 13, EOS],
+        [BOS, 14, 15, 16, 17, EOS],
+    ]
+    # A long sentence is cut into whole blocks, and others follow its end.
+    assert blocks_of(dataset_of([[9], list(range(20, 31)), [40]], 7)) == [
+        [BOS, 9, EOS],
+        [BOS, 20, 21, 22, 23, 24, EOS],
+        [BOS, 25, 26, 27, 28, 29, EOS],
+        [BOS, 30, EOS, 40, EOS],
+    ]
+
+
+# Blocks that are kept on disk
 
 
 @pytest.fixture
@@ -93,23 +115,22 @@ def rows(blocks) -> list[list[int]]:
 
 
 def test_blocks_of_much_data_are_packed_once_and_mapped_by_all_processes(data, monkeypatch):
-    expected = rows(pack_full_sentences(data[1], 12))
-    assert rows(kept_blocks(*data, 12)) == expected
-    monkeypatch.setattr(masked_blocks, "pack_full_sentences", lambda *_: pytest.fail("packed again"))
-    kept = kept_blocks(*data, 12)
-    assert rows(kept) == expected
+    expected = {}
+    for sizes, most in ((data[1], 12), (data[1], 13), (data[1][:-1], 12), (data[1][::-1].copy(), 12)):
+        expected[most, sizes.tobytes()] = rows(pack_full_sentences(sizes, most))
+        assert rows(kept_blocks(data[0], sizes, most)) == expected[most, sizes.tobytes()]
+    with monkeypatch.context() as patch:
+        patch.setattr(masked_blocks, "pack_full_sentences", lambda *_: pytest.fail("packed again"))
+        kept = kept_blocks(*data, 12)
+    assert rows(kept) == expected[12, data[1].tobytes()]
     base = kept.sizes
     while isinstance(base, np.ndarray):
         base = base.base
     assert isinstance(base, mmap.mmap)
-    assert [path.suffix for path in sorted(data[0].parent.iterdir())] == [".npy", ".idx"]
-
-
-def test_other_data_or_blocks_are_packed_anew(data):
-    kept_blocks(*data, 12)
-    for sizes, tokens_per_sample in ((data[1], 13), (data[1][:-1], 12), (data[1][::-1].copy(), 12)):
-        expected = rows(pack_full_sentences(sizes, tokens_per_sample))
-        assert rows(kept_blocks(data[0], sizes, tokens_per_sample)) == expected
+    assert [path.suffix for path in sorted(data[0].parent.iterdir())] == [*[".npy"] * 4, ".idx"]
+    refuse = mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system"))
+    monkeypatch.setattr(masked_blocks, "atomic_file", refuse)
+    assert rows(kept_blocks(*data, 14)) == rows(pack_full_sentences(data[1], 14))
 
 
 @pytest.mark.parametrize(
@@ -131,34 +152,7 @@ def test_a_damaged_file_of_blocks_is_written_anew(data, damage):
     assert path.read_bytes() == whole
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_blocks(data, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(masked_blocks, "atomic_file", refuse)
-    assert rows(kept_blocks(*data, 12)) == rows(pack_full_sentences(data[1], 12))
-
-
-@given(item_sizes, block_sizes)
-def test_no_token_is_lost_and_no_block_too_long(sizes, tokens_per_sample):
-    text = [token for block in packed_blocks(sizes, tokens_per_sample) for token in block if sizes[token[0]] > 1]
-    assert text == [(item, offset) for item, size in enumerate(sizes) if size > 1 for offset in range(size)]
-    blocks = pack_full_sentences(np.array(sizes, dtype=int), tokens_per_sample)
-    assert (blocks.sizes <= tokens_per_sample).all()
-    for number, block in enumerate(packed_blocks(sizes, tokens_per_sample)):
-        item, offset = block[-1]
-        is_cut = offset < sizes[item] - 1
-        assert blocks.sizes[number] == 1 + len(block) + is_cut, "<s>, and </s> behind a cut sentence"
-
-
-def test_a_block_without_room_is_refused():
-    with pytest.raises(UserError, match="tokens_per_sample is 2"):
-        pack_full_sentences(np.array([3]), 2)
-
-
-SPECIAL = (0, 1, 2, 3, 99)
-MASK, PAD = 99, 1
-MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL)
+# Masks
 
 blocks = st.lists(st.integers(4, 98), max_size=40).map(lambda words: np.array([0, *words, 2, 2, 3, 2]))
 
@@ -170,6 +164,10 @@ def test_masks_are_a_function_of_seed_epoch_and_index(tokens, seed, epoch, index
     np.random.seed(7)
     second = MASKING.apply(tokens, seed, epoch, index)
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+    many = np.arange(4, 99)
+    base = MASKING.apply(many, seed, epoch, index)[0]
+    for other in ((seed + 1, epoch, index), (seed, epoch + 1, index), (seed, epoch, index + 1)):
+        assert not np.array_equal(base, MASKING.apply(many, *other)[0])
 
 
 @given(blocks, st.integers(1, 1000))
@@ -183,14 +181,7 @@ def test_targets_are_the_words_to_predict_and_all_else_stays(tokens, index):
     assert abs(to_predict.sum() - 0.15 * words) < 1 or (to_predict.sum() == 1 and 0 < words < 7)
 
 
-def test_each_of_seed_epoch_and_index_changes_the_masks():
-    tokens = np.arange(4, 99)
-    base = MASKING.apply(tokens, 1, 1, 1)[0]
-    for other in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
-        assert not np.array_equal(base, MASKING.apply(tokens, *other)[0])
-
-
-def test_shares_are_15_percent_and_80_10_10():
+def test_shares_are_15_percent_and_80_10_10_in_short_blocks_too():
     tokens = np.random.default_rng(1).integers(4, 99, 200_000)
     masked, targets = MASKING.apply(tokens, 1, 1, 0)
     chosen = targets != PAD
@@ -200,66 +191,9 @@ def test_shares_are_15_percent_and_80_10_10():
     assert became_mask.mean() == pytest.approx(0.8, abs=0.01)
     # A random word is the word itself once in 95.
     assert stayed.mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
-    replacements = masked[chosen][~became_mask & ~stayed]
-    assert set(replacements) == set(range(4, 99))
-
-
-def test_short_blocks_still_have_the_expected_share():
-    tokens = np.arange(4, 14)
-    counts = [(MASKING.apply(tokens, 1, 1, index)[1] != PAD).sum() for index in range(4000)]
+    assert set(masked[chosen][~became_mask & ~stayed]) == set(range(4, 99))
+    counts = [(MASKING.apply(np.arange(4, 14), 1, 1, index)[1] != PAD).sum() for index in range(4000)]
     assert set(counts) == {1, 2} and np.mean(counts) == pytest.approx(1.5, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    "shares", [{"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}]
-)
-def test_impossible_shares_are_refused(shares):
-    with pytest.raises(UserError, match="mask_prob"):
-        Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)
-
-
-BOS, PAD, EOS, MASK = 0, 1, 2, 99
-MASKING = Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=(0, 1, 2, 3, 99))
-
-
-def dataset_of(sentences: list[list[int]], tokens_per_sample: int, **options) -> FullSentencesDataset:
-    """`sentences` without their </s>; an empty one is a document boundary."""
-    items = [torch.tensor([*words, EOS]) for words in sentences]
-    sizes = np.array([len(item) for item in items])
-    return FullSentencesDataset(items, sizes, tokens_per_sample, BOS, EOS, MASKING, **options)
-
-
-def test_blocks_read_as_roberta_defines_them():
-    dataset = dataset_of([[10, 11], [12], [], [13], [14, 15, 16, 17]], 12)
-    assert [dataset.block(number).tolist() for number in range(len(dataset))] == [
-        [BOS, 10, 11, EOS, 12, EOS, EOS, 13, EOS],
-        [BOS, 14, 15, 16, 17, EOS],
-    ]
-
-
-def test_a_long_sentence_is_cut_into_whole_blocks_and_others_follow_its_end():
-    dataset = dataset_of([[9], list(range(20, 31)), [40]], 7)
-    assert [dataset.block(number).tolist() for number in range(len(dataset))] == [
-        [BOS, 9, EOS],
-        [BOS, 20, 21, 22, 23, 24, EOS],
-        [BOS, 25, 26, 27, 28, 29, EOS],
-        [BOS, 30, EOS, 40, EOS],
-    ]
-
-
-sentences = st.lists(st.lists(st.integers(4, 98), max_size=30), min_size=1, max_size=20)
-
-
-@settings(max_examples=40)
-@given(sentences.filter(any), st.integers(3, 20))
-def test_every_block_is_between_bos_and_eos_and_the_text_is_whole(sentences, tokens_per_sample):
-    dataset = dataset_of(sentences, tokens_per_sample)
-    blocks = [dataset.block(number).tolist() for number in range(len(dataset))]
-    for number, block in enumerate(blocks):
-        assert (block[0], block[-1]) == (BOS, EOS) and block[1] != EOS and block[-2] != EOS
-        assert len(block) == dataset.size(number) == dataset.num_tokens(number) <= tokens_per_sample
-    words = [token for block in blocks for token in block if token > 3]
-    assert words == [word for sentence in sentences for word in sentence]
 
 
 def test_masks_and_order_are_new_in_each_epoch_and_the_same_when_it_returns():
@@ -271,14 +205,11 @@ def test_masks_and_order_are_new_in_each_epoch_and_the_same_when_it_returns():
     assert seen[0] == seen[2]
     assert seen[0][0] != seen[1][0] and seen[0][1] != seen[1][1]
     assert sorted(seen[0][0]) == list(range(len(dataset)))
-
-
-def test_validation_keeps_its_order():
-    dataset = dataset_of([[word] * 8 for word in range(10, 20)], 12, shuffle=False)
+    dataset.shuffle = False
     assert dataset.ordered_indices().tolist() == list(range(len(dataset)))
 
 
-def test_batches_are_padded_and_say_so():
+def test_batches_are_padded_and_say_so_and_where_the_targets_are():
     dataset = dataset_of([[10, 11, 12, 13], [20, 21]], 6)
     batch = dataset.collater([dataset[0], dataset[1]])
     assert batch["net_input"]["src_tokens"].shape == (2, 6) and batch["ntokens"] == 10
@@ -286,9 +217,7 @@ def test_batches_are_padded_and_say_so():
     assert batch["net_input"]["has_padding"] and not dataset.collater([dataset[0]])["net_input"]["has_padding"]
     assert batch["target"].shape == (2, 6) and batch["target"].ne(PAD).sum() == 2
     assert dataset.collater([]) == {}
-
-
-def test_batches_say_where_the_targets_are():
+    assert dataset.packing_efficiency(6) == pytest.approx(10 / 12)
     dataset = dataset_of([[word] * 9 for word in range(10, 40)], 14)
     batch = dataset.collater([dataset[number] for number in range(3)])
     positions, target = batch["masked_positions"], batch["target"].flatten()
@@ -302,32 +231,14 @@ def test_batches_are_as_wide_as_a_multiple_of_eight_but_no_wider_than_blocks_may
     assert all(dataset.collater([dataset[number]])["net_input"]["has_padding"] for number in range(2))
 
 
-@settings(max_examples=40)
-@given(sentences.filter(any), st.integers(3, 20))
-def test_blocks_of_a_file_are_those_of_its_items(tmp_path_factory, sentences, tokens_per_sample):
-    expected = dataset_of(sentences, tokens_per_sample)
-    path = tmp_path_factory.mktemp("items") / "train"
-    builder = MMapIndexedDatasetBuilder(f"{path}.bin", dtype=np.uint16)
-    for item in expected.items:
-        builder.add_item(item)
-    builder.finalize(f"{path}.idx")
-    items = pickle.loads(pickle.dumps(MappedItems(path)))
-    dataset = FullSentencesDataset(items, items.sizes, tokens_per_sample, BOS, EOS, MASKING)
-    for number in range(len(expected)):
-        block, same = dataset.block(number), expected.block(number)
-        assert block.dtype == same.dtype and block.tolist() == same.tolist()
-
-
-def test_packing_efficiency_is_the_share_of_places_filled():
-    assert dataset_of([[10, 11, 12, 13], [20, 21]], 6).packing_efficiency(6) == pytest.approx(10 / 12)
-
-
-@pytest.mark.parametrize("items", [[], [[]], [[], []]])
-def test_data_without_a_sentence_is_a_user_error(items):
-    with pytest.raises(UserError, match="corpus: holds .*empty"):
-        dataset_of(items, 8, name="corpus")
-
-
-def test_sentences_without_an_end_are_a_user_error():
+def test_what_makes_no_blocks_is_a_user_error():
+    for items in ([], [[]], [[], []]):
+        with pytest.raises(UserError, match="corpus: holds .*empty"):
+            dataset_of(items, 8, name="corpus")
     with pytest.raises(UserError, match="corpus: its first sentence does not end in </s>"):
         FullSentencesDataset([torch.tensor([5, 6])], np.array([2]), 8, BOS, EOS, MASKING, name="corpus")
+    with pytest.raises(UserError, match="tokens_per_sample is 2"):
+        pack_full_sentences(np.array([3]), 2)
+    for shares in ({"probability": 0}, {"probability": 1.5}, {"keep": 0.6, "random": 0.6}, {"keep": -1}):
+        with pytest.raises(UserError, match="mask_prob"):
+            Masking(vocab_size=100, mask_index=MASK, pad_index=PAD, special=SPECIAL, **shares)

@@ -9,7 +9,7 @@ from helpers import train_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from other_tokenizers import byte_level_parts, word_piece_vocabulary
-from squad_oracle import answer_by_heart
+from squad_oracle import lost_by_heart
 from toy_squad import article, write_squad
 
 from lazyformer_fairseq.data.datasets import question_windows as spans
@@ -102,15 +102,12 @@ def test_each_token_is_the_window_s_that_run_squad_says(length, room, stride):
         assert [window for window, (first, last) in enumerate(own) if first <= token < last] == [best]
 
 
-def test_white_space_at_the_ends_of_spans_goes():
+def test_white_space_at_the_ends_of_spans_goes_and_sizes_that_do_not_fit_are_refused():
     spans = [(0, 3), (3, 5), (5, 5), (5, 7), (0, 0)]
     assert without_spaces(spans, " ab  c ").tolist() == [[1, 3], [5, 5], [5, 5], [5, 6], [0, 0]]
-
-
-@pytest.mark.parametrize("sizes", [(0, 1, 1), (384, 0, 64), (384, 128, 0), (20, 5, 16)])
-def test_sizes_that_do_not_fit_are_refused(sizes):
-    with pytest.raises(UserError, match="must be 1 token at least|no room for a context"):
-        WindowSettings(*sizes)
+    for sizes in ((0, 1, 1), (384, 0, 64), (384, 128, 0), (20, 5, 16)):
+        with pytest.raises(UserError, match="must be 1 token at least|no room for a context"):
+            WindowSettings(*sizes)
 
 
 def one_by_one(starts, ends, is_start, is_end, longest, n_best):
@@ -125,12 +122,8 @@ def one_by_one(starts, ends, is_start, is_end, longest, n_best):
 
 
 @given(
-    seed=st.integers(0, 10**6),
-    windows=st.integers(1, 4),
-    tokens=st.integers(1, 9),
-    longest=st.integers(1, 12),
-    n_best=st.integers(1, 30),
-    share=st.sampled_from([0.0, 0.3, 1.0]),
+    *(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 9), st.integers(1, 12), st.integers(1, 30)),
+    st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_all_spans_are_compared(seed, windows, tokens, longest, n_best, share):
     rng = np.random.default_rng(seed)
@@ -145,13 +138,10 @@ def test_all_spans_are_compared(seed, windows, tokens, longest, n_best, share):
         assert all(score == -np.inf for score, *_ in rows[len(wanted) :])
 
 
-def test_the_first_and_shortest_of_equal_spans():
+def test_equal_spans_half_precision_and_infinite_logits():
     zeros, all_tokens = np.zeros((1, 5)), np.ones((1, 5), bool)
     found = best_spans(zeros, zeros, all_tokens, all_tokens, longest=3, n_best=1)
-    assert (found.starts.item(), found.ends.item()) == (0, 0)
-
-
-def test_half_precision_and_infinite_logits():
+    assert (found.starts.item(), found.ends.item()) == (0, 0), "the first and shortest"
     starts = np.array([[1, np.inf, 5]], np.float16)
     ends = np.array([[1, -np.inf, 2]], np.float16)
     found = best_spans(starts, ends, starts < np.inf, np.ones((1, 3), bool), longest=3, n_best=2)
@@ -179,76 +169,73 @@ ANSWERS = ["Well", "“Well…”", "U.S.", "A\u0301gnes", "1\u00a0000\u00a0000"
 ANSWERS += ["😀", "end"]
 
 
-def train(kind, texts, folder, size):
-    """A tokenizer of ours, WordPiece or byte-level BPE, trained on texts."""
+SIZES = {"ours": 80, "word piece": 120, "byte-level BPE": 330}
+
+
+def trained(kind, folder):
+    """A tokenizer of ours, WordPiece or byte-level BPE, trained on ODD."""
     if kind == "ours":
-        return train_tokenizer(folder / "tokenizer", texts, size, TextSettings(character_coverage=1.0))
-    (folder / "theirs").mkdir(parents=True)
+        return train_tokenizer(folder / "tokenizer", [ODD] * 3, SIZES[kind], TextSettings(character_coverage=1.0))
+    (folder / "theirs").mkdir()
     if kind == "word piece":
-        vocabulary = word_piece_vocabulary(size=size, texts=texts)
+        vocabulary, merges = word_piece_vocabulary(size=SIZES[kind], texts=(ODD,) * 3), None
         lines = sorted(vocabulary, key=vocabulary.get)
         (folder / "theirs" / "vocab.txt").write_text("".join(f"{piece}\n" for piece in lines), encoding="utf-8")
     else:
-        vocabulary, merges = byte_level_parts(size, texts)
+        vocabulary, merges = byte_level_parts(SIZES[kind], (ODD,) * 3)
         (folder / "theirs" / "vocab.json").write_text(json.dumps(vocabulary))
         (folder / "theirs" / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8")
     return adopt_tokenizer(folder / "theirs", folder / "tokenizer")
 
 
-KINDS = ["ours", "word piece", "byte-level BPE"]
+def answered(file, windows, logits, **options):
+    """The answers of all windows' logits."""
+    collector = SpanCollector(windows, file.contexts, **options)
+    collector.add(np.arange(len(windows)), *logits)
+    return collector.answers()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("longest", [384, 40])
-def test_odd_answers_come_back_as_they_stand_there(kind, longest, tmp_path):
-    tokenizer = train(kind, (ODD,) * 3, tmp_path, {"ours": 80, "word piece": 120, "byte-level BPE": 330}[kind])
+@pytest.mark.parametrize("kind", SIZES)
+def test_odd_answers_come_back_as_they_stand_there_and_a_context_without_a_token_has_none(kind, tmp_path):
+    tokenizer = trained(kind, tmp_path)
     questions = [(f"Which {number}?", answer) for number, answer in enumerate(ANSWERS)]
     file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("Odd", (ODD, questions))))
-    windows = make_windows(tokenizer, file, WindowSettings(longest, 8, 8))
-    assert (len(windows) > len(ANSWERS)) == (longest == 40)
-    found = answer_by_heart(file, windows)
-    assert {lost.wanted: (lost.found, lost.cause) for lost in found.lost} == {}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_context_without_a_token_has_no_answer(kind, tmp_path):
-    tokenizer = train(kind, (ODD,) * 3, tmp_path, {"ours": 80, "word piece": 120, "byte-level BPE": 330}[kind])
+    for longest in (384, 40):
+        windows = make_windows(tokenizer, file, WindowSettings(longest, 8, 8))
+        assert (len(windows) > len(ANSWERS)) == (longest == 40)
+        assert lost_by_heart(file, windows) == []
     content = {"data": [{"paragraphs": [{"context": "\x00", "qas": [{"id": "1", "question": "\x00?"}]}]}]}
     (tmp_path / "dev.json").write_text(json.dumps(content))
     file = read_squad(tmp_path / "dev.json", needs_answers=False)
     windows = make_windows(tokenizer, file)
-    collector = SpanCollector(windows, file.contexts)
-    collector.add(np.arange(1), *np.zeros((2, 1, int(windows.sizes[0])), np.float32))
-    assert [answer.text for answer in collector.answers()[0]] == (["\x00"] if kind == "byte-level BPE" else [])
+    (answers,) = answered(file, windows, np.zeros((2, 1, int(windows.sizes[0])), np.float32))
+    assert [answer.text for answer in answers] == (["\x00"] if kind == "byte-level BPE" else [])
 
 
 @pytest.fixture
 def toy(tmp_path):
     """One question, in several windows."""
     context = "Anna sees Ben . Cara sees Dan . Anna sees Eva ."
-    tokenizer = train("ours", (context, "Who?"), tmp_path, 40)
+    tokenizer = train_tokenizer(tmp_path / "tokenizer", [context, "Who?"], 40, TextSettings(character_coverage=1.0))
     file = read_squad(write_squad(tmp_path / "dev-v1.1.json", article("One", (context, [("Who?", "Cara")]))))
     return file, make_windows(tokenizer, file, WindowSettings(14, 4, 3))
 
 
 def test_windows_come_in_any_order_and_padding_changes_nothing(toy):
     file, windows = toy
-    rng = np.random.default_rng(1)
     assert len(windows) > 2
-    logits = rng.normal(size=(2, len(windows), 14)).astype(np.float32)
-    whole, parts = (SpanCollector(windows, file.contexts, longest=4, n_best=5) for _ in range(2))
-    whole.add(np.arange(len(windows)), *logits)
+    logits = np.random.default_rng(1).normal(size=(2, len(windows), 14)).astype(np.float32)
+    parts = SpanCollector(windows, file.contexts, longest=4, n_best=5)
     for window in reversed(range(len(windows))):
         padded = np.pad(logits[:, window : window + 1], ((0, 0), (0, 0), (0, 9)), constant_values=50.0)
         parts.add(np.array([window]), *padded)
-    assert whole.answers() == parts.answers()
+    assert answered(file, windows, logits, longest=4, n_best=5) == parts.answers()
 
 
 def test_answers_are_texts_of_the_context_each_once_and_shares_add_up(toy):
     file, windows = toy
-    collector = SpanCollector(windows, file.contexts, longest=4, n_best=50)
-    collector.add(np.arange(len(windows)), *np.random.default_rng(2).normal(size=(2, len(windows), 14)))
-    (answers,) = collector.answers()
+    logits = np.random.default_rng(2).normal(size=(2, len(windows), 14))
+    (answers,) = answered(file, windows, logits, longest=4, n_best=50)
     assert all(file.contexts[0][answer.start : answer.end] == answer.text for answer in answers)
     texts = [answer.text for answer in answers]
     assert len({*texts}) == len(texts) == 50 or len(texts) > 20
@@ -256,15 +243,9 @@ def test_answers_are_texts_of_the_context_each_once_and_shares_add_up(toy):
     shares = np.exp([answer.score for answer in answers])
     np.testing.assert_allclose([answer.probability for answer in answers], shares / shares.sum(), rtol=1e-6)
     assert shares.tolist() == sorted(shares.tolist(), reverse=True)
-
-
-def test_nothing_outside_the_context_is_an_answer(toy):
-    """However likely <s>, the question, the separators or the padding are."""
-    file, windows = toy
+    # Nothing outside the context is an answer, however likely <s>, the question, the separators or the padding are.
     logits = np.full((2, len(windows), 20), -5.0, np.float32)
     for window in range(len(windows)):
         inside = slice(windows.place[window], windows.place[window] + windows.count[window])
         logits[:, window, : inside.start] = logits[:, window, inside.stop :] = 100.0
-    collector = SpanCollector(windows, file.contexts, n_best=3)
-    collector.add(np.arange(len(windows)), *logits)
-    assert [answer.score for answer in collector.answers()[0]] == [-10.0] * 3
+    assert [answer.score for answer in answered(file, windows, logits, n_best=3)[0]] == [-10.0] * 3

@@ -1,4 +1,4 @@
-""""""
+"""Pairs of texts as BERT's loop draws them, and what stands in a batch of them."""
 
 import numpy as np
 import pytest
@@ -177,20 +177,16 @@ def test_pairs_read_as_the_documents_do(sizes, tokens_per_sample, separators, ep
             assert runs[0][start : start + len(first) + len(second)] == first + second
 
 
-def test_epochs_have_pairs_of_their_own_which_come_again():
-    dataset = dataset_of(numbered([[3] * 12] * 8))
-    seen = []
-    for epoch in (1, 2, 1):
-        dataset.set_epoch(epoch)
-        assert dataset.ordered_indices().max() == len(dataset) - 1
-        seen.append([(dataset[n]["source"].tolist(), dataset[n]["is_random"]) for n in range(len(dataset))])
-    assert seen[0] == seen[2] != seen[1]
-
-
 @pytest.mark.parametrize("separators", [1, 2])
 def test_batches_say_what_follows_and_of_which_text_a_token_is(separators):
     dataset = dataset_of(numbered([[3] * 12] * 8), separators=separators, has_token_types=True)
-    samples = [dataset[number] for number in range(len(dataset))]
+    seen = []
+    for epoch in (1, 2, 1):  # an epoch has pairs of its own, which come again
+        dataset.set_epoch(epoch)
+        assert dataset.ordered_indices().max() == len(dataset) - 1
+        samples = [dataset[number] for number in range(len(dataset))]
+        seen.append([(sample["source"].tolist(), sample["is_random"]) for sample in samples])
+    assert seen[0] == seen[2] != seen[1]
     batch = dataset.collater(samples)
     assert batch["next_sentence"].tolist() == [int(sample["is_random"]) for sample in samples]
     assert {0, 1} == set(batch["next_sentence"].tolist()) and batch["next_sentence"].dtype == torch.int64

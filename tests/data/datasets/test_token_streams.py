@@ -1,12 +1,14 @@
+"""Streams of tokens: each once, in order, apart between workers; cut anew each epoch; and what lies on disk."""
+
 import numpy as np
 import pytest
 import torch
-from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyformer_fairseq.data.datasets.token_streams import Cut, TokenStreams, open_tokens, random_lengths
 from lazyformer_fairseq.errors import UserError
+from lazyformer_fairseq.storage.indexed_format import write_items
 
 EOS, PAD = 2, 1
 
@@ -19,11 +21,8 @@ def streams(count: int, rows: int, tgt_len: int, shards: int = 1, shard: int = 0
 
 sizes = st.fixed_dictionaries(
     {
-        "count": st.integers(1, 300),
-        "rows_of_shard": st.integers(1, 5),
-        "shards": st.integers(1, 3),
-        "tgt_len": st.integers(1, 20),
-        "keeps_rest": st.booleans(),
+        **{"count": st.integers(1, 300), "rows_of_shard": st.integers(1, 5), "shards": st.integers(1, 3)},
+        **{"tgt_len": st.integers(1, 20), "keeps_rest": st.booleans()},
     }
 )
 
@@ -39,16 +38,8 @@ def rows_of_all_shards(count, rows_of_shard, shards, tgt_len, keeps_rest) -> lis
         assert all(batch["target"].size(1) == tgt_len for batch in batches[:-1])
         assert [batch["segment"] for batch in batches] == list(range(len(own)))
         assert all(batch["ntokens"] == batch["target"].ne(PAD).sum() for batch in batches)
-        for row in range(rows_of_shard):
-            rows.append(
-                tuple(
-                    torch.cat([part[row] for part in parts]).tolist()
-                    for parts in (
-                        [batch["net_input"]["src_tokens"] for batch in batches],
-                        [batch["target"] for batch in batches],
-                    )
-                )
-            )
+        parts = [batch["net_input"]["src_tokens"] for batch in batches], [batch["target"] for batch in batches]
+        rows += zip(*(torch.cat(part, dim=1).tolist() for part in parts), strict=True)
     assert len(lengths) == 1, "workers must take the same number of steps"
     return rows
 
@@ -110,52 +101,37 @@ def test_segments_have_the_lengths_of_the_published_code():
     lengths = random_lengths(np.random.default_rng(1), 5 * 40_000, 150)
     short = lengths < 110
     assert short.mean() == pytest.approx(0.05, abs=0.005)
-    assert lengths[~short].mean() == pytest.approx(149.5, abs=0.2) and lengths[short].mean() == pytest.approx(
-        74.5, abs=1
-    )
+    assert lengths[~short].mean() == pytest.approx(149.5, abs=0.2)
+    assert lengths[short].mean() == pytest.approx(74.5, abs=1)
     assert lengths[~short].std() == pytest.approx(5, abs=0.2) and lengths.max() == 165
     assert random_lengths(np.random.default_rng(1), 500, 6).min() == 5
 
 
-@pytest.mark.parametrize(("rows", "tgt_len"), [(0, 5), (2, 0), (2, -3)])
-def test_sizes_must_be_positive(rows, tgt_len):
-    with pytest.raises(UserError, match="must be positive"):
-        streams(100, rows, tgt_len)
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(*items: list[int], dtype=np.uint16):
-        builder = MMapIndexedDatasetBuilder(str(tmp_path / "train.bin"), dtype=dtype)
-        for item in items:
-            builder.add_item(torch.tensor(item))
-        builder.finalize(str(tmp_path / "train.idx"))
-        return tmp_path / "train"
-
-    return write
-
-
-def test_tokens_stay_on_disk(written):
-    prefix = written([5, 6, 2], [2], [7, 65_000, 2])
-    tokens = open_tokens(prefix)
+def test_tokens_stay_on_disk(tmp_path):
+    items = [[5, 6, 2], [2], [7, 65_000, 2]]
+    write_items(tmp_path / "train", np.uint16, [(np.concatenate(items), np.array(list(map(len, items))))])
+    tokens = open_tokens(tmp_path / "train")
     assert isinstance(tokens, np.memmap)
     assert tokens.tolist() == [5, 6, 2, 2, 7, 65_000, 2]
-    kept = TokenStreams(tokens, 1, 3, EOS, PAD).tokens
-    assert np.shares_memory(kept, tokens)
-    assert MMapIndexedDataset(str(prefix))[2].tolist() == [7, 65_000, 2]
+    assert np.shares_memory(TokenStreams(tokens, 1, 3, EOS, PAD).tokens, tokens)
 
 
-def test_what_cannot_be_read_is_named(written, tmp_path):
-    with pytest.raises(UserError, match=r"train\.(bin|idx): no such file"):
-        open_tokens(tmp_path / "train")
-    with pytest.raises(UserError, match=r"train\.bin: holds no token"):
-        open_tokens(written([]))
-    prefix = written([5, 6, 2])
+def test_what_cannot_be_read_and_sizes_that_cannot_be_are_named(tmp_path):
+    for rows, tgt_len in ((0, 5), (2, 0), (2, -3)):
+        with pytest.raises(UserError, match="must be positive"):
+            streams(100, rows, tgt_len)
+
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            open_tokens(tmp_path / "train")
+
+    refused(r"train\.(bin|idx): no such file")
+    write_items(tmp_path / "train", np.uint16, [(np.array([], int), np.array([], int))])
+    refused(r"train\.bin: holds no token")
+    write_items(tmp_path / "train", np.uint16, [(np.array([5, 6, 2]), np.array([3]))])
     whole = (tmp_path / "train.idx").read_bytes()
     (tmp_path / "train.bin").write_bytes(b"123")
-    with pytest.raises(UserError, match=r"train\.bin: has 3 bytes, 6 by its index"):
-        open_tokens(prefix)
+    refused(r"train\.bin: has 3 bytes, 6 by its index")
     for broken in (whole[:-3], whole[:20], b"", b"x" * 100):
         (tmp_path / "train.idx").write_bytes(broken)
-        with pytest.raises(UserError, match=r"train\.idx: "):
-            open_tokens(prefix)
+        refused(r"train\.idx: ")

@@ -48,7 +48,7 @@ of_encoders = pytest.mark.parametrize("s", [case.values[1] for case in CASES if 
 def build(direction: str, pattern: str, **options) -> Stack:
     """A tiny network of embeddings, in double precision, with the weights that it gets by itself."""
     torch.manual_seed(1)
-    sizes = (WIDTH, 8, HEADS)
+    sizes = (WIDTH, 8, options.pop("num_heads", HEADS))
     if direction == ENCODER:
         given = {"max_positions": TOKENS, "relative_position_buckets": 0, "attention_backend": "eager", **options}
         return Encoder(pattern, WORDS, *sizes, **given).double().eval()

@@ -126,7 +126,7 @@ class SharedAttention(NamedTuple):
         assert bool(dropout) == (self.scores.tensors[-1] is not None), "a block drops out as its s does"
         tensors, numbers = self.scores.of_layers([consumer])
         fixed = (self.kernels, numbers, self.q_BNTD, self.k_BNKD, self.saved)
-        return _Reuse.apply(*fixed, v_BNKD, *handles, *tensors)
+        return _Reuse.apply(*fixed, v_BNKD.to(self.q_BNTD.dtype), *handles, *tensors)
 
 
 def attend(
@@ -141,6 +141,12 @@ def attend(
     """As :func:`lazyformer_fairseq.modules.attention.attend`, by the given kernels."""
     if dropout:
         scores = scores.with_own(dropout=Dropout.draw(dropout, 1 + consumers))
+    if torch.is_autocast_enabled(q_BNTD.device.type):  # sums with weights are in single precision, products are not
+        lower = torch.get_autocast_dtype(q_BNTD.device.type)
+        q_BNTD, k_BNKD, v_BNKD = (part.to(lower) for part in (q_BNTD, k_BNKD, v_BNKD))
+        if scores.position_queries_BNTD is not None:
+            parts = {name: getattr(scores, name).to(lower) for name in ("position_queries_BNTD", "distances_NKD")}
+            scores = scores.with_own(**parts)
     tensors, numbers = scores.flat()
     output, saved, *handles = _Attend.apply(kernels, consumers, numbers, q_BNTD, k_BNKD, v_BNKD, *tensors)
     triples = enumerate((tuple(handles[first : first + 3]) for first in range(0, len(handles), 3)), start=1)

@@ -51,37 +51,23 @@ def made(*shape: int) -> Tensor:
 def assert_same_gradients(found: Tensor, expected: Tensor, leaves: list[Tensor]) -> None:
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)
-    pairs = zip(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected)), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*(torch.autograd.grad((out * weights).sum(), leaves) for out in (found, expected)))
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
-@given(
-    st.integers(1, 23),
-    st.integers(1, 5),
-    st.integers(1, 3),
-    st.integers(1, 6),
-    st.booleans(),
-    st.data(),
-)
+@given(*(st.integers(1, most) for most in (23, 5, 3, 6)), st.booleans(), st.data())
 def test_it_is_one_softmax_over_what_the_rounds_show(places, buckets, rounds, chunk, is_causal, data):
     time = data.draw(st.integers(1, places))
     torch.manual_seed(data.draw(st.integers(0, 2**32)))
     is_padding = torch.arange(places) >= torch.tensor([[data.draw(st.integers(1, places))], [places]])
     found_buckets = torch.randint(0, buckets, (BATCH, HEADS, rounds, places))
     vectors, v, above = made(BATCH, HEADS, places, SIZE), made(BATCH, HEADS, places, 2), made(BATCH, HEADS, places, 2)
-    output, distribution = hashed.attend(
-        vectors, v, found_buckets, buckets, chunk, time, is_causal, is_padding, dropout=0.0
-    )
+    output, distribution = hashed.attend(vectors, v, found_buckets, buckets, chunk, time, is_causal, is_padding, 0.0)
     seen = seen_by_paper(found_buckets, chunk, is_causal, is_padding)
     probabilities = probabilities_by_paper(vectors, seen)[:, :, places - time :]
     torch.testing.assert_close(distribution.probabilities, probabilities)
-    both = [
-        torch.cat(pair, -1)
-        for pair in ((output, distribution.attend(above, 0.0)), (probabilities @ v, probabilities @ above))
-    ]
-    assert_same_gradients(*both, [vectors, v, above])
+    found = torch.cat([output, distribution.attend(above, 0.0)], -1)
+    assert_same_gradients(found, probabilities @ torch.cat([v, above], -1), [vectors, v, above])
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -136,17 +122,9 @@ def test_it_is_hugging_faces(is_causal, padded, rounds, chunk):
     side = 5 if chunk == 5 else 4
     time = side**2
     torch.manual_seed(0)
-    config = ReformerConfig(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        attention_head_size=SIZE,
-        num_buckets=side,
-        num_hashes=rounds,
-        lsh_attn_chunk_length=chunk,
-        lsh_num_chunks_after=0 if is_causal else 1,
-        lsh_attention_probs_dropout_prob=0.0,
-        is_decoder=is_causal,
-    )
+    sizes = dict(hidden_size=WIDTH, num_attention_heads=HEADS, attention_head_size=SIZE, lsh_attn_chunk_length=chunk)
+    hashes = dict(num_buckets=side, num_hashes=rounds, lsh_num_chunks_after=0 if is_causal else 1)
+    config = ReformerConfig(**sizes, **hashes, lsh_attention_probs_dropout_prob=0.0, is_decoder=is_causal)
     theirs = HuggingFace(config).double()
     x = made(BATCH, time, WIDTH)
     theirs.by_place = buckets_that_share_no_pair(rounds, side)
@@ -165,23 +143,26 @@ def test_it_is_hugging_faces(is_causal, padded, rounds, chunk):
 class Hashing(Attending):
     """Two sublayers that share the order and the weights of the ``s``."""
 
-    def expected_outputs(self, chunk: int, buckets: Tensor) -> list[Tensor]:
-        x_BKC, above_BKC = (self._with_memory(*pair) for pair in zip(self.memory, (self.x, self.above), strict=True))
+    buckets: Tensor
+    chunk: int
+
+    def projected(self, x_BKC: Tensor) -> list[Tensor]:
+        """Vectors that are queries and keys, twice; no query meets u."""
+        projection = self.s.kv_proj if self.is_causal else self.s.qkv_proj
+        vectors, v = projection(x_BKC).chunk(2, -1)
         if self.is_causal:
-            k, v = self.s.kv_proj(x_BKC).chunk(2, -1)
             of_distance = encode_distances(self.keys, WIDTH, 0, self.u)[:-1]  # of K - 1, ..., 0
-            position = self.s.choices["buckets"].position_proj(of_distance)
-            vectors = split(k + position) + self.v[:, None]
-        else:
-            k, v = self.s.qkv_proj(x_BKC).chunk(2, -1)
-            vectors = split(k)
+            vectors = vectors + self.s.choices["buckets"].position_proj(of_distance)
+        vectors = split(vectors) + self.v[:, None] if self.is_causal else split(vectors)
+        return [vectors, vectors, split(v)]
+
+    def scores(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        return k
+
+    def weigh(self, q: Tensor, scores: Tensor, distances: Tensor) -> Tensor:
         none = torch.zeros(BATCH, self.keys, dtype=torch.bool)
-        seen = seen_by_paper(buckets, chunk, self.is_causal, none if self.padding is None else self.padding)
-        probabilities = probabilities_by_paper(vectors, seen)[:, :, self.keys - self.time :]
-        heads = [
-            torch.einsum("bntk,bnkd->btnd", probabilities, split(values)) for values in (v, self.l.v_proj(above_BKC))
-        ]
-        return [part.out_proj(head.flatten(2)) for part, head in zip((self.s, self.l), heads, strict=True)]
+        seen = seen_by_paper(self.buckets, self.chunk, self.is_causal, none if self.padding is None else self.padding)
+        return probabilities_by_paper(scores, seen)[:, :, self.keys - self.time :]
 
 
 @pytest.mark.parametrize(
@@ -198,14 +179,12 @@ class Hashing(Attending):
 )
 def test_a_lazy_block_with_its_projections(given):
     hashing = Hashing(LSH, **given)
+    hashing.modules.eval()  # draws the same each time
     with mock.patch.object(hashed, "attend", side_effect=hashed.attend) as attend:
-        outputs = hashing.outputs()
-    _, _, buckets, count, chunk, *_ = attend.call_args.args
-    assert count == 4 and (buckets.size(2) == 2 or hashing.keys <= 4)
-    hashing.u = hashing.v  # no query meets u
-    found, expected = map(hashing.with_gradients, (outputs, hashing.expected_outputs(chunk, buckets)))
-    for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], msg=lambda text, name=name: f"{name}: {text}")
+        hashing.outputs()
+    _, _, hashing.buckets, count, hashing.chunk, *_ = attend.call_args.args
+    assert count == 4 and (hashing.buckets.size(2) == 2 or hashing.keys <= 4)
+    hashing.assert_equations()
 
 
 def test_buckets_are_the_nearest_of_the_rotated_directions():

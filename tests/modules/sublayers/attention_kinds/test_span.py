@@ -1,22 +1,19 @@
 """Adaptive span, against the paper's equations, and against fairseq's example for mask and loss."""
 
 import copy
-import importlib.util
 import math
 import re
-from pathlib import Path
 
-import fairseq
 import pytest
 import torch
-from attention_by_einsum import HEADS, Attending, assert_same
+from attention_by_einsum import HEADS, Attending
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from tiny_networks import fairseqs_example, make_decoder, random_tokens
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lazyformer_fairseq.measure.costs.flops import count_sublayer_flops
-from lazyformer_fairseq.modules.networks.causal_decoder import CausalDecoder
 from lazyformer_fairseq.modules.networks.encoder import Encoder
 from lazyformer_fairseq.modules.networks.stack import StreamMemory
 from lazyformer_fairseq.modules.sublayers.attention_kinds.span import SPANS, STEP, Span, measure_spans
@@ -24,24 +21,13 @@ from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
 from lazyformer_fairseq.patterns.attention_kinds import with_defaults
 from lazyformer_fairseq.patterns.grammar import plan
 
+PUBLISHED = "adaptive_span/adaptive_span_attention.py"
 SHARES = torch.tensor([0.07, 0.37, 0.81], dtype=torch.double)
-RIGHT = torch.arange(9) >= torch.tensor([[5], [9]])
-
-
-def fairseqs_example():
-    """A file that is installed with fairseq; importing its package would register a model."""
-    path = Path(fairseq.__file__).parent / "examples" / "adaptive_span" / "adaptive_span_attention.py"
-    spec = importlib.util.spec_from_file_location("adaptive_span_attention", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def span_of(shares: Tensor, **settings) -> Span:
-    options = SublayerOptions(
-        4 * len(shares), 4, len(shares), values=with_defaults(tuple(settings.items())), is_causal=True
-    )
-    span = Span(options).to(shares.dtype)
+    values, heads = with_defaults(tuple(settings.items())), len(shares)
+    span = Span(SublayerOptions(4 * heads, 4, heads, values=values, is_causal=True)).to(shares.dtype)
     span.shares.data.copy_(shares)
     measure_spans([span])
     return span
@@ -63,9 +49,6 @@ class WithSpans(Attending):
         weights = mask * torch.exp(scores - scores.amax(-1, keepdim=True))
         return weights / weights.sum(-1, keepdim=True)
 
-    def make_values(self, maker: nn.Module, values: Tensor) -> Tensor:
-        raise AssertionError("values are plain")
-
 
 @pytest.mark.parametrize("limit, ramp", [(5, 2), (5, 7), (30, 3)])
 @pytest.mark.parametrize(
@@ -78,8 +61,7 @@ def test_it_is_the_papers(monkeypatch, given, limit, ramp, step, back_end):
     """With all gradients, those of z among them, however far keys are computed."""
     monkeypatch.setattr("lazyformer_fairseq.modules.sublayers.attention_kinds.span.STEP", step)
     attending = WithSpans(limit, ramp, **given, back_end=back_end)
-    expected = attending.with_gradients(attending.expected(attending.weigh))
-    assert_same(attending.with_gradients(attending.outputs()), expected)
+    expected = attending.assert_equations()
     assert (expected["0.choices.span.shares"] != 0).any() or attending.keys == 1
 
 
@@ -89,7 +71,7 @@ def test_it_is_the_papers(monkeypatch, given, limit, ramp, step, back_end):
     shares=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=4),
 )
 def test_mask_and_loss_are_those_of_fairseqs_example(limit, ramp, shares):
-    theirs = fairseqs_example().AdaptiveSpan(limit, ramp, 0.0, len(shares), False).double()
+    theirs = fairseqs_example(PUBLISHED).AdaptiveSpan(limit, ramp, 0.0, len(shares), False).double()
     theirs._mask.current_val.data.copy_(torch.tensor(shares)[:, None, None])
     span = span_of(torch.tensor(shares, dtype=torch.double), span=limit, ramp=ramp, span_loss=3e-5)
     ours = span._log_mask(torch.arange(limit)).exp().t()  # the nearest first
@@ -100,13 +82,10 @@ def test_mask_and_loss_are_those_of_fairseqs_example(limit, ramp, shares):
     assert (span._log_mask(torch.arange(span.longest, limit + 5)) == -math.inf).all()
 
 
-def test_spans_start_at_zero_as_there():
-    assert (span_of(torch.zeros(2), span=10).shares == 0).all()
-    assert fairseqs_example().AdaptiveMask(10, 3).current_val == 0
-
-
 def test_z_stays_between_none_and_all():
-    """Clamped before each pass; a gradient that leads out is dropped, one that leads back is not."""
+    """Clamped before each pass; a gradient that leads out is dropped, one that leads back is not. It starts at none."""
+    assert fairseqs_example(PUBLISHED).AdaptiveMask(10, 3).current_val == 0
+    assert (Span(SublayerOptions(8, 4, 2, values=with_defaults((("span", 10),)), is_causal=True)).shares == 0).all()
     span = span_of(torch.tensor([-0.2, 0.0, 0.5, 1.0, 1.3]), span=10)
     assert span.shares.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
     for sign, moving in ((1, [0, 0, 1, 1, 1]), (-1, [1, 1, 1, 0, 0])):
@@ -120,21 +99,24 @@ def test_in_half_precision_a_mask_is_computed_in_single(precision):
     assert span.spans.dtype == torch.float32 and span.spans.tolist() == [500.0, 250.0]
 
 
-def test_one_pass_of_a_network_measures_all_spans():
+def test_one_pass_of_a_network_measures_all_spans_and_a_copy_its_own():
     encoder = Encoder("s[span=400] f s[span=100,ramp=8] l", 17, 12, 20, HEADS, max_positions=600)
     first, second = encoder.options.common[SPANS]
     assert (first.longest, second.longest) == (64, 64)  # the ramp, up to the next multiple
+    other = copy.deepcopy(encoder)
     first.shares.data[1] = 0.5
     second.shares.data[2] = 0.9
     encoder(torch.randint(2, 17, (1, 9)))
-    assert (first.longest, second.longest) == (256, 100)
+    other(torch.randint(2, 17, (1, 9)))
+    assert [[span.longest for span in each.options.common[SPANS]] for each in (encoder, other)] == [
+        [256, 100],
+        [64, 64],
+    ]
 
 
-@pytest.mark.parametrize("direction", ["encoder", "causal"])
-def test_keys_beyond_the_longest_span_are_masked_out(direction):
-    is_causal = direction == "causal"
-    options = SublayerOptions(12, 4, HEADS, values=with_defaults((("span", 900),)), is_causal=is_causal)
-    span = Span(options)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_keys_beyond_the_longest_span_are_masked_out(is_causal):
+    span = Span(SublayerOptions(12, 4, HEADS, values=with_defaults((("span", 900),)), is_causal=is_causal))
     attending = Attending("s", 5, memory=500 if is_causal else None)
     parts = span._parts(attending.context().scores, attending.keys, attending.time)
     (_, ((before, after, *_),)), = parts["mask"].groups  # fmt: skip
@@ -144,30 +126,15 @@ def test_keys_beyond_the_longest_span_are_masked_out(direction):
 @pytest.mark.parametrize("pattern", ["s[span=5,ramp=2]", "s[span=5,ramp=2]l"])
 def test_memory_that_no_head_reaches_is_left_out(pattern):
     """Nothing changes but the cost, which is what the formula says; a consumer above needs all."""
-    decoder, memory = (
-        CausalDecoder(pattern, 17, 12, 20, HEADS, mem_len=9, attention_backend="eager").double(),
-        StreamMemory(),
-    )
-    for parameter in decoder.parameters():
-        nn.init.normal_(parameter, std=0.5)
+    decoder, memory, tokens = make_decoder(pattern, mem_len=9), StreamMemory(), random_tokens(2, 13)
     decoder.sublayers[0].inner.choices["span"].shares.data.copy_(SHARES)
-    tokens = torch.randint(2, 17, (2, 13))
     decoder(tokens[:, :9], memory)
     with FlopCounterMode(display=False) as counter:
         found, _ = decoder(tokens[:, 9:], memory)
     counted = counter.get_total_flops()
-    assert counted == sum(count_sublayer_flops(planned, decoder.sizes, 4, 9, 2) for planned in decoder.plan)
-    torch.testing.assert_close(found, decoder(tokens)[0][:, 9:])
-    plain = sum(
-        count_sublayer_flops(planned, decoder.sizes, 4, 9, 2) for planned in plan(re.sub(r"\[.*?\]", "", pattern))
+    plain = plan(re.sub(r"\[.*?\]", "", pattern))
+    of_spans, of_plain = (
+        sum(count_sublayer_flops(each, decoder.sizes, 4, 9, 2) for each in planned) for planned in (decoder.plan, plain)
     )
-    assert (counted < plain) == ("l" not in pattern)
-
-
-def test_a_copy_of_a_network_measures_its_own_spans():
-    decoder = CausalDecoder("s[span=300]", 17, 12, 20, HEADS, mem_len=4)
-    other = copy.deepcopy(decoder)
-    other.sublayers[0].inner.choices["span"].shares.data.fill_(1.0)
-    other(torch.randint(2, 17, (1, 3)))
-    assert other.options.common[SPANS][0].longest == 300
-    assert decoder.options.common[SPANS][0].longest == 64
+    assert counted == of_spans and (counted < of_plain) == ("l" not in pattern)
+    torch.testing.assert_close(found, decoder(tokens)[0][:, 9:])

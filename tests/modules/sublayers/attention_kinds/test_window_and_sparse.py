@@ -1,0 +1,154 @@
+"""Longformer's window and the Sparse Transformer's masks: pair by pair, and what attention makes of them."""
+
+import pytest
+import torch
+from attention_by_einsum import HEADS, WIDTH, Attending, padded_and_with_memory, split
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_networks import make_decoder, random_tokens
+from torch import Tensor, nn
+
+from lazyformer_fairseq.modules.networks.stack import StreamMemory
+from lazyformer_fairseq.modules.sublayers.interface import SublayerOptions
+from lazyformer_fairseq.patterns.attention_kinds import chosen_kinds
+from lazyformer_fairseq.patterns.grammar import plan
+
+
+def of_paper(kind: str, part: str, length: int, block: int, summary: int) -> list[set[int]]:
+    """A causal model's connectivity by section 4.3: for each i the set of j that it attends to."""
+    sets = []
+    for i in range(length):
+        past = range(i + 1)
+        if kind == "strided":
+            local = set(range(max(0, i - block), i + 1))
+            summaries = {j for j in past if (i - j) % block == 0}
+        else:
+            local = {j for j in past if j // block == i // block}
+            summaries = {j for j in past if j % block in range(block - summary, block)}
+        sets.append({"local": local, "summary": summaries, "both": local | summaries}[part])
+    return sets
+
+
+def mask_of_paper(causal: bool, kind: str, part: str, length: int, block: int, summary: int) -> Tensor:
+    """(K, K). An encoder's: what the same conditions give without j <= i, so that the strided one is symmetric."""
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for i, seen in enumerate(of_paper(kind, part, length, block, summary)):
+        mask[i, list(seen)] = True
+    if causal:
+        return mask
+    if kind == "strided":
+        return mask | mask.T
+    of_last = of_paper(kind, part, length + block, block, summary)  # a query far behind sees all summaries
+    for i in range(length):
+        last_of_block = i - i % block + block - 1
+        mask[i, [j for j in of_last[last_of_block] if j < length]] = True
+        if part != "local":
+            mask[i, [j for j in range(length) if j % block >= block - summary]] = True
+    return mask
+
+
+def mask_of(text: str, causal: bool, time: int, keys: int) -> Tensor:
+    """(1 or N, T, K), without the future in a causal model: back ends take that out."""
+    values = plan(f"s[{text}]")[0].values
+    [row] = chosen_kinds(values)
+    module = row.load()(SublayerOptions(WIDTH, 8, HEADS, values=values, is_causal=causal))
+    mask = module.mask.dense(time, keys, torch.device("cpu"))
+    return mask & torch.ones(time, keys, dtype=torch.bool).tril(keys - time) if causal else mask
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["strided", "fixed"]),
+    st.sampled_from(["both", "local", "summary"]),
+    st.booleans(),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.data(),
+)
+def test_sparse_masks_are_the_papers(kind, part, causal, keys, block, data):
+    summary = data.draw(st.integers(1, block))
+    time = data.draw(st.integers(1, keys)) if causal else keys
+    text = f"{kind}={block},part={part}" + f",summary={summary}" * (kind == "fixed" and part != "local")
+    expected = mask_of_paper(causal, kind, part, keys, block, summary)[keys - time :]
+    assert torch.equal(mask_of(text, causal, time, keys), expected[None])
+
+
+def test_heads_may_have_a_part_each():
+    local, summary = (mask_of(f"fixed=4,part={part}", False, 9, 9) for part in ("local", "summary,summary=1"))
+    assert torch.equal(mask_of("fixed=4,summary=1,heads=split", False, 9, 9), torch.cat([local, local, summary]))
+
+
+def test_two_sublayers_interleave_the_parts():
+    """Each step position reaches every other one: a summary above, its surroundings below."""
+    for kind, more in (("strided=4", ""), ("fixed=4", ",summary=1")):
+        local, far = (mask_of(f"{kind},part={part}", False, 16, 16)[0].long() for part in ("local", "summary" + more))
+        assert ((far @ local) > 0).all()
+
+
+class Masked(Attending):
+    """Softmax over the keys that are shown; nothing where there are none. Of windows, each pair is looked at here."""
+
+    def __init__(self, text: str, steps: tuple[int, ...] = (), **given):
+        super().__init__(f"s[{text}]", **given)
+        self.tokens = self.s.choices["window"].first if "global" in text else 0
+        if steps:
+            queries, keys = range(self.keys - self.time, self.keys), range(self.keys)
+            pairs = [[[self.is_near(i, j, step) for j in keys] for i in queries] for step in steps]
+            self.seen = torch.tensor(pairs)
+        else:
+            self.seen = mask_of(text, self.is_causal, self.time, self.keys)
+
+    def is_near(self, query: int, key: int, step: int) -> bool:
+        """In a window of 2, each step wide; global tokens are seen by all."""
+        ahead = key - query
+        near = ahead % step == 0 and abs(ahead) <= 2 * step and not (self.is_causal and ahead > 0)
+        return near or key < self.tokens
+
+    def weigh(self, q: Tensor, scores: Tensor, distances: Tensor) -> Tensor:
+        shown = self.seen & scores.isfinite()
+        scores = scores.masked_fill(~shown, -1e4)
+        weights = (scores - scores.detach().amax(-1, keepdim=True)).exp() * shown
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+
+    def attend(self, probabilities: Tensor, values: Tensor, sublayer: nn.Module, x_BKC: Tensor) -> Tensor:
+        output = torch.einsum("bntk,bnkd->bntd", probabilities, values)
+        if not self.tokens:
+            return output
+        choice = self.s.choices["window"]  # rows of global tokens come from their own projections
+        q, k = (split(projection(self.x)) for projection in (choice.q_proj, choice.k_proj))
+        v = split(sublayer.value_makers["window"].v_proj(x_BKC))
+        of_tokens = nn.functional.scaled_dot_product_attention(q[:, :, : self.tokens], k, v)
+        return torch.cat([of_tokens, output[:, :, self.tokens :]], 2)
+
+
+WINDOWS = {
+    "window=2": (1, 1, 1),
+    "window=2,dilation=2": (1, 2, 2),
+    "window=2,dilation=3,dilated_heads=1": (1, 1, 3),
+    "window=2,dilation=3,dilated_heads=3": (3, 3, 3),
+}
+SPARSE = ["strided=3", "fixed=4,summary=2", "fixed=4,summary=1,part=summary", "fixed=4,summary=1,heads=split"]
+
+
+@padded_and_with_memory
+@pytest.mark.parametrize("text", [*WINDOWS, *SPARSE])
+@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
+def test_attention_is_that_of_the_mask(text, given, back_end):
+    Masked(text, WINDOWS.get(text, ()), **given, back_end=back_end).assert_equations()
+
+
+@pytest.mark.parametrize("back_end", ["eager", "recompute", "tiles"])
+@pytest.mark.parametrize(
+    ("text", "steps"), [("window=2,global=1", (1, 1, 1)), ("window=2,dilation=4,dilated_heads=3,global=2", (4, 4, 4))]
+)
+def test_global_tokens_see_all_and_all_see_them(text, steps, back_end):
+    Masked(text, steps, time=13, back_end=back_end).assert_equations()
+
+
+@pytest.mark.parametrize("settings", ["strided=3", "fixed=4,summary=2", "fixed=4,summary=1,heads=split"])
+def test_a_causal_model_counts_from_its_memory(settings):
+    """Segments of whole blocks with a memory of whole blocks give what one long segment does."""
+    decoder, tokens, memory = make_decoder(f"s[{settings}]l", mem_len=12), random_tokens(2, 12), StreamMemory()
+    whole, _ = decoder(tokens)
+    parts = [decoder(part, memory)[0] for part in tokens.split(int(settings[settings.index("=") + 1]), 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole)

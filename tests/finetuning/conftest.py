@@ -1,13 +1,12 @@
-"""Toy tasks, prepared, and a checkpoint to start from."""
+"""Toy tasks, and what is prepared of them for the checkpoint that runs start from."""
 
 from pathlib import Path
 
 import pytest
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq_cli.train import main as train
 from helpers import write_toy_glue
-from squad_grids import write_articles
+from in_process import config_of
+from omegaconf import DictConfig
+from squad_grids import START, write_articles
 
 from lazyformer_fairseq.data.prepared_folder import PreparedTask
 from lazyformer_fairseq.finetuning.tasks.glue import Preparation, prepare_tasks
@@ -26,26 +25,22 @@ def toy_squad(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prepared(toy_glue, data_folder, tmp_path_factory) -> dict[str, PreparedTask]:
+def prepared(toy_glue, tmp_path_factory) -> dict[str, PreparedTask]:
     """Task -> its prepared data; all lie in one folder ``tasks``."""
     wanted = Preparation(
-        data=toy_glue, tokenizer=data_folder / "tokenizer", output=tmp_path_factory.mktemp("prepared"), max_length=64,
+        data=toy_glue, tokenizer=START.parent / "tokenizer", output=tmp_path_factory.mktemp("prepared"), max_length=64,
         tasks=TOY_TASKS,
     )  # fmt: skip
     return dict(zip(TOY_TASKS, prepare_tasks(wanted), strict=True))
 
 
-@pytest.fixture(scope="session")
-def start_checkpoint(data_folder, tmp_path_factory) -> Path:
-    """A tiny model after one update of pre-training."""
-    folder = tmp_path_factory.mktemp("start") / "model"
-    command = [
-        *(str(data_folder), "--task", "full_sentences_masked_lm", "--tokens-per-sample", "64"),
-        *("--criterion", "masked_lm_accuracy", "--arch", "lazyformer_m2x6_s_tiny", "--sublayer-pattern", "M2"),
-        *("--max-positions", "64", "--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--lr", "1e-3"),
-        *("--batch-size", "4", "--max-update", "1", "--disable-validation", "--cpu", "--num-workers", "0"),
-        *("--no-epoch-checkpoints", "--save-dir", str(folder)),
-    ]
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), command))
-    train(cfg)
-    return folder / "checkpoint_last.pt"
+@pytest.fixture
+def glue_config(data_folder):
+    """``glue_config(folder, options ...)``: fairseq's configuration for a command line of task ``glue``."""
+
+    def build(folder: Path, *more: object) -> DictConfig:
+        words = "--task glue --criterion glue --arch bert_tiny --max-epoch 1 --batch-size 16 --optimizer fused_adam"
+        words = f"{words} --lr-scheduler linear_warmup --tokenizer-folder".split()
+        return config_of(folder, *words, data_folder / "tokenizer", *more)
+
+    return build

@@ -1,18 +1,18 @@
-"""The report on made results: the paper's table where the grid is whole, and what is said where it is not."""
+"""The report on made results: the papers' tables where the grid is whole, and what is said where it is not."""
 
 import csv
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from glue_results import write_failure, write_grid, write_result
-from matplotlib.axes import Axes
+from glue_results import run_folder, write_failure, write_grid, write_result
+from in_process import invoke
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lazyformer_fairseq.cli import main
+from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.finetuning import report as pictures
 from lazyformer_fairseq.finetuning.benchmark import PAPER_ROWS, PAPER_TASKS, SCORES
 from lazyformer_fairseq.finetuning.report import checkpoint_series, write_report
@@ -35,24 +35,32 @@ def make_grid(folder: Path, models=("lazy",), tasks=PAPER_TASKS, rates=RATES, se
     return folder
 
 
+def report_of(folder: Path) -> str:
+    return write_report(folder, folder / "report")
+
+
 def cells(markdown: str, first: str) -> list[str]:
     """Of the first table row that begins with this."""
     line = next(line for line in markdown.splitlines() if line.startswith(f"| {first} "))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_whole_grid_gives_the_paper_s_table(tmp_path):
-    markdown = write_report(make_grid(tmp_path, updates=1_000_000), tmp_path / "report")
+def csv_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_whole_grid_gives_the_paper_s_table_by_the_command(tmp_path):
+    printed = invoke("evaluate", make_grid(tmp_path, updates=1_000_000))
+    markdown = (tmp_path / "report" / "glue.md").read_text()
+    assert markdown.partition("![")[0] in printed and str(tmp_path / "report") in printed
     row = cells(markdown, "lazy")
     assert row[1:] == cells(markdown, "BERT (paper)")[1:]
     assert row[1:] == "1,000,000 85.72/85.67 92.07 91.21 92.78 58.80 88.73 67.51 89.23 83.52".split()
-    assert cells(markdown, "M2x6 (paper)")[-1] == "84.56"
+    averages = {row.model: cells(markdown, f"{row.model} (paper)")[-1] for row in PAPER_ROWS}
+    assert averages == {"BERT": "83.52", "M2x6-S": "83.69", "M2x6-SD": "83.52", "M2x6": "84.56", "M2x6 mid": "83.77"}
     assert cells(markdown, "majority class or constant")[-1] == "40.00"
-    assert "ncomplete" not in markdown
-
-
-def test_each_score_stands_beside_its_spread_and_baseline(tmp_path):
-    markdown = write_report(make_grid(tmp_path), tmp_path / "report")
+    assert "ncomplete" not in markdown and "Head: " not in markdown
     scores = markdown[markdown.index("## Each score") :]
     rte = next(line for line in scores.splitlines() if "| RTE " in line)
     for cell in ("accuracy", "67.51", "66.51 to 68.51", "3 of 3", "5e-05", "40.00", "65.03 to 69.99", "yes"):
@@ -67,107 +75,81 @@ def test_a_lower_bound_that_is_not_above_the_baseline_is_marked(tmp_path, value)
     write_grid(tmp_path, {"lazy": "c.pt"}, ["RTE"], [2e-5], [1, 2])
     for seed, score in ((1, value), (2, 0.4)):
         write_result(tmp_path, RunKey("lazy", "RTE", 2e-5, seed), score, baseline=0.4)
-    markdown = write_report(tmp_path, tmp_path / "report")
-    assert [line for line in markdown.splitlines() if "| RTE " in line][-1].endswith(" no |")
+    assert [line for line in report_of(tmp_path).splitlines() if "| RTE " in line][-1].endswith(" no |")
 
 
-def test_one_run_less_and_there_is_no_average(tmp_path):
-    lost = RunKey("lazy", "RTE", 2e-5, 3)
-    markdown = write_report(make_grid(tmp_path, without=[lost]), tmp_path / "report")
-    row = cells(markdown, "lazy")
-    assert row[8] == "67.51*"
-    assert row[-1] == "incomplete"
+def test_runs_that_lack_failed_or_gave_no_number_are_counted_and_there_is_no_average(tmp_path):
+    lost, failed, broken = (RunKey("lazy", "RTE", rate, seed) for rate, seed in ((2e-5, 3), (5e-5, 1), (5e-5, 2)))
+    markdown = report_of(make_grid(tmp_path, without=[lost]))
+    assert (cells(markdown, "lazy")[8], cells(markdown, "lazy")[-1]) == ("67.51*", "incomplete")
     assert "| lazy | RTE | 5 of 6 | 1: 2e-05 (3) | 0 |" in " ".join(markdown.split())
-
-
-def test_failed_runs_and_numbers_that_are_none_are_counted_and_explained(tmp_path):
-    failed, broken = RunKey("lazy", "RTE", 5e-5, 1), RunKey("lazy", "RTE", 5e-5, 2)
-    make_grid(tmp_path, without=[failed])
-    write_failure(tmp_path, failed, "out of memory")
-    write_result(tmp_path, broken, float("nan"))
-    markdown = write_report(tmp_path, tmp_path / "report")
+    make_grid(tmp_path / "two", without=[failed])
+    write_failure(tmp_path / "two", failed, "out of memory")
+    write_result(tmp_path / "two", broken, float("nan"))
+    markdown = report_of(tmp_path / "two")
     assert cells(markdown, "lazy")[-1] == "incomplete"
     assert "| lazy | RTE | 4 of 6 | 0 | 2: 5e-05 (1 2) |" in " ".join(markdown.split())
     assert "lr5e-05_seed1: out of memory" in markdown
-    assert "lr5e-05_seed2: accuracy of dev is not a number" in markdown
-    assert "nan" not in markdown
+    assert "lr5e-05_seed2: accuracy of dev is not a number" in markdown and "nan" not in markdown
 
 
 def test_tasks_that_were_not_asked_for_are_left_open(tmp_path):
-    markdown = write_report(make_grid(tmp_path, tasks=["CoLA", "WNLI"], seeds=[1]), tmp_path / "report")
-    row = cells(markdown, "lazy")
-    assert row[2:] == ["-/-", "-", "-", "-", "58.80", "-", "-", "-", "incomplete"]
+    markdown = report_of(make_grid(tmp_path, tasks=["CoLA", "WNLI"], seeds=[1]))
+    assert cells(markdown, "lazy")[2:] == ["-/-", "-", "-", "-", "58.80", "-", "-", "-", "incomplete"]
     assert "1 of 1" in markdown  # one seed has no bounds
     assert [line for line in markdown.splitlines() if "| WNLI " in line][-1].endswith(" - |")
 
 
-def test_what_is_not_the_paper_s_protocol_is_said(tmp_path):
-    tasks = ["MNLI", "RTE"]
-    markdown = write_report(make_grid(tmp_path, tasks=tasks, epochs=3, started_from="MNLI"), tmp_path / "report")
-    assert "The protocol has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds" in markdown
-    assert "Epochs: MNLI 3, RTE 3; the protocol has 10." in markdown
-    assert "RTE: runs started from the MNLI checkpoint" in markdown
-    assert "Hours of all runs (12) together: 0.12." in markdown
-    assert "Training rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490)." in markdown
-
-
 @pytest.mark.parametrize(
-    ("in_file", "words"),
+    ("more", "said"),
     [
-        (640, "RTE 100 of 640 (the official file has 2,490)."),
-        (2490, "RTE 100 of 2,490."),
-        (None, "RTE 100 (the official file has 2,490)."),  # results of older versions
+        (
+            {"epochs": 3, "started_from": "MNLI"},
+            [
+                "The protocol has rates 2e-05, 3e-05, 4e-05, 5e-05 and 5 seeds",
+                "Epochs: MNLI 3, RTE 3; the protocol has 10.",
+                "RTE: runs started from the MNLI checkpoint",
+                "Hours of all runs (12) together: 0.12.",
+                # results of older versions do not know the file's rows
+                "rows: MNLI 100 (the official file has 392,702), RTE 100 (the official file has 2,490).",
+            ],
+        ),
+        ({"rows_in_file": 640}, ["RTE 100 of 640 (the official file has 2,490)."]),
+        (
+            {"rows_in_file": 2490, "head": "linear", "head_dropout": 0.1},
+            ["RTE 100 of 2,490.", "Head: linear with dropout 0.1; the default is dense."],
+        ),
+        ({"head": None, "head_dropout": 0.1}, ["Head: dense with dropout 0.1; the default is dense."]),
     ],
 )
-def test_training_rows_are_those_of_the_files_that_were_prepared(tmp_path, in_file, words):
-    markdown = write_report(make_grid(tmp_path, tasks=["RTE"], rows_in_file=in_file), tmp_path / "report")
-    assert f"Training rows: {words}" in markdown
+def test_what_is_not_the_paper_s_protocol_is_said(tmp_path, more, said):
+    markdown = report_of(make_grid(tmp_path, tasks=["MNLI", "RTE"], **more))
+    assert [words for words in said if words not in markdown] == []
 
 
-def test_another_head_is_said(tmp_path):
-    assert "Head: " not in write_report(make_grid(tmp_path / "one", tasks=["RTE"]), tmp_path / "report")
-    markdown = write_report(make_grid(tmp_path / "two", tasks=["RTE"], head="linear", head_dropout=0.1), tmp_path / "b")
-    assert "Head: linear with dropout 0.1; the default is dense." in markdown
-    markdown = write_report(make_grid(tmp_path / "three", tasks=["RTE"], head=None, head_dropout=0.1), tmp_path / "c")
-    assert "Head: dense with dropout 0.1; the default is dense." in markdown
-
-
-def test_csv_and_latex_hold_the_same_numbers(tmp_path):
-    lost = RunKey("lazy_2", "RTE", 2e-5, 3)
-    make_grid(tmp_path, models=["lazy_1", "lazy_2"], without=[lost])
-    write_report(tmp_path, tmp_path / "report")
-    with (tmp_path / "report" / "glue.csv").open(newline="") as file:
-        rows = {row["model"]: row for row in csv.DictReader(file)}
+def test_csv_latex_and_pictures_hold_the_same_numbers(tmp_path):
+    report_of(make_grid(tmp_path, models=["lazy_1", "lazy_2"], without=[RunKey("lazy_2", "RTE", 2e-5, 3)]))
+    rows = {row["model"]: row for row in csv_of(tmp_path / "report" / "glue.csv")}
     assert float(rows["lazy_1"]["Avg."]) == pytest.approx(83.5244)
     assert (rows["lazy_2"]["Avg."], rows["lazy_2"]["incomplete"]) == ("", "RTE")
     assert rows["BERT (paper)"]["source"] == "paper"
-    with (tmp_path / "report" / "glue_scores.csv").open(newline="") as file:
-        (rte,) = [row for row in csv.DictReader(file) if (row["model"], row["task"]) == ("lazy_2", "RTE")]
+    scores = csv_of(tmp_path / "report" / "glue_scores.csv")
+    (rte,) = [row for row in scores if (row["model"], row["task"]) == ("lazy_2", "RTE")]
     assert (float(rte["median"]), rte["rate"], rte["seeds"], rte["runs"]) == (67.51, "5e-05", "3", "5")
     latex = (tmp_path / "report" / "glue.tex").read_text()
-    assert r"\toprule" in latex
-    assert r"lazy\_1" in latex
+    assert r"\toprule" in latex and r"lazy\_1" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 4
-
-
-def test_pictures_are_drawn(tmp_path):
-    write_report(make_grid(tmp_path, models=["lazy", "bert"], without=[RunKey("bert", "RTE", 2e-5, 1)]), tmp_path / "r")
-    with Image.open(tmp_path / "r" / "glue_seeds.png") as picture:
+    with Image.open(tmp_path / "report" / "glue_seeds.png") as picture:
         assert picture.width > 1000
         assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
-    assert not (tmp_path / "r" / "glue_updates.png").exists()
-
-
-def axes_of(values: list[float], baseline: float) -> Axes:
-    axis = Figure().subplots()
-    pictures._draw_model(axis, 0, np.array(values), styles(["model"])["model"])
-    pictures._draw_baseline(axis, baseline, np.array(values))
-    return axis
+    assert not (tmp_path / "report" / "glue_updates.png").exists()
 
 
 def test_seeds_are_points():
     points = [52.71, 52.71, 53.07]
-    axis = axes_of(points, 52.71)
+    axis = Figure().subplots()
+    pictures._draw_model(axis, 0, np.array(points), styles(["model"])["model"])
+    pictures._draw_baseline(axis, 52.71, np.array(points))
     assert list(axis.lines[0].get_ydata()) == points
     assert np.ptp(axis.get_ylim()) > 1.99, "a third of a point does not fill the panel"
 
@@ -183,13 +165,58 @@ def test_checkpoints_of_one_model_make_a_series(tmp_path):
         "lazy": [(10, "lazy_10"), (200, "lazy_200")],
         "other": [(1, "x"), (2, "y")],
     }
-    write_report(tmp_path, tmp_path / "report")
+    report_of(tmp_path)
     assert "](glue_updates.png)" in (tmp_path / "report" / "glue.md").read_text()
     assert (tmp_path / "report" / "glue_updates.png").stat().st_size > 10_000
 
 
-def test_the_command_prints_the_table_and_where_it_is(tmp_path):
-    done = CliRunner().invoke(main, ["evaluate", str(make_grid(tmp_path))], catch_exceptions=False)
-    assert cells(done.output, "lazy")[-1] == "83.52"
-    assert (tmp_path / "report" / "glue.md").read_text().partition("![")[0] in done.output
-    assert str(tmp_path / "report") in done.output
+# --- SQuAD
+
+HEURISTICS = {"first sentence": {"f1": 0.1, "exact_match": 0.01}, "near the question": {"f1": 0.3, "exact_match": 0.02}}
+
+
+def make_squad_grid(folder: Path, f1: list[float | None], models=("par",), train_rows=87_599) -> Path:
+    """Runs of each model at one rate, one a seed, with these F1, None for one that lacks; exact match is 0.1 less."""
+    write_grid(folder, dict.fromkeys(models, "c.pt"), ["SQuAD"], [3e-5], list(range(1, 1 + len(f1))))
+    for model, (seed, value) in itertools.product(models, enumerate(f1, start=1)):
+        if value is not None:
+            result = {
+                **{"format_version": 1, "model": model, "checkpoint": f"{model}/c.pt", "updates": 8601},
+                **{"task": "SQuAD", "lr": 3e-5, "seed": seed, "epochs": 2, "best_epoch": 2, "selected_by": "f1"},
+                **{
+                    "train_rows": train_rows,
+                    "seconds": 60.0,
+                    "baseline": {"dev-v1.1": HEURISTICS["near the question"]},
+                },
+                "metrics": {"dev-v1.1": {"f1": value, "exact_match": value - 0.1}},
+                "baselines": {name: {"dev-v1.1": marks} for name, marks in HEURISTICS.items()},
+            }
+            path = run_folder(folder, RunKey(model, "SQuAD", 3e-5, seed)) / "result.json"
+            path.write_text(json.dumps(result))
+    return folder
+
+
+def test_marks_stand_beside_heuristics_and_the_paper(tmp_path):
+    markdown = report_of(make_squad_grid(tmp_path, [0.874, 0.871, 0.879, 0.86, 0.88], models=("par_1", "bert")))
+    assert cells(markdown, "par_1") == ["par_1", "8,601", "87.40", "77.40"]
+    assert cells(markdown, "PAR BERT Base (paper)")[2:] == ["87.40", "-"]
+    assert cells(markdown, "near the question")[2:] == ["30.00", "2.00"]
+    assert markdown.index("| near the question") < markdown.index("| first sentence")
+    row = next(line for line in markdown[markdown.index("## Each score") :].splitlines() if line.startswith("| par_1 "))
+    for cell in ("86.00 to 88.00", "5 of 5", "3e-05", "30.00", "yes"):
+        assert f" {cell} |" in row
+    assert "Training rows: SQuAD 87,599." in markdown and "ncomplete" not in markdown
+    rows = {row["model"]: row for row in csv_of(tmp_path / "report" / "squad.csv")}
+    assert (float(rows["bert"]["f1"]), float(rows["bert"]["exact_match"])) == (87.4, 77.4)
+    sources = [rows[name]["source"] for name in ("bert", "first sentence", "DistilBERT (paper)")]
+    assert sources == ["ours", "baseline", "paper"]
+    assert r"par\_1" in (tmp_path / "report" / "squad.tex").read_text()
+
+
+def test_a_missing_mark_is_counted_and_no_run_at_all_is_an_error(tmp_path):
+    markdown = report_of(make_squad_grid(tmp_path, [0.5, None], train_rows=100))
+    assert cells(markdown, "par")[2:] == ["50.00*", "40.00*"]
+    assert "| par | SQuAD | 1 of 2 | 1: 3e-05 (2) | 0 |" in " ".join(markdown.split())
+    assert "Training rows: SQuAD 100 (the official file has 87,599)." in markdown
+    with pytest.raises(UserError, match="no run has ended well yet, 0 failed.*lazyformer finetune"):
+        report_of(make_squad_grid(tmp_path / "empty", [None]))

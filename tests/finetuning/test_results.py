@@ -13,6 +13,8 @@ from lazyformer_fairseq.finetuning.report import own_row
 from lazyformer_fairseq.finetuning.results import RunKey, mean_bounds, read_results
 from lazyformer_fairseq.finetuning.tasks.glue import BENCHMARK as GLUE
 
+FIRST = RunKey("lazy", "CoLA", 2e-5, 1)
+
 
 @pytest.fixture
 def grid(tmp_path) -> Path:
@@ -29,15 +31,11 @@ def fill(folder: Path, task: str, scores: dict[float, list], **more) -> None:
 def test_the_best_median_wins_not_the_best_run(grid):
     fill(grid, "CoLA", {2e-5: [0.1, 0.9, 0.2], 5e-5: [0.3, 0.4, 0.3]})
     cola = read_results(grid, GLUE).of("lazy", "CoLA")
-    assert cola.rate == 5e-5
+    assert cola.rate == 5e-5 and cola.is_complete
     assert cola.values("valid", "matthews").tolist() == pytest.approx([30, 40, 30])
     assert [run.key for run in cola.best] == [RunKey("lazy", "CoLA", 2e-5, 2)]  # that is for predictions
-    assert cola.is_complete
-
-
-def test_of_equal_medians_the_first_rate_wins(grid):
     fill(grid, "CoLA", {2e-5: [0.1, 0.2, 0.3], 5e-5: [0.2, 0.2, 0.2]})
-    assert read_results(grid, GLUE).of("lazy", "CoLA").rate == 2e-5
+    assert read_results(grid, GLUE).of("lazy", "CoLA").rate == 2e-5, "of equal ones the first"
 
 
 def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(grid):
@@ -45,31 +43,22 @@ def test_the_matched_set_chooses_the_rate_for_the_mismatched_one(grid):
     results = read_results(grid, GLUE)
     assert results.of("lazy", "MNLI").values("valid1", "accuracy").tolist() == pytest.approx([10] * 3)
     row = own_row(results, GLUE, "lazy")
-    assert row.scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10})
-    assert row.incomplete == {"CoLA"}
+    assert row.scores == pytest.approx({"MNLI-m": 60, "MNLI-mm": 10}) and row.incomplete == {"CoLA"}
 
 
-def test_missing_failed_and_broken_runs_are_told_apart(grid):
+def test_missing_failed_and_broken_runs_are_told_apart_and_those_of_another_grid_left_out(grid):
     fill(grid, "CoLA", {2e-5: [0.1, float("nan")]})
     write_failure(grid, RunKey("lazy", "CoLA", 5e-5, 1), "out of memory")
-    results = read_results(grid, GLUE)
-    cola = results.of("lazy", "CoLA")
-    assert [run.key.seed for run in cola.runs] == [1]
-    assert cola.failed == [RunKey("lazy", "CoLA", 2e-5, 2), RunKey("lazy", "CoLA", 5e-5, 1)]
-    assert len(cola.missing) == 3
-    assert not cola.is_complete
-    assert [said.partition(": ")[2] for said in results.failures.values()] == [
-        "matthews of dev is not a number",
-        "out of memory",
-    ]
-
-
-def test_runs_of_another_grid_are_left_out(grid):
     write_result(grid, RunKey("lazy", "CoLA", 2e-5, 4), 0.9)
     write_result(grid, RunKey("other", "CoLA", 2e-5, 1), 0.9)
     write_failure(grid, RunKey("lazy", "RTE", 2e-5, 1), "no")
     results = read_results(grid, GLUE)
-    assert not results.runs and not results.failures
+    cola = results.of("lazy", "CoLA")
+    assert list(results.runs) == [FIRST] == [run.key for run in cola.runs]
+    assert cola.failed == [RunKey("lazy", "CoLA", 2e-5, 2), RunKey("lazy", "CoLA", 5e-5, 1)]
+    assert len(cola.missing) == 3 and not cola.is_complete
+    said = [said.partition(": ")[2] for said in results.failures.values()]
+    assert said == ["matthews of dev is not a number", "out of memory"]
 
 
 def test_bounds_are_student_s():
@@ -78,71 +67,59 @@ def test_bounds_are_student_s():
     assert mean_bounds(np.array([2.0])) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"format_version": 2}, "format version 2, but this program reads 1"),
-        ({"format_version": None}, "format version None"),
-        ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be int or float"),
-        ({"seed": True}, "field 'seed' is True, must be int"),
-        ({"task": "COCA"}, "'COCA' is no GLUE task"),
-        ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be dict"),
-        ({"metrics": {}}, "field 'metrics.dev' is None, must be dict"),
-        ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is None"),
-        ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is None"),
-    ],
-)
-def test_a_result_that_is_not_what_it_should_be_is_named(grid, change, words):
-    path = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UserError, match=re.escape(f"{path}: {words}")):
-        read_results(grid, GLUE)
+GRID = {"models": {}, "tasks": ["CoLA"], "lrs": [2e-5], "seeds": [1]}
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("name", "content", "words"),
     [
-        ('{"model": "lazy"', "cannot be read as JSON"),
-        ("[]", "holds list, not an object"),
-        ("\xff", "cannot be read as JSON"),
+        *(
+            ("result.json", change, words)
+            for change, words in (
+                ({"format_version": 2}, "format version 2, but this program reads 1"),
+                ({"format_version": None}, "format version None"),
+                ({"lr": "2e-5"}, "field 'lr' is '2e-5', must be int or float"),
+                ({"seed": True}, "field 'seed' is True, must be int"),
+                ({"task": "COCA"}, "'COCA' is no GLUE task"),
+                ({"metrics": [0.5]}, "field 'metrics' is [0.5], must be dict"),
+                ({"metrics": {}}, "field 'metrics.dev' is None, must be dict"),
+                ({"metrics": {"dev": {"accuracy": 1.0}}}, "field 'metrics.dev.matthews' is None"),
+                ({"baseline": {"dev": {"accuracy": 1.0}}}, "field 'baseline.dev.matthews' is None"),
+            )
+        ),
+        *(
+            (name, content, words)
+            for name in ("result.json", "failed.json", "grid.json")
+            for content, words in (
+                ('{"model": "lazy"', "cannot be read as JSON"),
+                ("[]", "holds list, not an object"),
+                ("\xff", "cannot be read as JSON"),
+            )
+        ),
+        ("grid.json", json.dumps({**GRID, "lrs": ["a"]}), "field 'lrs' is 'a'"),
+        ("grid.json", json.dumps({**GRID, "format_version": 2}), "format version 2"),
+        ("grid.json", "{}", "has no field 'models'"),
+        ("grid.json", None, "no such file"),
     ],
 )
-@pytest.mark.parametrize("name", ["result.json", "failed.json", "grid.json"])
-def test_broken_json_is_named(grid, content, words, name):
-    run = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
-    path = grid / "runs" / "grid.json" if name == "grid.json" else run.parent / name
+def test_a_file_that_is_not_what_it_should_be_is_named(grid, name, content, words):
+    """A mapping changes a good result."""
+    result = write_result(grid, FIRST, 0.5)
+    path = grid / "runs" / name if name == "grid.json" else result.with_name(name)
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads(result.read_text()), **content})
     if name == "failed.json":
-        run.unlink()
-    path.write_bytes(content.encode("latin-1"))
+        result.unlink()
+    path.unlink() if content is None else path.write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=re.escape(f"{path}: {words}")):
         read_results(grid, GLUE)
 
 
-def test_no_grid_and_a_grid_that_lacks_a_field(grid):
-    path = grid / "runs" / "grid.json"
-    path.write_text(json.dumps({"models": {}, "tasks": ["CoLA"], "lrs": ["a"], "seeds": [1]}))
-    with pytest.raises(UserError, match="field 'lrs' is 'a'"):
-        read_results(grid, GLUE)
-    path.write_text(json.dumps({"format_version": 2, "models": {}, "tasks": [], "lrs": [], "seeds": []}))
-    with pytest.raises(UserError, match="format version 2"):
-        read_results(grid, GLUE)
-    path.write_text("{}")
-    with pytest.raises(UserError, match="has no field 'models'"):
-        read_results(grid, GLUE)
-    path.unlink()
-    with pytest.raises(UserError, match=re.escape(f"{path}: no such file")):
-        read_results(grid, GLUE)
-
-
-def test_a_result_in_the_folder_of_another_run_is_refused(grid):
-    path = write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
-    path.parent.rename(path.parent.with_name("lr2e-05_seed2"))
-    with pytest.raises(UserError, match="is the result of lazy/CoLA/lr2e-05_seed1; move it there, or remove it"):
-        read_results(grid, GLUE)
-
-
-def test_runs_on_different_development_sets_do_not_compare(grid):
-    write_result(grid, RunKey("lazy", "CoLA", 2e-5, 1), 0.5)
+def test_a_result_of_another_run_or_on_another_development_set_is_refused(grid):
+    path = write_result(grid, FIRST, 0.5)
     write_result(grid, RunKey("lazy", "CoLA", 2e-5, 2), 0.5, baseline=0.1)
     with pytest.raises(UserError, match="dev set is another than that of"):
+        read_results(grid, GLUE)
+    path.parent.rename(path.parent.with_name("lr2e-05_seed3"))
+    with pytest.raises(UserError, match="is the result of lazy/CoLA/lr2e-05_seed1; move it there, or remove it"):
         read_results(grid, GLUE)

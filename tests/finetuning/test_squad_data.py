@@ -13,13 +13,7 @@ from lazyformer_fairseq.data.datasets.question_windows import WindowSettings, ma
 from lazyformer_fairseq.data.squad import read_squad
 from lazyformer_fairseq.data.text.normalisation import TextSettings
 from lazyformer_fairseq.errors import UserError
-from lazyformer_fairseq.finetuning.squad_data import (
-    Preparation,
-    PreparedSquad,
-    overview,
-    prepare,
-    prepare_squad,
-)
+from lazyformer_fairseq.finetuning.squad_data import Preparation, PreparedSquad, overview, prepare, prepare_squad
 
 SETTINGS = WindowSettings(15, 2, 6)
 
@@ -45,30 +39,28 @@ def test_what_is_read_is_what_was_made(made):
 
 
 @pytest.mark.parametrize("name", ["ids", "sizes", "question", "place", "first", "count", "targets", "context_starts"])
-@pytest.mark.parametrize("value", [-1, 2**31 - 1])
-def test_numbers_that_lead_outside_are_refused(made, name, value):
+def test_numbers_that_lead_outside_are_refused(made, name):
     path = made[2].folder / "train.npz"
-    arrays = dict(np.load(path))
-    arrays[name] = arrays[name].astype(np.int64)
-    arrays[name].flat[-1] = value
-    np.savez(path, **arrays)
-    with pytest.raises(UserError, match=r"train\.\*: damaged \(.*; remove .*prepared and run"):
-        made[2].read("train")
+    whole = dict(np.load(path))
+    for value in (-1, 2**31 - 1):
+        arrays = {**whole, name: whole[name].astype(np.int64)}
+        arrays[name].flat[-1] = value
+        np.savez(path, **arrays)
+        with pytest.raises(UserError, match=r"train\.\*: damaged \(.*; remove .*prepared and run"):
+            made[2].read("train")
 
 
-@pytest.mark.parametrize("damage", ["half", "objects", "floats", "gone", "shorter"])
-def test_damaged_files_are_refused(made, damage):
+def test_damaged_files_are_refused(made):
     path = made[2].folder / "train.npz"
-    arrays = dict(np.load(path))
-    if damage == "half":
-        path.write_bytes(path.read_bytes()[:900])
-    elif damage == "gone":
-        path.unlink()
-    else:
-        changed = {"objects": np.array([None]), "floats": arrays["place"] * 1.0, "shorter": arrays["place"][1:]}
-        np.savez(path, **{**arrays, "place": changed[damage]})
-    with pytest.raises(UserError, match=r"train\.\*: damaged"):
-        made[2].read("train")
+    whole, arrays = path.read_bytes(), dict(np.load(path))
+    damages = [lambda: path.write_bytes(whole[:900]), path.unlink]
+    for place in (np.array([None]), arrays["place"] * 1.0, arrays["place"][1:]):
+        damages.append(lambda place=place: np.savez(path, **{**arrays, "place": place}))
+    for damage in damages:
+        path.write_bytes(whole)
+        damage()
+        with pytest.raises(UserError, match=r"train\.\*: damaged"):
+            made[2].read("train")
 
 
 def test_other_folders_and_splits_are_refused(made, tmp_path):
@@ -90,11 +82,9 @@ def test_other_folders_and_splits_are_refused(made, tmp_path):
         prepare_squad({"train": tmp_path / "nowhere.json"}, made[1].folder, tmp_path / "other")
 
 
-TOKENIZER = START.parent / "tokenizer"
-
-
 def wanted(data: Path, output: Path, **more) -> Preparation:
-    return Preparation(**{"data": data, "tokenizer": TOKENIZER, "output": output, "max_length": 64, **more})
+    given = {"data": data, "tokenizer": START.parent / "tokenizer", "output": output, "max_length": 64}
+    return Preparation(**{**given, **more})
 
 
 def test_counts_are_printed_and_the_second_time_nothing_is_made(toy_squad, tmp_path):
@@ -122,16 +112,5 @@ def test_mistakes_are_named_or_left_out_and_listed(toy_squad, tmp_path):
     text = overview(prepare(wanted(tmp_path / "files", tmp_path / "out", skip_mistakes=True)))
     assert text.count("left out: article ") == 7
     assert "(id Article 6-0-1)" in text
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"data": "."}, "train-v1.1.json: no such file"),
-        ({"max_length": 4}, "no room for a context"),
-    ],
-)
-def test_what_cannot_be_prepared_is_refused(toy_squad, tmp_path, change, words):
-    data = tmp_path if change.pop("data", "") else toy_squad
-    with pytest.raises(UserError, match=words):
-        prepare(wanted(data, tmp_path / "out", **change))
+    with pytest.raises(UserError, match="no room for a context"):
+        prepare(wanted(toy_squad, tmp_path / "new", max_length=4))

@@ -9,13 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.logging import metrics
 from fairseq.tasks import setup_task
 from fairseq.utils import apply_to_sample
-from helpers import NAMES, THINGS, write_toy_glue
+from helpers import write_toy_glue
 from torch import nn
+from validation import batches, logged
 
 from lazyformer_fairseq.data.datasets.labelled_texts import LabelledTextsDataset
 from lazyformer_fairseq.data.glue import TASKS, Example, SplitFile
@@ -44,41 +42,28 @@ def test_by_hand(name, predictions, targets, expected):
 
 
 @pytest.mark.parametrize("name", ["matthews", "pearson", "spearman", "f1"])
-@pytest.mark.parametrize(
-    ("predictions", "targets"), [([0, 0, 0], [0, 1, 1]), ([0, 1, 1], [0, 0, 0]), ([0, 0], [0, 0]), ([0], [0])]
-)
-def test_undefined_is_zero_and_silent(name, predictions, targets):
+def test_undefined_is_zero_and_silent(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert METRICS[name](np.array(predictions), np.array(targets)) == 0.0
+        for predictions, targets in (([0] * 3, [0, 1, 1]), ([0, 1, 1], [0] * 3), ([0, 0], [0, 0]), ([0], [0])):
+            assert METRICS[name](np.array(predictions), np.array(targets)) == 0.0
 
 
-@pytest.fixture
-def tokenizer(data_folder):
-    return Tokenizer.load(data_folder / "tokenizer")
+def test_a_pair_has_two_separators_and_long_inputs_are_cut_and_counted(data_folder):
+    tokenizer = Tokenizer.load(data_folder / "tokenizer")
 
+    def encode(*texts, max_length=512):
+        return encode_split(tokenizer, SplitFile(Path("x"), [Example(pair, 0, 1) for pair in texts], []), max_length)
 
-def encode(tokenizer, *texts, max_length=512):
-    return encode_split(tokenizer, SplitFile(Path("x"), [Example(pair, 0, 1) for pair in texts], []), max_length)
-
-
-def test_a_pair_has_two_separators(tokenizer):
     bos, eos = tokenizer.dictionary.bos(), tokenizer.dictionary.eos()
     first, second = tokenizer.encode("Anna sees Ben"), tokenizer.encode("the old mirror")
-    inputs, counts = encode(tokenizer, ("Anna sees Ben",), ("Anna sees Ben", "the old mirror"))
-    assert [ids.tolist() for ids in inputs] == [
-        [bos, *first, eos],
-        [bos, *first, eos, eos, *second, eos],
-    ]
+    inputs, counts = encode(("Anna sees Ben",), ("Anna sees Ben", "the old mirror"))
+    assert [ids.tolist() for ids in inputs] == [[bos, *first, eos], [bos, *first, eos, eos, *second, eos]]
     assert (counts["truncated"], counts["unknown_token_share"]) == (0, 0.0)
-
-
-def test_long_inputs_are_cut_and_counted(tokenizer):
     long = "Anna sees Ben near the old mirror " * 10
-    inputs, counts = encode(tokenizer, ("Anna",), (long,), ("Anna", long), max_length=24)
-    assert counts["truncated"] == 2
-    assert [len(ids) for ids in inputs[1:]] == [24, 24]
-    assert all(ids[-1] == tokenizer.dictionary.eos() for ids in inputs)
+    inputs, counts = encode(("Anna",), (long,), ("Anna", long), max_length=24)
+    assert counts["truncated"] == 2 and [len(ids) for ids in inputs[1:]] == [24, 24]
+    assert all(ids[-1] == eos for ids in inputs)
 
 
 class Answers(nn.Module):
@@ -100,20 +85,13 @@ def make(name, count=19):
     task = TASKS[name]
     logits = torch.from_numpy(random.normal(size=(count, task.num_classes)).astype(np.float32))
     if task.is_regression:
-        targets = random.uniform(0, 5, count)
-        predictions = logits[:, 0].numpy()
+        targets, predictions = random.uniform(0, 5, count), logits[:, 0].numpy()
     else:
-        targets = random.integers(task.num_classes, size=count)
-        predictions = logits.argmax(dim=1).numpy()
+        targets, predictions = random.integers(task.num_classes, size=count), logits.argmax(dim=1).numpy()
     inputs = [np.array([index, *[2] * random.integers(1, 9)]) for index in range(count)]
     data = LabelledTextsDataset(inputs, targets, pad=1, shuffle=False)
     criterion = GlueCriterion(SimpleNamespace(description=task, head_name=task.head_name))
     return criterion, Answers(task.head_name, logits), data, predictions, targets
-
-
-def batches(data, size):
-    order = data.ordered_indices()
-    return [data.collater([data[i] for i in order[start : start + size]]) for start in range(0, len(data), size)]
 
 
 @pytest.mark.parametrize("name", ["CoLA", "MRPC", "STS-B", "MNLI"])
@@ -122,11 +100,7 @@ def test_metrics_are_those_of_the_whole_split(name, workers):
     criterion, model, data, predictions, targets = make(name)
     criterion.eval()
     logs = [criterion(model, batch)[2] for batch in batches(data, size=4)]
-    with metrics.aggregate(new_root=True) as split:
-        for start in range(0, len(logs), workers):
-            with metrics.aggregate():
-                criterion.reduce_metrics(logs[start : start + workers])
-    values = split.get_smoothed_values()
+    values = logged(criterion, logs, workers)
     for metric in TASKS[name].metrics:
         assert values[metric] == pytest.approx(METRICS[metric](predictions, targets))
         by_batch = np.mean([METRICS[metric](*log["rows"].T) for log in logs])
@@ -135,30 +109,22 @@ def test_metrics_are_those_of_the_whole_split(name, workers):
     assert not criterion.logging_outputs_can_be_summed()
 
 
-def test_loss_of_classes_is_in_bits_and_training_logs_accuracy():
+def test_loss_of_classes_is_in_bits_and_of_scores_the_squared_error():
     criterion, model, data, predictions, targets = make("MNLI")
     criterion.train()
     [batch] = batches(data, size=len(data))
     loss, sample_size, log = criterion(model, batch)
     probabilities = model.logits.softmax(dim=1).numpy()[np.arange(len(targets)), targets]
-    assert sample_size == len(targets)
+    assert sample_size == len(targets) and criterion.logging_outputs_can_be_summed()
     assert loss.item() == pytest.approx(-np.log(probabilities).sum(), rel=1e-5)
-    assert criterion.logging_outputs_can_be_summed()
-    with metrics.aggregate(new_root=True) as agg:
-        criterion.reduce_metrics([log])
-    values = agg.get_smoothed_values()
+    values = logged(criterion, [log])
     assert values["loss"] == pytest.approx(-np.log2(probabilities).mean(), abs=1e-3)
     assert values["accuracy"] == pytest.approx((predictions == targets).mean(), abs=1e-4)
 
-
-def test_loss_of_scores_is_the_squared_error():
     criterion, model, data, predictions, targets = make("STS-B")
-    [batch] = batches(data, size=len(data))
-    loss, sample_size, log = criterion(model, batch)
+    loss, sample_size, log = criterion(model, *batches(data, size=len(data)))
     assert loss.item() / sample_size == pytest.approx(np.square(predictions - targets).mean(), rel=1e-5)
-    with metrics.aggregate(new_root=True) as agg:
-        criterion.reduce_metrics([log])
-    assert agg.get_smoothed_values()["loss"] == pytest.approx(loss.item() / sample_size, abs=1e-3)
+    assert logged(criterion, [log])["loss"] == pytest.approx(loss.item() / sample_size, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["CoLA", "STS-B"])
@@ -169,9 +135,8 @@ def test_half_precision_logits_give_a_float32_loss(name):
     model.logits = model.logits.to(torch.bfloat16).requires_grad_()
     loss, *_ = criterion(model, batch)
     loss.backward()
-    assert loss.dtype == torch.float32
+    assert loss.dtype == torch.float32 and model.logits.grad.dtype == torch.bfloat16
     assert loss.item() == pytest.approx(in_full.item(), rel=1e-2)
-    assert model.logits.grad.dtype == torch.bfloat16
 
 
 def test_user_errors():
@@ -186,43 +151,16 @@ def test_user_errors():
         GlueCriterion(SimpleNamespace())
 
 
-@pytest.fixture(scope="module")
-def glue(tmp_path_factory):
-    """A folder of small tasks: the label of CoLA says whether a sentence starts with "the"."""
-    return write_toy_glue(tmp_path_factory.mktemp("glue"))
-
-
-@pytest.fixture
-def config(glue, data_folder):
-    """``config("CoLA", options ...)``: fairseq's configuration for a command line of that task."""
-
-    def build(task, *arguments):
-        command = [str(glue / task), "--task", "glue", "--criterion", "glue", "--arch", "bert_tiny", "--max-epoch", "1"]
-        command += ["--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--batch-size", "16"]
-        command += ["--tokenizer-folder", str(data_folder / "tokenizer"), *map(str, arguments)]
-        parser = options.get_training_parser()
-        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, command))
-
-    return build
-
-
-def test_splits_of_the_folder_s_own_task(config):
-    task = setup_task(config("CoLA").task)
+def test_splits_of_the_folder_s_own_task_and_exact_scores(glue_config, toy_glue):
+    task = setup_task(glue_config(toy_glue / "CoLA").task)
     for split in ("train", "valid", "test"):
         task.load_dataset(split)
     assert task.description.name == "CoLA"
-    assert [len(task.dataset(split)) for split in ("train", "valid", "test")] == [
-        120,
-        len(NAMES) * len(THINGS) - 120,
-        1,
-    ]
-    assert task.dataset("train").targets.tolist() == [0, 1] * 60
-    assert task.dataset("test").targets is None
+    assert [len(task.dataset(split)) for split in ("train", "valid", "test")] == [64, 20, 1]
+    assert task.dataset("train").targets.tolist() == [0, 1] * 32 and task.dataset("test").targets is None
     assert task.dataset("train")[1]["source"].tolist()[0] == task.source_dictionary.bos()
 
-
-def test_scores_stay_exact_with_fp16(config):
-    task = setup_task(config("STS-B").task)
+    task = setup_task(glue_config(toy_glue / "STS-B").task)
     task.load_dataset("valid")
     batch = task.dataset("valid").collater([task.dataset("valid")[1]])
     in_half = apply_to_sample(lambda t: t.half() if t.dtype is torch.float32 else t, batch)  # as fairseq's trainer does
@@ -230,43 +168,42 @@ def test_scores_stay_exact_with_fp16(config):
 
 
 @pytest.mark.parametrize(("given", "expected"), [([], ClassificationHead), (["--glue-head", "linear"], LinearHead)])
-def test_the_kind_of_the_head(config, given, expected):
-    cfg = config("STS-B", "--pooler-dropout", "0.1", *given)
+def test_the_kind_of_the_head(glue_config, toy_glue, given, expected):
+    cfg = glue_config(toy_glue / "STS-B", "--pooler-dropout", "0.1", *given)
     (head,) = setup_task(cfg.task).build_model(cfg.model).classification_heads.values()
-    assert type(head) is expected
-    assert head.dropout.p == 0.1
+    assert type(head) is expected and head.dropout.p == 0.1
 
 
-def test_tokenizer_is_found_beside_the_checkpoint(glue, config, data_folder, tmp_path):
+def test_tokenizer_is_found_beside_the_checkpoint(toy_glue, glue_config, data_folder, tmp_path):
     (tmp_path / "model.pt").touch()
-    arguments = ["--tokenizer-folder", "", "--finetune-from-model", tmp_path / "model.pt"]
-    with pytest.raises(UserError, match=re.escape(f"no tokenizer at {tmp_path}/tokenizer or {glue}/CoLA/tokenizer")):
-        setup_task(config("CoLA", *arguments).task)
+    folder = toy_glue / "CoLA"
+    cfg = glue_config(folder, "--tokenizer-folder", "", "--finetune-from-model", tmp_path / "model.pt")
+    with pytest.raises(UserError, match=re.escape(f"no tokenizer at {tmp_path}/tokenizer or {folder}/tokenizer")):
+        setup_task(cfg.task)
     Tokenizer.load(data_folder / "tokenizer").save(tmp_path / "tokenizer")
-    task = setup_task(config("CoLA", *arguments).task)
-    assert task.tokenizer_folder == tmp_path / "tokenizer"
+    assert setup_task(cfg.task).tokenizer_folder == tmp_path / "tokenizer"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--glue-task", "COCA"], "'COCA' is no GLUE task"),
-        (["--best-checkpoint-metric", "f1"], "--best-checkpoint-metric f1: CoLA has loss, matthews, accuracy"),
-        (["--best-checkpoint-metric", "matthews"], "add --maximize-best-checkpoint-metric"),
-        (["--maximize-best-checkpoint-metric"], "drop --maximize-best-checkpoint-metric"),
-        (["--valid-subset", "valid,test"], "split test has no labels"),
-        (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
-        (["--tokenizer-folder", "nowhere"], "nowhere/tokenizer.json: cannot be read"),
+        ("--glue-task COCA", "'COCA' is no GLUE task"),
+        ("--best-checkpoint-metric f1", "--best-checkpoint-metric f1: CoLA has loss, matthews, accuracy"),
+        ("--best-checkpoint-metric matthews", "add --maximize-best-checkpoint-metric"),
+        ("--maximize-best-checkpoint-metric", "drop --maximize-best-checkpoint-metric"),
+        ("--valid-subset valid,test", "split test has no labels"),
+        ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
+        ("--tokenizer-folder nowhere", "nowhere/tokenizer.json: cannot be read"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
+def test_options_that_do_not_fit_are_refused_at_once(glue_config, toy_glue, arguments, message):
     with pytest.raises(UserError, match=message):
-        setup_task(config("CoLA", *arguments).task)
+        setup_task(glue_config(toy_glue / "CoLA", *arguments.split()).task)
 
 
 @pytest.mark.parametrize(("options", "longest"), [((), 512), (("--tokens-per-sample", 8), 8)])
-def test_inputs_are_cut_at_the_models_positions_or_shorter_by_option(config, options, longest):
-    cfg = config("MRPC", *options)
+def test_inputs_are_cut_at_the_models_positions_or_shorter_by_option(glue_config, toy_glue, options, longest):
+    cfg = glue_config(toy_glue / "MRPC", *options)
     task = setup_task(cfg.task)
     task.build_model(cfg.model)
     task.load_dataset("train")
@@ -275,26 +212,20 @@ def test_inputs_are_cut_at_the_models_positions_or_shorter_by_option(config, opt
     assert longest == 512 or task.dataset("train").sizes.max() == longest
 
 
-def test_it_learns_and_a_checkpoint_goes_on_to_another_task(glue, data_folder, fairseq_train, tmp_path):
+def test_it_learns_and_a_checkpoint_goes_on_to_another_task(data_folder, fairseq_train, tmp_path):
+    glue = write_toy_glue(tmp_path / "glue")  # the label of CoLA says whether a sentence starts with "the"
     shared = "--criterion glue --arch bert_tiny --batch-size 16 --maximize-best-checkpoint-metric"
-    state = fairseq_train(
-        glue / "CoLA",
-        f"{shared} --lr 0.003 --max-epoch 6 --best-checkpoint-metric matthews",
-        tmp_path / "cola",
-        task=f"glue --tokenizer-folder {data_folder / 'tokenizer'}",
-    )
+    options = f"{shared} --lr 0.003 --max-epoch 6 --best-checkpoint-metric matthews"
+    tokenizer = f"--tokenizer-folder {data_folder / 'tokenizer'}"
+    state = fairseq_train(glue / "CoLA", options, tmp_path / "cola", task=f"glue {tokenizer}")
     assert state["extra_state"]["best"] > 0.9
     hub = LazyFormerModel.from_pretrained(str(tmp_path / "cola"))
     logits = hub.predict("cola", "the anna sees the river", "anna sees the river")
     assert logits.argmax(dim=1).tolist() == [1, 0]
 
-    state = fairseq_train(
-        glue / "STS-B",
-        f"{shared} --max-epoch 1 --best-checkpoint-metric pearson "
-        f"--finetune-from-model {tmp_path / 'cola' / 'checkpoint_best.pt'}",
-        tmp_path / "sts-b",
-        task="glue",
-    )
+    options = f"{shared} --max-epoch 1 --best-checkpoint-metric pearson --finetune-from-model"
+    options = f"{options} {tmp_path / 'cola' / 'checkpoint_best.pt'}"
+    state = fairseq_train(glue / "STS-B", options, tmp_path / "sts-b", task="glue")
     heads = {name.split(".")[1] for name in state["model"] if name.startswith("classification_heads")}
     assert heads == {"sts-b"}
     assert torch.isfinite(torch.tensor(state["extra_state"]["best"]))

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from glue_results import run_folder, write_grid, write_result
-from helpers import NAMES, THINGS, build_toy_corpus, write_lines, write_toy_glue
+from helpers import NAMES, THINGS, build_toy_corpus, mostly_slow, write_lines, write_toy_glue
+from in_process import invoke
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.glue import TASKS
 from lazyformer_fairseq.data.text.tokenizer import Tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -18,12 +17,7 @@ from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.launch import predict
 from lazyformer_fairseq.finetuning.results import RunKey
 from lazyformer_fairseq.finetuning.settings import PredictSettings, Preparation
-from lazyformer_fairseq.finetuning.tasks.glue import (
-    SUBMISSION_FILES,
-    prediction_words,
-    prepare_tasks,
-    submission_file,
-)
+from lazyformer_fairseq.finetuning.tasks.glue import SUBMISSION_FILES, prediction_words, prepare_tasks
 
 TINY = "--arch lazyformer_m2x6_s_tiny --sublayer-pattern M2 --criterion glue --batch-size 16"
 OF_MNLI = {"entailment", "neutral", "contradiction"}
@@ -33,13 +27,11 @@ OF_MNLI = {"entailment", "neutral", "contradiction"}
 def glue(tmp_path_factory) -> Path:
     """Toy files of all tasks. CoLA's test sentences have many lengths, and class 1 where they start with "the"."""
     folder = write_toy_glue(tmp_path_factory.mktemp("glue"))
-    sentences = [
-        f"{'the ' * (number % 2)}{' '.join([name, 'sees the', thing] * (1 + number % 3))}"
-        for number, (name, thing) in enumerate(zip(NAMES * 2, THINGS * 3, strict=True))
-    ]
+    names = enumerate(zip(NAMES * 2, THINGS * 3, strict=True))
+    sentences = ["the " * (n % 2) + " ".join([name, "sees the", thing] * (1 + n % 3)) for n, (name, thing) in names]
     rows = [f"{number}\t{sentence}" for number, sentence in enumerate(sentences)]
     write_lines(folder / "CoLA" / "test.tsv", ["index\tsentence", *rows])
-    pairs = [f"{number}\t{sentence}\t{sentence}" for number, sentence in enumerate(sentences)]
+    pairs = [f"{row}\t{sentence}" for row, sentence in zip(rows, sentences, strict=True)]
     write_lines(folder / "diagnostic" / "diagnostic.tsv", ["index\tsentence1\tsentence2", *pairs])
     return folder
 
@@ -69,13 +61,9 @@ def read(path: Path) -> list[str]:
     return list(words)
 
 
-def test_the_leaderboard_s_names():
+def test_the_leaderboard_s_names_words_and_scores():
     names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI".split()
     assert sorted(SUBMISSION_FILES) == [f"{name}.tsv" for name in names]
-    assert submission_file(TASKS["MNLI"], "test1") == "MNLI-mm.tsv"
-
-
-def test_words_and_scores():
     assert prediction_words(TASKS["RTE"], np.array([1, 0])) == ["not_entailment", "entailment"]
     assert prediction_words(TASKS["AX"], np.array([0, 1, 2])) == ["contradiction", "entailment", "neutral"]
     assert prediction_words(TASKS["CoLA"], np.array([1, 0])) == ["1", "0"]
@@ -85,7 +73,7 @@ def test_words_and_scores():
         prediction_words(TASKS["STS-B"], np.array([1.0, np.nan]))
 
 
-def test_rows_keep_their_order_whatever_the_batches(glue, tmp_path, fine_tuned):
+def test_rows_keep_their_order_whatever_the_batches(glue, data_folder, tmp_path, fine_tuned):
     run = fine_tuned("CoLA", "--max-epoch 6 --lr 0.003")
     texts = [line.split("\t")[1] for line in (glue / "CoLA" / "test.tsv").read_text().splitlines()[1:]]
     hub = LazyFormerModel.from_pretrained(run)
@@ -95,6 +83,9 @@ def test_rows_keep_their_order_whatever_the_batches(glue, tmp_path, fine_tuned):
         target = tmp_path / f"of {max_tokens}"
         lines = predict([run], target, PredictSettings(data=glue, max_tokens=max_tokens))
         assert read(target / "CoLA.tsv") == one_by_one
+    prepare_tasks(Preparation(data=glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out", tasks=("CoLA",)))
+    predict([run], tmp_path / "prepared", PredictSettings())  # finds what is prepared in the grid's folder
+    assert read(tmp_path / "prepared" / "CoLA.tsv") == one_by_one
     assert lines == [
         f"{target}: CoLA.tsv: 30 rows, but the official test set has 1,063: the leaderboard will refuse it",
         f"{target}: missing {', '.join(name for name in SUBMISSION_FILES if name != 'CoLA.tsv')}",
@@ -102,19 +93,11 @@ def test_rows_keep_their_order_whatever_the_batches(glue, tmp_path, fine_tuned):
 
 
 def test_one_model_for_mnli_and_the_diagnostic_set(glue, tmp_path, fine_tuned):
-    run = fine_tuned("MNLI")
-    done = CliRunner().invoke(
-        main,
-        ["predict", str(run), "--data", str(glue), "--output", str(tmp_path / "to")],
-        catch_exceptions=False,
-    )
-    assert done.exit_code == 0
-    names = {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
-    assert {path.name for path in (tmp_path / "to").iterdir()} == names
-    assert all(set(read(tmp_path / "to" / name)) <= OF_MNLI for name in names)
-    assert len(read(tmp_path / "to" / "AX.tsv")) == 30
-    assert "AX.tsv: 30 rows" in done.output
-    assert "missing CoLA.tsv, SST-2.tsv" in done.output
+    printed = invoke("predict", fine_tuned("MNLI"), "--data", glue, "--output", tmp_path / "to")
+    words = {path.name: read(path) for path in (tmp_path / "to").iterdir()}
+    assert words.keys() == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"} and len(words["AX.tsv"]) == 30
+    assert all(set(each) <= OF_MNLI for each in words.values())
+    assert "AX.tsv: 30 rows" in printed and "missing CoLA.tsv, SST-2.tsv" in printed
 
 
 def test_the_best_run_of_each_task_is_chosen(glue, tmp_path, fine_tuned):
@@ -133,14 +116,6 @@ def test_the_best_run_of_each_task_is_chosen(glue, tmp_path, fine_tuned):
     with pytest.raises(UserError, match="lr3e-05_seed1/checkpoint_best.pt: no such checkpoint"):
         predict([tmp_path / "out"], tmp_path / "again", PredictSettings(data=glue))
     assert not (tmp_path / "again").exists()
-
-
-def test_prepared_data_of_the_grid_s_folder_is_found(glue, data_folder, tmp_path, fine_tuned):
-    run = fine_tuned("CoLA", "--max-epoch 2 --lr 0.003")
-    prepare_tasks(Preparation(data=glue, tokenizer=data_folder / "tokenizer", output=tmp_path / "out", tasks=("CoLA",)))
-    predict([run], tmp_path / "prepared", PredictSettings())
-    predict([run], tmp_path / "official", PredictSettings(data=glue))
-    assert read(tmp_path / "prepared" / "CoLA.tsv") == read(tmp_path / "official" / "CoLA.tsv")
 
 
 def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_folder, tmp_path, fine_tuned):
@@ -172,10 +147,10 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_written(glue, data_fold
     assert "has no classification head 'sst-2' of SST-2" in message(runs=[of_sst])
 
 
-QUICK, SLOW = ("CoLA", "STS-B", "WNLI"), ("MRPC", "SST-2", "RTE", "QNLI")
+OFFICIAL = ("CoLA", "STS-B", "WNLI", "MRPC", "SST-2", "RTE", "QNLI")
 
 
-@pytest.mark.parametrize("task", [*QUICK, *(pytest.param(task, marks=pytest.mark.slow) for task in SLOW)])
+@pytest.mark.parametrize("task", mostly_slow(OFFICIAL, "CoLA", "STS-B", "WNLI"))
 def test_the_official_test_sets(real_data, tmp_path, fine_tuned, task):
     if not (real_data / "glue" / task / "test.tsv").is_file():
         pytest.skip(f"no {task}/test.tsv in {real_data / 'glue'}")

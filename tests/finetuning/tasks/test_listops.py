@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import invoke, refusal
 from listops_evaluator import arguments_of, depth_of, evaluate
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.prepared_folder import PreparedDiagnostic, load_prepared
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -64,13 +63,6 @@ def test_expressions_are_as_the_settings_say(depth, arguments, shortest, room, o
         assert set(text.split()) <= {*operators, *map(str, range(10)), "]"}
 
 
-def test_values_against_the_evaluator_at_full_length():
-    drawn = list(draw_expressions(Draws(7), ListOpsSettings(max_length=600)))[:60]
-    for symbols, value in drawn:
-        assert evaluate(text_of(symbols)) == value
-    assert max(depth_of(text_of(symbols)) for symbols, _ in drawn) == 10
-
-
 def reference_tree(chance: random.Random, depth: int, chosen: ListOpsSettings) -> str:
     """As Long Range Arena describes its generator, one node at a time."""
     if depth == chosen.max_depth or chance.random() > 0.25:
@@ -95,16 +87,16 @@ def test_lengths_values_and_operators_are_distributed_as_a_plain_generator_has_t
     ):
         shares = [np.bincount([measure(tree) for tree in some], minlength=bins) / len(some) for some in (trees, ours)]
         assert np.abs(shares[0] - shares[1]).max() < 0.03  # of 4,000, three standard deviations of a share of a half
+    long = list(draw_expressions(Draws(7), ListOpsSettings(max_length=600)))[:60]
+    assert all(evaluate(text_of(symbols)) == value for symbols, value in long)
+    assert max(depth_of(text_of(symbols)) for symbols, _ in long) == 10
 
 
-def test_the_first_draws_never_change():
+def test_draws_are_uniform_and_the_first_never_change():
     """numpy promises as much of raw bits alone."""
     assert Draws(1).below(10, 12).tolist() == [5, 9, 1, 9, 3, 4, 8, 4, 5, 0, 7, 5]
     symbols, value = next(distinct_expressions(SMALL))
     assert (text_of(symbols), value) == ("SM 2 MED MAX 6 2 1 8 8 ] 7 MIN 2 2 6 0 8 ] ] ]", 9)
-
-
-def test_draws_are_uniform():
     counts = np.bincount(Draws(5).below(7, 70_000), minlength=7)
     assert np.abs(counts - 10_000).max() < 400  # four standard deviations
     assert sorted(Draws(5).permutation(50)) == list(range(50))
@@ -149,12 +141,8 @@ def test_the_same_seed_gives_the_same_bytes(prepared, tmp_path):
 
 def test_rules_that_need_no_model(prepared):
     tokenizer = load_tokenizer(prepared.tokenizer_folder)
-    for text, value in {
-        "MAX 2 MIN 4 7 ] 3 ]": 3,
-        "SM 7 8 ]": 5,
-        "MED MAX 1 2 ] MAX 3 4 ] ]": 6,
-        "MED 1 4 ]": 2,
-    }.items():
+    values = {"MAX 2 MIN 4 7 ] 3 ]": 3, "SM 7 8 ]": 5, "MED MAX 1 2 ] MAX 3 4 ] ]": 6, "MED 1 4 ]": 2}
+    for text, value in values.items():
         assert outermost_alone(np.array(tokenizer.build_input(text)), otherwise=6) == value
     targets = prepared.read("test", None, 2).targets
     usual = np.bincount(prepared.read("train", None, 2).targets).argmax()
@@ -173,16 +161,12 @@ def test_rules_that_need_no_model(prepared):
     ],
 )
 def test_impossible_settings_are_refused(options, reason, tmp_path):
-    ran = CliRunner().invoke(main, ["diagnostics", "listops", str(tmp_path / "out"), *options.split()])
-    assert isinstance(ran.exception, UserError)
-    assert reason in str(ran.exception)
+    assert reason in refusal("diagnostics", "listops", tmp_path / "out", *options.split())
     assert not list(tmp_path.iterdir())
 
 
 def test_the_command_prints_the_report(tmp_path):
     options = "--train 20 --valid 5 --test 5 --min-length 4 --max-length 12 --max-depth 3 --max-arguments 3"
-    ran = CliRunner().invoke(
-        main, ["diagnostics", "listops", str(tmp_path / "out"), *options.split()], catch_exceptions=False
-    )
-    assert "first operator" in ran.output
-    assert (tmp_path / "out" / "report.md").read_text().strip() in ran.output
+    printed = invoke("diagnostics", "listops", tmp_path / "out", *options.split())
+    assert "first operator" in printed
+    assert (tmp_path / "out" / "report.md").read_text().strip() in printed

@@ -5,11 +5,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from in_process import invoke, refusal
 
-from lazyformer_fairseq.cli import main
 from lazyformer_fairseq.data.prepared_folder import EncodedExamples, load_prepared
 from lazyformer_fairseq.data.text.tokenizer import load_tokenizer
 from lazyformer_fairseq.errors import UserError
@@ -44,9 +43,8 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
         splits = choose_stretches(sizes, chosen, draws)
     except UserError as error:
         room = np.clip(sizes // (60 + gap), 1, per_document)[sizes >= 20 + gap].sum()
-        assert (
-            "give more text" in str(error) and room < 26 + 3 * per_document
-        )  # what two splits may leave of a document
+        assert "give more text" in str(error)
+        assert room < 26 + 3 * per_document  # what two splits may leave of a document
         return
     documents = [set(stretches.document.tolist()) for stretches in splits.values()]
     assert not documents[0] & documents[1] and not documents[0] & documents[2] and not documents[1] & documents[2]
@@ -54,9 +52,8 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
         assert len(stretches.size) == rows[split]
         assert (20 + gap <= stretches.size).all() and (stretches.size <= 60 + gap).all()
         assert (stretches.start + stretches.size <= sizes[stretches.document]).all()
-        taken = np.concatenate(
-            [document * 1000 + np.arange(start, start + size) for document, start, size in zip(*stretches, strict=True)]
-        )
+        places = zip(*stretches, strict=True)
+        taken = np.concatenate([document * 1000 + np.arange(start, start + size) for document, start, size in places])
         assert len(set(taken.tolist())) == len(taken)
         try:
             halves = pair_halves(stretches, gap, draws)
@@ -72,9 +69,8 @@ def test_halves_are_used_once_and_lengths_tell_nothing(sizes, per_document, gap,
 
 
 def test_both_answers_have_the_same_lengths():
-    stretches = choose_stretches(
-        np.arange(30, 430), PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0), Draws(1)
-    )["train"]
+    settings = PairsSettings({"train": 360}, min_length=10, max_length=500, gap=0)
+    stretches = choose_stretches(np.arange(30, 430), settings, Draws(1))["train"]
     halves = pair_halves(stretches, 0, Draws(2))
     lengths = [np.sort(halves.size[halves.targets == target]) for target in (0, 1)]
     assert np.abs(lengths[0] - lengths[1]).max() < 25  # of 200: sorted, the two lists run side by side
@@ -137,29 +133,20 @@ def test_a_prepared_corpus_has_the_text_of_its_documents(data_folder):
     assert sum(documents.sizes) == sum(len(documents.read(number)) for number in range(150))
 
 
-def test_the_command_on_a_prepared_corpus(data_folder, tmp_path):
-    options = "--train 40 --valid 8 --test 8 --min-length 20 --max-length 30 --gap 2"
-    words = ["diagnostics", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
-    ran = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert "same document" in ran.output
-    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
-    words[3] = str(tmp_path / "again")
-    CliRunner().invoke(main, words, catch_exceptions=False)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir() if path.is_file()} == files
-
-
-def test_raw_text_is_prepared_first(data_folder, tmp_path, monkeypatch):
+def test_the_command_on_a_prepared_corpus_and_on_raw_text_which_is_prepared_first(data_folder, tmp_path, monkeypatch):
     def build(inputs, folder, settings):
         assert (inputs, settings.vocab_size) == (["my_text.txt"], 160)
         shutil.copytree(data_folder, folder)
 
     monkeypatch.setattr(prepare, "build_corpus", build)
-    chosen = PairsSettings({"train": 40, "valid": 8, "test": 8}, min_length=20, max_length=30, gap=2)
-    manifests = [
-        prepare_pairs(chosen, corpus, tmp_path / corpus[:3].replace("/", "_"), vocab_size=160)
-        for corpus in ("my_text.txt", str(data_folder))
-    ]
-    assert manifests[0] == manifests[1]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_text.txt").touch()
+    options = "--train 40 --valid 8 --test 8 --min-length 20 --max-length 30 --gap 2 --vocab-size 160".split()
+    files = []
+    for number, source in enumerate((data_folder, data_folder, "my_text.txt")):
+        assert "same document" in invoke("diagnostics", "pairs", source, tmp_path / str(number), *options)
+        files.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).iterdir() if path.is_file()})
+    assert files[0] == files[1] == files[2]
 
 
 @pytest.mark.parametrize(
@@ -171,10 +158,7 @@ def test_raw_text_is_prepared_first(data_folder, tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_be_made_is_refused(options, reason, data_folder, tmp_path):
-    words = ["diagnostics", "pairs", str(data_folder), str(tmp_path / "out"), *options.split()]
-    ran = CliRunner().invoke(main, words)
-    assert isinstance(ran.exception, UserError)
-    assert reason in str(ran.exception)
+    assert reason in refusal("diagnostics", "pairs", data_folder, tmp_path / "out", *options.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.logging import metrics
 from fairseq.tasks import setup_task
 from helpers import toy_texts, train_tokenizer
+from in_process import config_of
 from torch import nn
 from toy_squad import article, write_squad, write_toy_squad
+from validation import batches, logged
 
 from lazyformer_fairseq.data.datasets.question_windows import (
     QuestionWindowsDataset,
@@ -27,7 +26,6 @@ from lazyformer_fairseq.errors import UserError
 from lazyformer_fairseq.fairseq_plugin.models import LazyFormerModel
 from lazyformer_fairseq.finetuning.squad_data import PreparedSplit, PreparedSquad, prepare_squad
 from lazyformer_fairseq.finetuning.tasks.squad import SquadCriterion, baselines, span_loss
-from lazyformer_fairseq.modules.networks.heads import SpanHead
 
 CONTEXT = "Anna sees Ben . Cara sees Dan . Anna sees Eva . Finn hears Gina ."
 QUESTIONS = [("Who?", "Cara"), ("Whom?", "Ben"), ("And?", "Anna sees Eva"), ("Who hears?", "Finn")]
@@ -54,15 +52,8 @@ def made(tmp_path):
     file = read_squad(path)
     windows = make_windows(tokenizer, file, WindowSettings(16, 4, 4))
     data = QuestionWindowsDataset(file, windows, "valid", longest_answer=4, pad=tokenizer.special.pad, shuffle=False)
-    task = SimpleNamespace(
-        marks_questions=False, head_name="squad", dictionary=tokenizer.dictionary, dataset=lambda split: data
-    )
-    return SquadCriterion(task), Spans(len(tokenizer.symbols)), data
-
-
-def batches(data, size):
-    order = data.ordered_indices()
-    return [data.collater([data[i] for i in order[start : start + size]]) for start in range(0, len(data), size)]
+    task = {"marks_questions": False, "head_name": "squad", "dictionary": tokenizer.dictionary}
+    return SquadCriterion(SimpleNamespace(**task, dataset=lambda split: data)), Spans(len(tokenizer.symbols)), data
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -72,19 +63,14 @@ def test_marks_are_of_whole_questions_whatever_the_batches(made, workers):
     assert len(data) >= 2 * len(QUESTIONS)
     with torch.no_grad():
         logs = [criterion(model, batch)[2] for batch in batches(data, size=3)]
-    with metrics.aggregate(new_root=True) as split:
-        for start in range(0, len(logs), workers):
-            with metrics.aggregate():
-                criterion.reduce_metrics(logs[start : start + workers])
-    values = split.get_smoothed_values()
+    values = logged(criterion, logs, workers)
 
     collector = SpanCollector(data.windows, data.file.contexts, longest=4)
     [whole] = batches(data, size=len(data))
     logits = model(**whole["net_input"], classification_head_name="squad")[0].detach().numpy()
     collector.add(whole["id"].numpy(), logits[..., 0], logits[..., 1])
-    texts = {
-        question.id: found[0].text for question, found in zip(data.file.questions, collector.answers(), strict=True)
-    }
+    found = zip(data.file.questions, collector.answers(), strict=True)
+    texts = {question.id: answers[0].text for question, answers in found}
     assert {name: values[name] for name in ("exact_match", "f1")} == pytest.approx(score(data.file, texts))
     assert not any(key.startswith("_") for key in values)
     assert not criterion.logging_outputs_can_be_summed()
@@ -93,19 +79,15 @@ def test_marks_are_of_whole_questions_whatever_the_batches(made, workers):
 def test_loss_is_the_mean_of_both_and_padding_has_no_part(made):
     criterion, model, data = made
     criterion.train()
-    [batch] = batches(data, size=len(data))
-    loss, sample_size, log = criterion(model, batch)
-    assert sample_size == len(data)
-    assert criterion.logging_outputs_can_be_summed()
+    loss, sample_size, log = criterion(model, *batches(data, size=len(data)))
+    assert sample_size == len(data) and criterion.logging_outputs_can_be_summed()
     expected = 0.0
     for ids, targets in zip(data.windows.inputs, data.windows.targets, strict=True):
         logits = model.table[torch.from_numpy(ids).long(), torch.arange(len(ids))]
         for side in (0, 1):
             expected -= logits[:, side].log_softmax(0)[targets[side]] / 2
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    with metrics.aggregate(new_root=True) as agg:
-        criterion.reduce_metrics([log])
-    assert agg.get_smoothed_values()["loss"] == pytest.approx(loss.item() / len(data) / np.log(2), abs=1e-3)
+    assert logged(criterion, [log])["loss"] == pytest.approx(loss.item() / len(data) / np.log(2), abs=1e-3)
 
 
 def test_padding_has_no_gradient_and_no_nan():
@@ -137,11 +119,9 @@ def folders(tmp_path_factory):
 def config(folders):
     """``config(options ...)``: fairseq's configuration for a command line of the task."""
 
-    def build(*arguments, data=folders, arch="bert_tiny"):
-        command = [str(data), "--task", "squad", "--criterion", "squad", "--arch", arch, "--max-epoch", "1"]
-        command += ["--optimizer", "fused_adam", "--lr-scheduler", "linear_warmup", "--batch-size", "16", "--no-save"]
-        parser = options.get_training_parser()
-        return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [*command, *map(str, arguments)]))
+    def build(*arguments, data=folders):
+        words = "--task squad --criterion squad --arch bert_tiny --max-epoch 1 --optimizer fused_adam --batch-size 16"
+        return config_of(data, *words.split(), "--lr-scheduler", "linear_warmup", "--no-save", *arguments)
 
     return build
 
@@ -154,25 +134,11 @@ def load(cfg, *splits):
     return task, model
 
 
-def test_splits_and_the_head(config):
-    task, model = load(config(), "train", "valid")
-    assert [len(task.dataset(split)) for split in ("train", "valid")] == [120, 24]
-    assert task.max_positions() == 384
-    assert type(model.classification_heads["squad"]) is SpanHead
-    batch = task.dataset("train").collater([task.dataset("train")[index] for index in range(3)])
-    assert batch["target"].shape == (3, 2)
-    assert model(**batch["net_input"], classification_head_name="squad")[0].shape == (
-        *batch["net_input"]["src_tokens"].shape,
-        2,
-    )
-
-
 def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
     files = {"train": folders / "train-v1.1.json", "valid": folders / "dev-v1.1.json"}
     settings = WindowSettings(15, 2, 6)
     prepared = prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings)
-    assert prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", settings).sha256 == prepared.sha256
-    assert prepared.manifest["splits"]["train"]["rows"] == 120
+    assert [prepared.manifest["splits"][split]["rows"] for split in ("train", "valid")] == [120, 24]
     sizes = ("--tokens-per-sample", 15, "--doc-stride", 2, "--max-question-tokens", 6)
     official, _ = load(config(*sizes), "valid")
     ready, _ = load(config(data=prepared.folder), "valid")
@@ -181,48 +147,42 @@ def test_prepared_data_are_the_same_batches(config, folders, tmp_path):
         assert torch.equal(one["source"], other["source"]) and torch.equal(one["target"], other["target"])
     with pytest.raises(UserError, match="was prepared with .*15.*, the options ask for .*32"):
         setup_task(config("--tokens-per-sample", 32, data=prepared.folder).task)
-    with pytest.raises(UserError, match="was prepared before with other stride"):
-        prepare_squad(files, folders / "tokenizer", tmp_path / "prepared", WindowSettings(15, 3, 6))
     (prepared.folder / "valid.npz").write_bytes((prepared.folder / "train.npz").read_bytes())
     with pytest.raises(UserError, match="valid.*: damaged .not the 24 questions and"):
         PreparedSquad.load(prepared.folder).read("valid")
 
 
-def test_patterns_whose_global_tokens_are_given_get_the_question(config):
-    task, model = load(config("--sublayer-pattern", "s[window=2,global=given] f"), "valid")
+@pytest.mark.parametrize(
+    "options", [("--sublayer-pattern", "s[window=2,global=given] f"), ("--token-types", 2)], ids=["global", "types"]
+)
+def test_models_that_tell_the_question_apart_get_it(config, options):
+    """Where global tokens are given, or tokens have types."""
+    task, model = load(config(*options), "valid")
     data = task.dataset("valid")
-    batch = data.collater([data[0], data[5]])
-    marked = batch["net_input"]["global_positions"]
-    assert marked.sum(1).tolist() == data.windows.place[[0, 5]].tolist()
-    assert model(**batch["net_input"], classification_head_name="squad")[0].isfinite().all()
-
-
-def test_models_with_token_types_get_them(config):
-    task, model = load(config("--token-types", 2), "valid")
-    data = task.dataset("valid")
-    batch = data.collater([data[0]])
-    types = batch["net_input"]["token_types"][0]
-    assert types[: data.windows.place[0] - 1].eq(0).all() and types[data.windows.place[0] :].eq(1).all()
-    assert model(**batch["net_input"], classification_head_name="squad")[0].isfinite().all()
+    inputs = data.collater([data[0], data[5]])["net_input"]
+    starts = data.windows.place[[0, 5]].tolist()
+    if "--token-types" in options:
+        for types, start, length in zip(inputs["token_types"], starts, inputs["src_lengths"], strict=True):
+            assert types[: start - 1].eq(0).all() and types[start:length].eq(1).all()
+    else:
+        assert inputs["global_positions"].sum(1).tolist() == starts
+    assert model(**inputs, classification_head_name="squad")[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--best-checkpoint-metric", "accuracy"],
-            "--best-checkpoint-metric accuracy: SQuAD has loss, exact_match, f1",
-        ),
-        (["--best-checkpoint-metric", "f1"], "add --maximize-best-checkpoint-metric"),
-        (["--finetune-from-model", "nowhere.pt"], "nowhere.pt: no such file"),
-        (["--tokens-per-sample", "64"], "no room for a context"),
-        (["--doc-stride", "0"], "stride 0: must be 1 token at least"),
-        (["--max-answer-tokens", "0"], "--max-answer-tokens 0: must be 1 at least"),
+        ("--best-checkpoint-metric accuracy", "--best-checkpoint-metric accuracy: SQuAD has loss, exact_match, f1"),
+        ("--best-checkpoint-metric f1", "add --maximize-best-checkpoint-metric"),
+        ("--finetune-from-model nowhere.pt", "nowhere.pt: no such file"),
+        ("--tokens-per-sample 64", "no room for a context"),
+        ("--doc-stride 0", "stride 0: must be 1 token at least"),
+        ("--max-answer-tokens 0", "--max-answer-tokens 0: must be 1 at least"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_at_once(config, arguments, message):
     with pytest.raises(UserError, match=message):
-        setup_task(config(*arguments).task)
+        setup_task(config(*arguments.split()).task)
 
 
 def test_what_is_not_there_is_refused(config, folders, tmp_path):
@@ -254,14 +214,10 @@ def test_questions_without_answers_are_refused_by_file(config, folders, tmp_path
 
 @pytest.mark.slow
 def test_it_learns_and_the_loaded_model_answers(folders, fairseq_train, tmp_path):
-    state = fairseq_train(
-        folders,
-        "--criterion squad --arch bert_tiny --batch-size 8 --lr 0.005 --max-epoch 10 --seed 1 "
-        "--save-interval 5 --validate-interval 5 "
-        "--best-checkpoint-metric f1 --maximize-best-checkpoint-metric",
-        tmp_path / "run",
-        task="squad --tokens-per-sample 32 --max-question-tokens 12",
-    )
+    options = "--criterion squad --arch bert_tiny --batch-size 8 --lr 0.005 --max-epoch 10 --seed 1 --save-interval 5"
+    options += " --validate-interval 5 --best-checkpoint-metric f1 --maximize-best-checkpoint-metric"
+    task = "squad --tokens-per-sample 32 --max-question-tokens 12"
+    state = fairseq_train(folders, options, tmp_path / "run", task=task)
     assert state["extra_state"]["best"] > 0.9
     hub = LazyFormerModel.from_pretrained(str(tmp_path / "run"))
     context = "  Eva  sees the HOUSE!"
